@@ -1,0 +1,179 @@
+"""metrics.jsonl: what a run measured, one JSON object a line; its writer, its reader and a reader that follows it.
+
+Training rank 0 writes it, everything else (progress line, W&B, curves) reads it, so that none of them can disturb a
+step. A record has a ``kind`` ("train", "validation" or "event"), a ``step`` and a ``time`` (Unix seconds); what else
+it has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then
+carries ``"nonfinite": true``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from train_config.errors import DataError
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl, decoded."""
+
+
+def encode_record(record: Mapping[str, Any]) -> bytes:
+    """One line of valid JSON, newline included. Non-finite numbers become null and set ``nonfinite``."""
+    finite, all_finite = _without_nonfinite(record)
+    if not all_finite:
+        finite["nonfinite"] = True
+    return json.dumps(finite, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def read_metrics(path: Path | str) -> list[Record]:
+    """All records of the file, in order. A partial last line, left by a killed writer, is passed over.
+
+    Raises:
+        DataError: a line before the last is not a JSON object, or the file can't be read.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: can't read the metrics: {error.strerror}") from error
+    lines = data.split(b"\n")[:-1]  # what follows the last newline is empty or partial
+    return [_decode_line(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+class MetricsLog:
+    """Appends records to metrics.jsonl, each by a single write: a killed writer leaves one partial line at most.
+
+    Opening an existing file drops such a partial line. One writer at a time.
+
+    Args:
+        path: the file; made, with its folder, if absent.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = self._open()
+        self._drop_partial_line()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record. ``time`` is added where it is missing."""
+        line = encode_record({**record, "time": record.get("time", time.time())})
+        written = os.write(self._descriptor, line)
+        if written != len(line):
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written; is the disk full?")
+
+    def rewind(self, step: int) -> int:
+        """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
+        records = read_metrics(self.path)
+        kept = [record for record in records if record["step"] <= step]
+        if len(kept) < len(records):
+            self._replace(b"".join(encode_record(record) for record in kept))
+        return len(records) - len(kept)
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _drop_partial_line(self) -> None:
+        data = self.path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            self._replace(data[: data.rfind(b"\n") + 1])
+
+    def _replace(self, data: bytes) -> None:
+        """Put ``data`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        os.close(self._descriptor)
+        self._descriptor = self._open()
+
+
+class MetricsTail:
+    """Follows metrics.jsonl while it is written: it may appear late, end in a partial line and be replaced by a rewind.
+
+    Args:
+        path: the file to follow.
+        live: False: everything from the file's beginning, each (kind, step) once, also where a resumed run repeats
+            steps. True: only what is written from now on, repeated steps included, as a person watching wants it.
+    """
+
+    def __init__(self, path: Path | str, live: bool = False) -> None:
+        self._path = Path(path)
+        self._live = live
+        self._inode: int | None = None
+        self._offset = 0  # bytes of the file, always at the start of a line
+        self._seen: set[Hashable] = set()
+        if live:
+            self.poll()  # what is there already is history
+
+    def poll(self) -> list[Record]:
+        """The records that are new since the last call, in the file's order; none while the file is absent."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := self._unseen(line)) is not None]
+
+    def _unseen(self, line: bytes) -> Record | None:
+        record = _decode_line(line, self._path, None)
+        # A line that survived a rewind is the same to the byte (its time stamp included); a repeated step is not.
+        identity = hash(line) if self._live else (record["kind"], record["step"], record.get("event"))
+        if identity in self._seen:
+            return None
+        self._seen.add(identity)
+        return record
+
+
+def _decode_line(line: bytes, path: Path, number: int | None) -> Record:
+    try:
+        record = json.loads(line)
+        if isinstance(record, dict) and "kind" in record and "step" in record:
+            return record
+        reason = "not an object with kind and step"
+    except ValueError as error:
+        reason = str(error)
+    where = f"{path}, line {number}" if number else f"{path}: {line[:60]!r}"
+    raise DataError(f"{where}: not a metrics record ({reason}); remove the line, or move the file away")
+
+
+def _without_nonfinite(value: Any) -> tuple[Any, bool]:
+    """``value`` with null for each NaN or infinity at any depth, and whether there was none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, False
+    if isinstance(value, Mapping):
+        pairs = {key: _without_nonfinite(item) for key, item in value.items()}
+        return {key: item for key, (item, _) in pairs.items()}, all(finite for _, finite in pairs.values())
+    if isinstance(value, list | tuple):
+        items = [_without_nonfinite(item) for item in value]
+        return [item for item, _ in items], all(finite for _, finite in items)
+    return value, True
