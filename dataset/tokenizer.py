@@ -1,0 +1,144 @@
+"""The ESM alphabet by table: residues in, token ids out.
+
+A sequence of plain residues is one look-up in a 256-entry table; what can't be one (text with special tokens, blanks,
+unknown characters) takes a slower path with the rules of transformers' ``EsmTokenizer``, whose ids both paths give on
+any text. Nothing here needs torch, so that loader processes start fast.
+
+Shape legend: T tokens, N sequences, R residues.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOCABULARY: tuple[str, ...] = (
+    *("<cls>", "<pad>", "<eos>", "<unk>"),
+    *"LAGVSERTIDPKQNFYMHWC",
+    *"XBUZO.-",
+    *("<null_1>", "<mask>"),
+)
+"""The 33 tokens in the order of fair-esm's ``Alphabet("ESM-1b")``, which ESM-2's ``vocab.txt`` has; the index is the id."""
+
+CLS, PAD, EOS, UNK = 0, 1, 2, 3
+MASK = 32
+
+STANDARD_RESIDUES: NDArray[np.uint8] = np.arange(4, 24, dtype=np.uint8)
+"""Ids of the 20 amino acids of the standard genetic code."""
+
+FIRST_RESIDUE, LAST_RESIDUE = 4, 30
+"""Ids from the first to the last are residues: the standard 20, then X, B, U, Z, O and the gaps '.' and '-'."""
+
+SPECIAL_TOKENS = frozenset({"<cls>", "<pad>", "<eos>", "<unk>", "<mask>"})
+"""What :func:`decode` leaves out; '<null_1>' is no special token in ``EsmTokenizer`` either."""
+
+_IDS = {token: index for index, token in enumerate(VOCABULARY)}
+_KNOWN_TOKEN = re.compile("(" + "|".join(map(re.escape, VOCABULARY)) + ")")
+
+
+def _residue_table() -> NDArray[np.uint8]:
+    table = np.full(256, UNK, dtype=np.uint8)
+    for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
+        table[ord(VOCABULARY[index])] = index
+    table.setflags(write=False)
+    return table
+
+
+RESIDUE_TABLE = _residue_table()
+"""(256,) uint8: the id of each ASCII residue; <unk> for any other byte."""
+
+
+def tokenize_residues(residues_R: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Ids of ASCII residues, one each, without special tokens.
+
+    Args:
+        residues_R: (R,) uint8, ASCII.
+
+    Returns:
+        (R,) uint8; bytes outside the alphabet are <unk>.
+    """
+    return RESIDUE_TABLE[residues_R]
+
+
+def encode(sequence: str) -> NDArray[np.int64]:
+    """Ids of one sequence between <cls> and <eos>, as ``EsmTokenizer(sequence)["input_ids"]`` gives them.
+
+    Between known tokens, each run of other characters without blanks is one <unk>; blanks separate and vanish.
+
+    Returns:
+        (T,) int64.
+    """
+    ids = _encode_plain(sequence)
+    if ids is None:
+        ids = np.array(_encode_text(sequence), dtype=np.int64)
+    return np.concatenate(([CLS], ids, [EOS])).astype(np.int64, copy=False)
+
+
+def _encode_plain(sequence: str) -> NDArray[np.uint8] | None:
+    """Ids when every character is a residue, else None."""
+    if not sequence.isascii():
+        return None
+    ids = tokenize_residues(np.frombuffer(sequence.encode("ascii"), dtype=np.uint8))
+    return None if (ids == UNK).any() else ids
+
+
+def _encode_text(text: str) -> list[int]:
+    """Ids of any text, without <cls> and <eos> around them."""
+    ids: list[int] = []
+    # With a group in the pattern, re.split gives what is between the tokens at even and the tokens at odd places.
+    for place, piece in enumerate(_KNOWN_TOKEN.split(text)):
+        if place % 2:
+            ids.append(_IDS[piece])
+        else:
+            ids.extend([UNK] * len(piece.split()))
+    return ids
+
+
+def decode(ids: Sequence[int] | NDArray[np.integer], skip_special_tokens: bool = True) -> str:
+    """The text of token ids, without blanks between tokens.
+
+    Args:
+        ids: (T,) of 0 to 32.
+        skip_special_tokens: leave out :data:`SPECIAL_TOKENS`.
+
+    Raises:
+        IndexError: an id is outside the vocabulary.
+    """
+    tokens = (_token(int(index)) for index in ids)
+    return "".join(token for token in tokens if not (skip_special_tokens and token in SPECIAL_TOKENS))
+
+
+def _token(index: int) -> str:
+    if not 0 <= index < len(VOCABULARY):
+        raise IndexError(f"token id {index} is outside the ESM vocabulary (0 to {len(VOCABULARY) - 1})")
+    return VOCABULARY[index]
+
+
+def tokenize_packed(residues_R: NDArray[np.uint8], lengths_N: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Ids of sequences laid end to end, each between its own <cls> and <eos>, without a loop over tokens or sequences.
+
+    Args:
+        residues_R: (R,) uint8, ASCII residues of all sequences, concatenated.
+        lengths_N: (N,) residues of each sequence; they add up to R.
+
+    Returns:
+        (T,) uint8 with T = R + 2 N.
+
+    Raises:
+        ValueError: the lengths do not add up to R.
+    """
+    if int(lengths_N.sum()) != residues_R.size:
+        raise ValueError(f"lengths add up to {int(lengths_N.sum())} residues, but {residues_R.size} were given")
+    ends_N = np.cumsum(lengths_N.astype(np.int64) + 2)
+    starts_N = ends_N - lengths_N - 2
+    is_residue_T = np.ones(residues_R.size + 2 * lengths_N.size, dtype=bool)
+    is_residue_T[starts_N] = False
+    is_residue_T[ends_N - 1] = False
+    tokens_T = np.empty(is_residue_T.size, dtype=np.uint8)
+    tokens_T[starts_N] = CLS
+    tokens_T[ends_N - 1] = EOS
+    tokens_T[is_residue_T] = tokenize_residues(residues_R)
+    return tokens_T

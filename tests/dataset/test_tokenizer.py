@@ -1,0 +1,119 @@
+"""The table tokenizer gives the ids of transformers' EsmTokenizer on any text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import EsmTokenizer
+
+from dataset.tokenizer import (
+    CLS,
+    EOS,
+    LAST_RESIDUE,
+    MASK,
+    PAD,
+    STANDARD_RESIDUES,
+    UNK,
+    VOCABULARY,
+    decode,
+    encode,
+    tokenize_packed,
+    tokenize_residues,
+)
+
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
+PIECES = [
+    *VOCABULARY,
+    *"JacdkX*123 \t\n\r\x00\x1c\x85\xa0<>_é中🧬\u2028\u3000",
+    *("<mas", "mask>", "<<mask>>", "<MASK>", "<null_1", "null_1>", "<cls", "< eos >", "xx", "unk", "\ud800"),
+]
+sequences = st.text(alphabet=RESIDUES, max_size=60)
+any_text = st.one_of(sequences, st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> EsmTokenizer:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    return EsmTokenizer(str(path))
+
+
+@given(text=any_text)
+def test_ids_are_those_of_transformers_on_any_text(reference, text):
+    assert encode(text).tolist() == reference(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "MKTAYIAKQR",
+        "mktay",
+        "M K T",
+        "MJK",
+        "MJJJK",
+        "MjJ JK",
+        "M<mask>K",
+        "M <mask> K",
+        " <cls>MK<eos> ",
+        "<mask",
+        "M<mask",
+        "<<mask>",
+        "<null_1>M.-",
+        "M*",
+        "M\u00a0K\u2003xK",
+        "蛋白质M",
+        "<pad><pad>",
+        "<unk>MK",
+        "\u200bM\u200b",
+    ],
+)
+def test_ids_are_those_of_transformers_on_awkward_text(reference, text):
+    assert encode(text).tolist() == reference(text)["input_ids"]
+
+
+def test_special_ids_are_those_of_transformers(reference):
+    theirs = (
+        reference.cls_token_id,
+        reference.pad_token_id,
+        reference.eos_token_id,
+        reference.unk_token_id,
+        reference.mask_token_id,
+    )
+    assert theirs == (CLS, PAD, EOS, UNK, MASK)
+    assert "".join(VOCABULARY[index] for index in STANDARD_RESIDUES) == "LAGVSERTIDPKQNFYMHWC"
+    assert VOCABULARY[LAST_RESIDUE + 1] == "<null_1>"
+    assert len(VOCABULARY) == 33
+
+
+@given(text=sequences)
+def test_decoding_gives_the_residues_back(text):
+    assert decode(encode(text)) == text
+    assert decode(encode(text), skip_special_tokens=False) == f"<cls>{text}<eos>"
+
+
+def test_decoding_refuses_an_id_outside_the_vocabulary():
+    with pytest.raises(IndexError, match="33"):
+        decode([0, 33])
+
+
+@given(texts=st.lists(sequences, max_size=8))
+def test_packed_tokens_are_the_sequences_encoded_one_at_a_time(texts):
+    residues_R = np.frombuffer("".join(texts).encode(), dtype=np.uint8)
+    lengths_N = np.array([len(text) for text in texts], dtype=np.uint32)
+    expected = [token for text in texts for token in encode(text).tolist()]
+    assert tokenize_packed(residues_R, lengths_N).tolist() == expected
+
+
+def test_packing_refuses_lengths_that_do_not_add_up():
+    with pytest.raises(ValueError, match="add up to 3"):
+        tokenize_packed(np.frombuffer(b"MK", dtype=np.uint8), np.array([3]))
+
+
+def test_every_byte_outside_the_alphabet_is_unknown():
+    every_byte = np.arange(256, dtype=np.uint8)
+    known = {byte for byte, index in zip(every_byte, tokenize_residues(every_byte), strict=True) if index != UNK}
+    assert known == set(RESIDUES.encode())
