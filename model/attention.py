@@ -1,0 +1,127 @@
+"""Attention over packed sequences, registered with transformers under the name ``esmeray_packed``.
+
+In: queries, keys and values of all sequences of a batch end to end, and the ``cu_seqlens`` and ``max_seqlen`` keyword
+arguments that the model's forward was given. Out: what attention within each sequence alone gives. Any Hugging Face
+transformer that uses the AttentionInterface becomes padding-free with it; the mask function returns None, since where
+sequences end is told by ``cu_seqlens``.
+
+Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+PACKED_ATTENTION = "esmeray_packed"
+"""Name of the attention implementation, for a transformers config's ``_attn_implementation``."""
+
+_LARGEST_FLASH_HEAD = 256
+_FLASH_HEAD_MULTIPLE = 8
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention within each packed sequence, as transformers' AttentionInterface calls it.
+
+    Args:
+        module: the attention layer; its ``is_causal`` counts where the argument is not given.
+        query: (1, H, T, d).
+        key: (1, H_kv, T, d); H_kv divides H (grouped queries).
+        value: (1, H_kv, T, d).
+        attention_mask: must be None.
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+        max_seqlen: tokens of the longest sequence.
+        scaling: factor of the scores; d**-0.5 if None.
+        dropout: probability of dropping a score.
+
+    Returns:
+        (1, T, H, d), and None for the attention weights, which are never formed.
+
+    Raises:
+        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, batches).
+    """
+    if cu_seqlens is None or max_seqlen is None:
+        raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
+    if attention_mask is not None or query.shape[0] != 1:
+        raise ValueError(f"{PACKED_ATTENTION} takes one row of packed sequences and no attention mask")
+    if sliding_window is not None or softcap is not None:
+        raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped scores")
+    causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
+    if _flash_takes(query, dropout):
+        return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal), None
+    return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout), None
+
+
+def _flash_takes(query: Tensor, dropout: float) -> bool:
+    """Whether ``varlen_attn`` (FlashAttention: half precision, heads of 8 to 256 channels, no dropout) can be used."""
+    head = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and dropout == 0.0
+        and head <= _LARGEST_FLASH_HEAD
+        and head % _FLASH_HEAD_MULTIPLE == 0
+    )
+
+
+def _flash_segments(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scaling: float | None, causal: bool
+) -> Tensor:
+    """One kernel for all sequences: (1, H, T, d) to (1, T, H, d), with no synchronisation."""
+    out_THd = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scaling,
+        window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(out_THd, Tensor)
+    return out_THd.unsqueeze(0)
+
+
+@torch.compiler.disable
+def _sdpa_segments(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float | None, causal: bool, dropout: float
+) -> Tensor:
+    """One call per sequence: (1, H, T, d) to (1, T, H, d). On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
+    segments = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    grouped = query.shape[1] != key.shape[1]
+    outputs = [
+        functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+        )
+        for q, k, v in segments
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Sequence boundaries are in ``cu_seqlens``; there is no mask to build."""
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)

@@ -1,0 +1,240 @@
+"""ESM-2 as a function of a packed batch: tokens in, one feature vector per token out.
+
+Weights come from a size name (drawn from the seed), a local folder or the hub. The modules are Hugging Face's, so that
+every checkpoint fits; this wrapper computes the embeddings itself (``token_dropout`` rescales by the share of masked
+tokens of each sequence, which Hugging Face takes over the batch row) and tells the attention where sequences end.
+
+Shape legend: T tokens in the batch, N sequences, D channels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import EsmConfig, EsmForMaskedLM, EsmModel
+from transformers.models.esm.modeling_esm import EsmRotaryEmbedding
+from transformers.utils import logging as transformers_logging
+
+from dataset.packed_batch import PackedBatch
+from model.attention import PACKED_ATTENTION
+from model.esm2 import has_random_weights, read_config, weights_folder
+from model.float32_buffers import Float32Buffers
+from train_config.errors import ConfigError, DataError
+from train_config.schema import BackboneSection
+
+_TRAINED_MASK_SHARE = 0.15 * 0.8
+"""Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
+
+_MAY_BE_MISSING = ("lm_head.", "contact_head.", "pooler.")
+"""Weights that a folder without a language-model or contact head lacks; these are drawn from the seed."""
+
+
+class _Rotary(Float32Buffers, EsmRotaryEmbedding):
+    """Hugging Face's rotary positions, whose frequencies stay fp32 when the model is cast."""
+
+
+class EsmBackbone(nn.Module):
+    """An EsmModel that takes packed batches.
+
+    Takes over ``model``: its attention, config and rotary module are replaced. Absolute positions (ESM-1b folders) are
+    supported as well as rotary ones.
+
+    Args:
+        model: the Hugging Face module.
+        frozen: no gradients, always in evaluation mode.
+        gradient_checkpointing: recompute each layer in the backward pass.
+    """
+
+    def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.frozen = frozen
+        _use_packed_attention(model)
+        _keep_rotary_float32(model)
+        for head in (model.contact_head, model.pooler):  # no loss reaches them; kept for the export
+            if head is not None:
+                head.requires_grad_(False)
+        if gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        if frozen:
+            self.requires_grad_(False)
+            self.eval()
+
+    @property
+    def config(self) -> EsmConfig:
+        """The Hugging Face config of the backbone."""
+        return self.model.config
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return self.model.config.hidden_size
+
+    def train(self, mode: bool = True) -> EsmBackbone:
+        """Set training mode; a frozen backbone stays in evaluation mode."""
+        return super().train(mode and not self.frozen)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Features of every token.
+
+        Args:
+            batch: T tokens.
+
+        Returns:
+            (T, D) in the dtype of the weights: the last hidden state, after the final layer norm.
+
+        Raises:
+            ConfigError: a sequence is longer than the absolute positions of the model reach.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            outputs = self.model(
+                inputs_embeds=self._embed(batch).unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                cu_seqlens=batch.cu_seqlens,
+                max_seqlen=batch.max_seqlen,
+            )
+            return outputs.last_hidden_state[0]
+
+    def _embed(self, batch: PackedBatch) -> Tensor:
+        """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""
+        embeddings = self.model.embeddings
+        embeddings_TD = embeddings.word_embeddings(batch.tokens)
+        if embeddings.token_dropout:
+            embeddings_TD = _token_dropout(embeddings_TD, batch, embeddings.mask_token_id)
+        if embeddings.position_embedding_type == "absolute":
+            embeddings_TD = embeddings_TD + embeddings.position_embeddings(self._absolute_positions(batch))
+        if embeddings.layer_norm is not None:
+            embeddings_TD = embeddings.layer_norm(embeddings_TD)
+        return embeddings_TD
+
+    def _absolute_positions(self, batch: PackedBatch) -> Tensor:
+        """(T,): absolute positions start after the padding index (fairseq's convention)."""
+        first = self.model.embeddings.padding_idx + 1
+        longest = self.config.max_position_embeddings - first
+        if batch.max_seqlen > longest:
+            raise ConfigError(
+                f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
+                f"set data.max_length to at most {longest - 2}"
+            )
+        return batch.positions + first
+
+
+def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int) -> Tensor:
+    """Zero <mask> embeddings and rescale the others by each sequence's own share of them.
+
+    As EsmEmbeddings does for one sequence, in the same order of operations, so that results are equal to the bit.
+    """
+    is_mask_T = batch.tokens == mask_token_id
+    masks_before = nn.functional.pad(is_mask_T.cumsum(0), (1, 0))
+    bounds = batch.cu_seqlens.long()
+    masks_N = (masks_before[bounds[1:]] - masks_before[bounds[:-1]]).float()
+    kept_N = 1 - masks_N / (bounds[1:] - bounds[:-1])
+    kept_T1 = kept_N[batch.segment_ids()].unsqueeze(-1)
+    visible_TD = embeddings_TD.masked_fill(is_mask_T.unsqueeze(-1), 0.0)
+    return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
+
+
+def load_backbone(section: BackboneSection, seed: int) -> EsmBackbone:
+    """The packed backbone that the section means; see :func:`load_network` for what is raised."""
+    return EsmBackbone(
+        load_network(section, seed).esm, frozen=section.frozen, gradient_checkpointing=section.gradient_checkpointing
+    )
+
+
+def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
+    """Hugging Face's module with its language-model head, in fp32 on the CPU.
+
+    Weights that are not loaded (a size with random weights; a head that the folder lacks) depend on ``seed`` alone;
+    the global random state is left as it was.
+
+    Raises:
+        ConfigError: unknown source, impossible size, not an ESM-2, no safetensors.
+        DataError: safetensors that are damaged, incomplete or of another shape.
+        ResourceError: the hub can't be reached.
+    """
+    with seeded(seed), quiet_transformers():
+        if has_random_weights(section):
+            return EsmForMaskedLM(read_config(section))
+        return _load_weights(weights_folder(section))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw CPU random numbers from ``seed`` within the block, and restore the global state after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
+def _load_weights(folder: Path) -> EsmForMaskedLM:
+    try:
+        loaded: Any = EsmForMaskedLM.from_pretrained(
+            folder,
+            output_loading_info=True,
+            use_safetensors=True,
+            weights_only=True,
+            local_files_only=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+        )
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"the weights in {folder} can't be read ({_first_line(error)}); fetch or export them again"
+        ) from error
+    network, info = loaded
+    missing = sorted(
+        key for key in info["missing_keys"] if not key.startswith(_MAY_BE_MISSING) and ".contact_head." not in key
+    )
+    if missing or info["mismatched_keys"]:
+        wrong = (
+            f"lack {missing[0]}"
+            if missing
+            else f"have another shape than config.json says at {sorted(map(str, info['mismatched_keys']))[0]}"
+        )
+        raise DataError(f"the weights in {folder} {wrong}; fetch or export them again")
+    return network
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _use_packed_attention(model: EsmModel) -> None:
+    """Select packed attention on a copy of the config: models built from one config share it by reference."""
+    shared = model.config
+    own = copy.deepcopy(shared)
+    own._attn_implementation = PACKED_ATTENTION
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own  # type: ignore[assignment]
+
+
+def _keep_rotary_float32(model: EsmModel) -> None:
+    rotary = model.rotary_embeddings
+    if rotary is None:
+        return
+    replacement = _Rotary(rotary.config)
+    replacement.inv_freq = rotary.inv_freq  # loaded values may differ from computed ones by their fp16 rounding
+    model.rotary_embeddings = replacement
