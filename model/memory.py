@@ -1,0 +1,92 @@
+"""How much memory a model's state needs on each device, without allocating any of it.
+
+Formulas: Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter
+for weights, 2 for gradients and 12 for the optimizer (fp32 weights, momentum, variance); ZeRO-1 divides the optimizer
+state over the devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. In fp32 weights and gradients take 4 bytes and
+the optimizer 8. Activations, buckets and the allocator's slack come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import EsmForMaskedLM
+
+from model.esm2 import read_config
+from model.registry import assemble
+from train_config.schema import ModelSection
+
+_ADAM_MOMENT_BYTES = 8
+_MASTER_WEIGHT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Model state of a run.
+
+    Attributes:
+        parameters: of the whole model.
+        trainable_parameters: of these, those that the optimizer moves.
+        parameter_bytes: weights on each device.
+        gradient_bytes: gradients on each device.
+        optimizer_bytes: optimizer state on each device; 0 if it is offloaded.
+        host_optimizer_bytes: offloaded optimizer state that each worker keeps in host memory.
+    """
+
+    parameters: int
+    trainable_parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    host_optimizer_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """All model state on each device."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def count_parameters(section: ModelSection) -> tuple[int, int]:
+    """All parameters and the trainable ones, counted on the meta device: 15 billion take a fraction of a second.
+
+    Raises:
+        ConfigError: the backbone's source or size is wrong.
+        ResourceError: its config is on the hub, which can't be reached.
+    """
+    config = read_config(section.backbone)
+    with torch.device("meta"):
+        model = assemble(section, EsmForMaskedLM(config), seed=0)
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+
+
+def estimate_memory(
+    section: ModelSection, *, stage: int, world_size: int, amp_dtype: str, offload_optimizer: bool = False
+) -> MemoryEstimate:
+    """Bytes of weights, gradients and optimizer state under ZeRO.
+
+    Args:
+        section: the model.
+        stage: ZeRO stage, 0 to 3.
+        world_size: devices that the state is divided over.
+        amp_dtype: ``bf16``, ``fp16`` or ``none``, as in the training section.
+        offload_optimizer: optimizer state in host memory.
+    """
+    total, trainable = count_parameters(section)
+    mixed = amp_dtype != "none"
+    element_bytes = 2 if mixed else 4
+    optimizer_element_bytes = _ADAM_MOMENT_BYTES + (_MASTER_WEIGHT_BYTES if mixed else 0)
+
+    def share(size_bytes: int, from_stage: int) -> int:
+        return -(-size_bytes // world_size) if stage >= from_stage else size_bytes
+
+    optimizer_bytes = share(optimizer_element_bytes * trainable, 1)
+    return MemoryEstimate(
+        parameters=total,
+        trainable_parameters=trainable,
+        parameter_bytes=share(element_bytes * total, 3),
+        gradient_bytes=share(element_bytes * trainable, 2),
+        optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
+        host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,
+    )
