@@ -1,0 +1,225 @@
+"""What a person at the terminal sees of a run: one line that is kept up to date.
+
+In: records of metrics.jsonl as they are written. Out: on a terminal one line (step, loss, tokens/s, learning rate,
+time left, last validation), under which warnings scroll by; elsewhere a plain line now and then, one for each
+validation and one for each event.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column
+from rich.text import Text
+
+from monitoring.metrics_log import Record
+
+RATE_STEPS = 50
+"""Steps over which tokens/s and the time left are averaged."""
+MIN_BAR_COLUMNS = 150
+"""Terminal width below which the bar gives way to the figures."""
+
+_VALIDATION_FIGURES = {"residue_recovery": "recovery", "feature_r2": "R²", "accuracy": "accuracy"}
+_UNREMARKABLE_EVENTS = ("checkpoint",)
+
+
+class ProgressSink:
+    """A progress line.
+
+    Args:
+        total_steps: steps of the whole run.
+        stream: where it goes.
+        plain_every_s: seconds between lines where ``stream`` is no terminal.
+        clock: seconds; for tests.
+    """
+
+    live = True
+
+    def __init__(
+        self,
+        total_steps: int,
+        stream: TextIO | None = None,
+        plain_every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        stream = sys.stdout if stream is None else stream
+        figures = _Figures(total_steps)
+        self._view: _Line | _PlainLines
+        if stream.isatty():
+            self._view = _Line(figures, Console(file=stream))
+        else:
+            self._view = _PlainLines(figures, stream, plain_every_s, clock)
+
+    def write(self, record: Record) -> None:
+        """Show one record."""
+        self._view.show(record)
+
+    def close(self) -> None:
+        """Leave the last state standing."""
+        self._view.close()
+
+
+class _Figures:
+    """The run's state in words."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self._steps: deque[Record] = deque(maxlen=RATE_STEPS)
+        self._validation: Record | None = None
+
+    def take(self, record: Record) -> None:
+        if record["kind"] == "train":
+            if record["step"] <= self.step:  # resumed: what was before says nothing about the time to come
+                self._steps.clear()
+            self.step = record["step"]
+            self._steps.append(record)
+        elif record["kind"] == "validation":
+            self._validation = record
+
+    def describe(self) -> list[str]:
+        """Step, loss, tokens/s, lr, time left and last validation, as far as known; a narrow terminal cuts the last."""
+        parts = [f"step {self.step}/{self.total_steps}"]
+        if not self._steps:
+            return parts
+        last = self._steps[-1]
+        parts += [f"loss {_number(last.get('loss'))}", f"{_thousands(self._tokens_per_s())} tokens/s"]
+        if last.get("learning_rate") is not None:
+            parts.append(f"lr {last['learning_rate']:.2e}")
+        left_s = self._seconds_left()
+        if left_s:
+            parts.append(f"{_duration(left_s)} left")
+        if last.get("skipped_steps"):
+            parts.append(f"{last['skipped_steps']} skipped")
+        if self._validation is not None:
+            parts.append(describe_validation(self._validation))
+        return parts
+
+    def _seconds_left(self) -> float | None:
+        """At the pace of the last steps; None while that is unknown."""
+        if not self._steps:
+            return None
+        if len(self._steps) > 1:
+            first, last = self._steps[0], self._steps[-1]
+            step_s = (last["time"] - first["time"]) / max(1, last["step"] - first["step"])
+        else:
+            step_s = self._steps[0].get("step_s")
+            if step_s is None:
+                return None
+        return max(0.0, step_s * (self.total_steps - self.step))
+
+    def _tokens_per_s(self) -> float:
+        rates = [record["tokens_per_s"] for record in self._steps if record.get("tokens_per_s")]
+        return len(rates) / sum(1 / rate for rate in rates) if rates else 0.0  # harmonic: steps of like size, summed
+
+
+class _Line:
+    """One line on a terminal, by rich, which also keeps what others print above it."""
+
+    def __init__(self, figures: _Figures, console: Console) -> None:
+        self._figures = figures
+        columns: list[ProgressColumn] = [_FigureColumn(figures)]
+        if console.width >= MIN_BAR_COLUMNS:
+            columns.insert(0, BarColumn(bar_width=20, table_column=Column(min_width=20)))
+        self._progress = Progress(*columns, console=console, refresh_per_second=4)
+        self._task = self._progress.add_task("", total=figures.total_steps)
+        self._progress.start()
+
+    def show(self, record: Record) -> None:
+        self._figures.take(record)
+        if record["kind"] == "event" and record["event"] not in _UNREMARKABLE_EVENTS:
+            self._progress.console.print(describe_event(record), markup=False, highlight=False)
+        self._progress.update(self._task, completed=self._figures.step)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _FigureColumn(ProgressColumn):
+    """The figures, cut at the edge of the terminal rather than wrapped."""
+
+    def __init__(self, figures: _Figures) -> None:
+        super().__init__()
+        self._figures = figures
+
+    def render(self, task: Task) -> Text:
+        return Text(" · ".join(self._figures.describe()))
+
+    def get_table_column(self) -> Column:
+        """One row, whatever the width."""
+        return Column(no_wrap=True, overflow="ellipsis")
+
+
+class _PlainLines:
+    """Lines for a log file or a pipe."""
+
+    def __init__(self, figures: _Figures, stream: TextIO, every_s: float, clock: Callable[[], float]) -> None:
+        self._figures = figures
+        self._stream = stream
+        self._every_s = every_s
+        self._clock = clock
+        self._next_s = -math.inf
+        self._shown_step = 0
+
+    def show(self, record: Record) -> None:
+        self._figures.take(record)
+        if record["kind"] == "train":
+            if self._clock() >= self._next_s or record["step"] >= self._figures.total_steps:
+                self._print_state()
+        elif record["kind"] == "validation":
+            self._print(f"step {record['step']}: {describe_validation(record)}")
+        else:
+            self._print(describe_event(record))
+
+    def close(self) -> None:
+        if self._figures.step != self._shown_step:
+            self._print_state()
+
+    def _print_state(self) -> None:
+        self._print(" · ".join(self._figures.describe()))
+        self._shown_step = self._figures.step
+        self._next_s = self._clock() + self._every_s
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def describe_validation(record: Record) -> str:
+    """The figures of a validation record in one phrase."""
+    figures = [
+        f"{word} {record[name]:.3f}" for name, word in _VALIDATION_FIGURES.items() if record.get(name) is not None
+    ]
+    return ", ".join([f"validation loss {_number(record.get('loss'))}", *figures])
+
+
+def describe_event(record: Record) -> str:
+    """An event in one phrase: what happened, at which step, and what the record tells about it."""
+    details = [
+        f"{name} {value}"
+        for name, value in record.items()
+        if name not in ("kind", "step", "event", "time", "nonfinite")
+    ]
+    return f"step {record['step']}: {record['event']}" + (f" ({', '.join(details)})" if details else "")
+
+
+def _number(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.4f}"
+
+
+def _thousands(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    return f"{value / 1e3:.1f}k" if value >= 1e4 else f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
