@@ -1,0 +1,272 @@
+"""What a store is on disk: the manifest, and the framing of every value in LMDB.
+
+A store is a folder of two files.
+
+``manifest.json`` is written last. It says what the store holds and carries a SHA-256 of itself, the size and SHA-256 of
+``data.mdb``, and a CRC-32 of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and its
+B-tree), so that a damaged pointer is noticed before LMDB maps the file and follows it out of the map.
+
+``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
+:data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a :class:`Frame`: a header of
+40 bytes with a CRC-32 of header and payload, then the payload, little-endian:
+
+=========== ========================================================================================================
+kind        payload
+=========== ========================================================================================================
+BLOCK       n records: residue_offsets (n+1) uint32, id_offsets (n+1) uint32, residues in ASCII, ids in ASCII
+LENGTHS     (N,) uint32, residues of each record
+HASHES      (N,) uint64, XXH3-64 (seed 0) of each sequence's residues
+STARTS      (blocks,) uint64, index of the first record of each block
+=========== ========================================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from train_config.errors import DataError
+from train_config.schema import IngestSection
+
+FORMAT = "esmeray-store"
+FORMAT_VERSION = 1
+LMDB_MAJOR = 0
+"""``lib_version`` of py-lmdb for the 0.9 engine; LMDB 1.0 writes another file format."""
+
+DATA_FILE = "data.mdb"
+MANIFEST_FILE = "manifest.json"
+
+FIRST_ARRAY_KEY = 1 << 63
+MAX_VALUE_BYTES = 0xFFFFFFFF
+"""LMDB's limit of one value; at 8 bytes a hash, a store holds at most 536,870,906 records."""
+
+_MAGIC = b"ESMR"
+# magic, format version, kind, first record, count, payload bytes, reserved, CRC-32 of all before and of the payload
+_HEADER = struct.Struct("<4sHHQQQII")
+HEADER_BYTES = _HEADER.size
+_CRC_AT = HEADER_BYTES - 4
+
+_PAGE_HEADER = struct.Struct("<QHHI")
+_OVERFLOW_PAGE = 0x04
+"""P_OVERFLOW of LMDB 0.9's mdb.c: the first page of a value too large for the B-tree, with its count of pages."""
+
+
+class Kind(IntEnum):
+    """What a value holds."""
+
+    BLOCK = 1
+    LENGTHS = 2
+    HASHES = 3
+    STARTS = 4
+
+    @property
+    def key(self) -> bytes:
+        """LMDB key of an array's value."""
+        return key_bytes(FIRST_ARRAY_KEY + int(self))
+
+
+class Frame(NamedTuple):
+    """A value that was read and whose checksum holds.
+
+    Attributes:
+        first: index of the first record, in a block.
+        num_items: records of a block, elements of an array.
+        payload: zero-copy view.
+    """
+
+    first: int
+    num_items: int
+    payload: memoryview
+
+
+def key_bytes(key: int) -> bytes:
+    """Big-endian, so that LMDB's order of bytes is the order of the integers."""
+    return key.to_bytes(8, "big")
+
+
+def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
+    """Header and payload as the bytes of one value."""
+    payload_bytes = sum(len(part) for part in parts)
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
+    crc = zlib.crc32(header)
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join([header, crc.to_bytes(4, "little"), *parts])
+
+
+def unframe(value: memoryview, kind: Kind) -> Frame:
+    """Check a value's header and CRC-32.
+
+    Raises:
+        ValueError: what is wrong with it, without the place.
+    """
+    if len(value) < HEADER_BYTES:
+        raise ValueError(f"{len(value)} bytes are too few for a header")
+    magic, version, found, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
+    if magic != _MAGIC or version != FORMAT_VERSION or found != kind:
+        raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
+    payload = value[HEADER_BYTES:]
+    if len(payload) != payload_bytes:
+        raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
+    if zlib.crc32(payload, zlib.crc32(value[:_CRC_AT])) != crc:
+        raise ValueError("its checksum does not hold")
+    return Frame(first, count, payload)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceFile(_Record):
+    """One file that a store was made of, as it was then; ``sha256`` is that of the bytes on disk, compressed or not."""
+
+    path: str
+    bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+class SampleSource(_Record):
+    """The settings of the embedded sample that a store was made of."""
+
+    records: int
+    families: int
+    seed: int
+    generator_version: int
+
+
+class IngestCounts(BaseModel):
+    """Everything that conversion changed or left out; nothing is changed without being counted here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    records_read: int = 0
+    records_upper_cased: int = 0
+    stops_dropped: int = 0
+    j_to_x: int = 0
+    bad_characters_to_x: int = 0
+    records_skipped_bad_characters: int = 0
+    records_skipped_empty: int = 0
+    records_skipped_duplicate_id: int = 0
+    ids_renamed: int = 0
+
+
+class StoreManifest(_Record):
+    """``manifest.json``.
+
+    Attributes:
+        page_bytes: LMDB's page size.
+        checksum: SHA-256 of the content (ids, residues, lengths), the same for the same records however laid out.
+        index_pages: the pages of data.mdb that LMDB follows; the rest hold values.
+        index_crc32: CRC-32 of those pages, end to end.
+        source: the FASTA files, or the settings of the sample.
+        ingest: the policies that the records were taken in with.
+        counts: what the policies and the fixed repairs did.
+        created: UTC, ISO 8601.
+    """
+
+    format: Literal["esmeray-store"] = "esmeray-store"
+    format_version: Literal[1] = 1
+    engine: Literal["lmdb-0.9"] = "lmdb-0.9"
+    num_records: int
+    num_residues: int
+    num_blocks: int
+    alphabet: str
+    checksum: str
+    data_bytes: int
+    data_sha256: str
+    page_bytes: int
+    index_pages: list[int]
+    index_crc32: int
+    source: list[SourceFile] | SampleSource
+    ingest: IngestSection
+    counts: IngestCounts
+    created: str
+
+    def to_json(self) -> str:
+        """The text of manifest.json, with the checksum of its own content."""
+        content = self.model_dump(mode="json")
+        return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
+
+
+def read_manifest(store: Path) -> StoreManifest:
+    """Read and check a store's manifest.
+
+    Raises:
+        DataError: no store, another format version, or a damaged manifest.
+    """
+    path = store / MANIFEST_FILE
+    if not store.is_dir():
+        raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
+    if not path.is_file():
+        raise DataError(f"{store}: not a store, it has no {MANIFEST_FILE}; make one with python -m tools fasta2lmdb")
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "not JSON") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _damaged(path, f"it does not say format {FORMAT!r}")
+    if content.get("format_version") != FORMAT_VERSION:
+        version = content.get("format_version")
+        raise DataError(
+            f"{store}: a store of format version {version!r}, this Esmeray reads version {FORMAT_VERSION}; "
+            "convert the FASTA again"
+        )
+    digest = content.pop("manifest_sha256", None)
+    if digest != _digest(content):
+        raise _damaged(path, "its checksum does not hold")
+    try:
+        return StoreManifest.model_validate(content)
+    except ValidationError as error:
+        raise _damaged(path, f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
+
+
+def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
+    """Numbers of the pages of an LMDB file that are not values: walks from page to page, jumping over values."""
+    pages = []
+    num_pages = data_file.stat().st_size // page_bytes
+    with data_file.open("rb", buffering=0) as file:
+        page = 0
+        while page < num_pages:
+            file.seek(page * page_bytes)
+            _, _, flags, overflow_pages = _PAGE_HEADER.unpack(file.read(_PAGE_HEADER.size))
+            if flags & _OVERFLOW_PAGE:
+                page += max(overflow_pages, 1)
+            else:
+                pages.append(page)
+                page += 1
+    return pages
+
+
+def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
+    """CRC-32 of these pages, end to end."""
+    crc = 0
+    with data_file.open("rb", buffering=0) as file:
+        for page in pages:
+            file.seek(page * page_bytes)
+            crc = zlib.crc32(file.read(page_bytes), crc)
+    return crc
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _damaged(path: Path, problem: str) -> DataError:
+    return DataError(f"{path}: damaged: {problem}; convert the FASTA again, or copy the store again")

@@ -1,0 +1,204 @@
+"""Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows by itself.
+
+In: :class:`~dataset.ingest.CleanBlock` in order. Out: the files of a store (:mod:`dataset.store_format`) in a folder
+that someone else made and will rename; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import lmdb
+import numpy as np
+
+from dataset.alphabet import STORE_ALPHABET
+from dataset.ingest import CleanBlock
+from dataset.publishing import disk_full
+from dataset.store_format import (
+    DATA_FILE,
+    LMDB_MAJOR,
+    MANIFEST_FILE,
+    MAX_VALUE_BYTES,
+    IngestCounts,
+    Kind,
+    SampleSource,
+    SourceFile,
+    StoreManifest,
+    file_sha256,
+    find_index_pages,
+    frame,
+    index_crc32,
+    key_bytes,
+)
+from train_config.errors import DataError
+from train_config.schema import IngestSection
+
+DEFAULT_MAP_SIZE_BYTES = 1 << 30
+"""Address space, not disk: LMDB's file is as large as what was written."""
+
+TRANSACTION_BYTES = 32 << 20
+
+
+class StoreWriter:
+    """Writes one store into an empty folder."""
+
+    def __init__(self, folder: Path, target: Path, map_size_bytes: int | None = None) -> None:
+        """Create data.mdb.
+
+        Args:
+            folder: where the files go.
+            target: what the store will be called, for messages.
+            map_size_bytes: size that LMDB's map starts with; doubled as often as needed.
+        """
+        self._folder = folder
+        self._target = target
+        # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
+        self._environment = lmdb.open(
+            str(folder),
+            map_size=map_size_bytes or DEFAULT_MAP_SIZE_BYTES,
+            lock=False,
+            sync=False,
+            metasync=False,
+            lib_version=LMDB_MAJOR,
+        )
+        self._pending: list[tuple[bytes, bytes]] = []
+        self._pending_bytes = 0
+        self._num_records = 0
+        self._starts: list[int] = []
+        self._lengths: list[np.ndarray] = []
+        self._hashes: list[np.ndarray] = []
+        self._residues_sha256 = hashlib.sha256()
+        self._ids_sha256 = hashlib.sha256()
+
+    def add(self, block: CleanBlock) -> None:
+        """Append a block.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        ids = "".join(block.ids).encode("ascii")
+        id_lengths = np.fromiter(map(len, block.ids), dtype=np.uint32, count=len(block.ids))
+        parts: list[bytes | memoryview] = [_offsets(block.lengths), _offsets(id_lengths), block.residues, ids]
+        value = frame(Kind.BLOCK, self._num_records, len(block.ids), parts)
+        _check_value_size(len(value), f"the records from {block.ids[0]!r} to {block.ids[-1]!r}")
+        self._put(key_bytes(len(self._starts)), value)
+        self._starts.append(self._num_records)
+        self._lengths.append(block.lengths)
+        self._hashes.append(block.hashes)
+        self._num_records += len(block.ids)
+        self._residues_sha256.update(block.residues)
+        self._ids_sha256.update("\n".join([*block.ids, ""]).encode("ascii"))
+
+    def finish(
+        self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts
+    ) -> StoreManifest:
+        """Write the arrays, sync, describe what was written, and write the manifest.
+
+        Raises:
+            DataError: no record was added, or more than a store can hold.
+            ResourceError: the disk is full.
+        """
+        if not self._num_records:
+            raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
+        lengths = np.concatenate(self._lengths)
+        self._put_array(Kind.LENGTHS, lengths)
+        self._put_array(Kind.HASHES, np.concatenate(self._hashes))
+        self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
+        self._commit()
+        page_bytes = self._environment.stat()["psize"]
+        with self._disk():
+            self._environment.sync(True)
+        self._environment.close()
+        manifest = self._describe(lengths, page_bytes, source, ingest, counts)
+        (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        return manifest
+
+    def close(self) -> None:
+        """Let go of data.mdb, finished or not."""
+        self._environment.close()
+
+    def _describe(
+        self,
+        lengths: np.ndarray,
+        page_bytes: int,
+        source: list[SourceFile] | SampleSource,
+        ingest: IngestSection,
+        counts: IngestCounts,
+    ) -> StoreManifest:
+        data_file = self._folder / DATA_FILE
+        pages = find_index_pages(data_file, page_bytes)
+        return StoreManifest(
+            num_records=self._num_records,
+            num_residues=int(lengths.sum(dtype=np.int64)),
+            num_blocks=len(self._starts),
+            alphabet=STORE_ALPHABET,
+            checksum=self._content_checksum(lengths),
+            data_bytes=data_file.stat().st_size,
+            data_sha256=file_sha256(data_file),
+            page_bytes=page_bytes,
+            index_pages=pages,
+            index_crc32=index_crc32(data_file, page_bytes, pages),
+            source=source,
+            ingest=ingest,
+            counts=counts,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def _content_checksum(self, lengths: np.ndarray) -> str:
+        digest = hashlib.sha256(self._residues_sha256.digest() + self._ids_sha256.digest())
+        digest.update(_bytes(lengths))
+        return digest.hexdigest()
+
+    def _put_array(self, kind: Kind, array: np.ndarray) -> None:
+        _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
+        self._put(kind.key, frame(kind, 0, len(array), [_bytes(array)]))
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._pending.append((key, value))
+        self._pending_bytes += len(value)
+        if self._pending_bytes >= TRANSACTION_BYTES:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Write what is pending as one transaction, again with a larger map for as long as it does not fit."""
+        while True:
+            try:
+                with self._disk(), self._environment.begin(write=True) as transaction:
+                    for key, value in self._pending:
+                        transaction.put(key, value, append=True)
+                break
+            except lmdb.MapFullError:
+                # The transaction was rolled back as a whole; what it held is still pending.
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+        self._pending, self._pending_bytes = [], 0
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """LMDB reports a full disk as any of its errors (0.9: 'Input/output error'), so all are taken as one."""
+        try:
+            yield
+        except lmdb.MapFullError:
+            raise
+        except lmdb.Error as error:
+            raise disk_full(self._target, str(error)) from error
+
+
+def _offsets(lengths: np.ndarray) -> memoryview:
+    """(n+1,) uint32: where each of n pieces starts, and the end."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.uint32)
+    np.cumsum(lengths, out=offsets[1:])
+    return _bytes(offsets)
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(little_endian).data.cast("B")
+
+
+def _check_value_size(num_bytes: int, what: str) -> None:
+    if num_bytes > MAX_VALUE_BYTES:
+        raise DataError(f"{what} take {num_bytes:,} bytes, more than the 4 GiB that a value holds; split the source")
