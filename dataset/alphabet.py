@@ -1,0 +1,70 @@
+"""The letters that a store may hold, and what is done to the letters of a sequence that are others.
+
+Residues are stored as residues, not as tokens, so that one store serves every tokenizer. The 20 amino acids, the
+ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine or isoleucine) becomes
+X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a translated stop codon) goes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
+STORE_BYTES = STORE_ALPHABET.encode("ascii")
+GAPS = "-."
+
+_NOT_STORED = bytes(set(range(256)) - set(STORE_BYTES))
+_TO_X = bytes.maketrans(_NOT_STORED, b"X" * len(_NOT_STORED))
+
+
+class CleanSequence(NamedTuple):
+    """A sequence after the repairs that are always made.
+
+    Attributes:
+        residues: upper case, without the final stop, J as X; may still hold characters outside the alphabet.
+        upper_cased: whether a lower-case letter was met.
+        stop_dropped: whether a final '*' was dropped.
+        j_to_x: how many J became X.
+        num_bad: how many characters are outside the alphabet.
+    """
+
+    residues: bytes
+    upper_cased: bool
+    stop_dropped: bool
+    j_to_x: int
+    num_bad: int
+
+
+def all_stored(residues: bytes) -> bool:
+    """Whether every byte is a letter of the store's alphabet."""
+    return not residues.translate(None, STORE_BYTES)
+
+
+def clean(sequence: bytes) -> CleanSequence:
+    """Make the repairs that are always made, and count them."""
+    upper = sequence.upper()
+    stop_dropped = upper.endswith(b"*")
+    residues = upper[:-1] if stop_dropped else upper
+    j_to_x = residues.count(b"J")
+    if j_to_x:
+        residues = residues.replace(b"J", b"X")
+    num_bad = len(residues.translate(None, STORE_BYTES))
+    return CleanSequence(residues, upper != sequence, stop_dropped, j_to_x, num_bad)
+
+
+def bad_to_x(residues: bytes) -> bytes:
+    """Every byte outside the alphabet replaced by X."""
+    return residues.translate(_TO_X)
+
+
+def first_bad(residues: bytes) -> int:
+    """Index of the first byte outside the alphabet.
+
+    Raises:
+        ValueError: every byte is inside.
+    """
+    bad = residues.translate(None, STORE_BYTES)
+    if not bad:
+        raise ValueError("every residue is a letter of the alphabet")
+    return residues.index(bad[:1])
