@@ -1,0 +1,219 @@
+"""FASTA, or the embedded sample, to a store: complete under its name, or not there at all.
+
+In: names of files, the ingest policies, a target. Out: the folder that :class:`~dataset.store.Store` reads. The parts
+are elsewhere: files to batches in :mod:`dataset.fasta`, batches to clean blocks in :mod:`dataset.ingest`, blocks to
+LMDB in :mod:`dataset.store_writer`, temporary names and locks in :mod:`dataset.publishing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from dataset.fasta import FastaSource, RecordBatch, find_files
+from dataset.ingest import Ingest
+from dataset.progress import ConversionProgress, ProgressCallback
+from dataset.publishing import exclusive, published
+from dataset.sample import GENERATOR_VERSION, sample_records
+from dataset.store import Store
+from dataset.store_format import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    SampleSource,
+    SourceFile,
+    StoreManifest,
+    file_sha256,
+)
+from dataset.store_writer import StoreWriter
+from train_config.errors import DataError
+from train_config.schema import DataSection, IngestSection
+
+SAMPLE = "sample"
+_SAMPLE_BATCH_RECORDS = 512
+
+
+def convert(
+    sources: list[str],
+    target: Path,
+    ingest: IngestSection,
+    *,
+    progress: ProgressCallback | None = None,
+    overwrite: bool = False,
+    map_size_bytes: int | None = None,
+) -> StoreManifest:
+    """Convert FASTA files to a store.
+
+    Memory stays flat in the size of the files but for about 30 to 45 bytes a record (lengths, hashes, ids seen).
+
+    Args:
+        sources: files, folders and globs.
+        target: folder to make.
+        ingest: policies.
+        progress: called after every batch.
+        overwrite: replace a store that exists.
+        map_size_bytes: size that LMDB's map starts with; it grows by itself.
+
+    Raises:
+        DataError: a source or record is refused, or the target exists.
+        ResourceError: the disk is full or can't be written.
+    """
+    target = _absolute(target)
+    _refuse_existing(target, overwrite)
+    source = FastaSource(sources)
+    with exclusive(target):
+        _refuse_existing(target, overwrite)  # another process may have made it while this one waited for the lock
+        return _convert_locked(source, target, ingest, progress, map_size_bytes)
+
+
+def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+    """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
+
+    A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
+    ``default_root`` named after the source's files and policies, so that changed files make another store. A store that
+    exists is verified in full before it is used.
+
+    Args:
+        data: source, store, ingest and sample settings are read.
+        default_root: where the store goes when ``data.store`` is not set.
+        progress: called while a store is made.
+
+    Raises:
+        DataError: the source can't be read, or ``data.store`` is damaged or was made of something else.
+        ResourceError: the disk is full or can't be written.
+    """
+    ready = _source_store(data)
+    if ready is not None:
+        return Store(ready, verify="full").path
+    target = _absolute(Path(data.store)) if data.store else _absolute(default_root) / _store_name(data)
+    with exclusive(target):
+        if target.exists():
+            _check_made_of(Store(target, verify="full"), data)
+        elif data.source == [SAMPLE]:
+            _make_sample(data, target, progress)
+        else:
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress, None)
+    return target
+
+
+def _convert_locked(
+    source: FastaSource,
+    target: Path,
+    policies: IngestSection,
+    progress: ProgressCallback | None,
+    map_size_bytes: int | None,
+) -> StoreManifest:
+    ingest = Ingest(policies, source.paths)
+    with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
+        for batch in source.batches():
+            block = ingest.clean(batch)
+            if block is not None:
+                writer.add(block)
+            if progress is not None:
+                progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
+        return writer.finish(source.finished, policies, ingest.counts)
+
+
+def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:
+    ingest = Ingest(data.ingest)
+    with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
+        for batch in _sample_batches(data):
+            block = ingest.clean(batch)
+            assert block is not None  # the sample is clean: no policy drops any of it
+            writer.add(block)
+            if progress is not None:
+                progress(ConversionProgress(0, 0, ingest.counts.records_read))
+        return writer.finish(_sample_source(data), data.ingest, ingest.counts)
+
+
+def _sample_batches(data: DataSection) -> Iterator[RecordBatch]:
+    records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
+    while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
+        yield RecordBatch([record_id for record_id, _ in batch], [sequence for _, sequence in batch])
+
+
+def _sample_source(data: DataSection) -> SampleSource:
+    return SampleSource(**data.sample.model_dump(), generator_version=GENERATOR_VERSION)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
+
+
+def _refuse_existing(target: Path, overwrite: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not overwrite:
+        raise DataError(f"{target}: exists already; choose another target or pass --overwrite")
+    is_store = (target / MANIFEST_FILE).is_file()
+    is_empty_folder = target.is_dir() and not any(target.iterdir())
+    if target.is_symlink() or not (is_store or is_empty_folder):
+        raise DataError(f"{target}: exists and is not a store, so it is not overwritten; choose another target")
+
+
+def _source_store(data: DataSection) -> Path | None:
+    """The store that the source names, when it names one in place of FASTA."""
+    stores = [source for source in data.source if (Path(source) / MANIFEST_FILE).is_file()]
+    if not stores:
+        return None
+    if len(data.source) > 1:
+        raise DataError(f"{stores[0]}: a store can't be joined with other sources; give it as the only source")
+    if data.store is not None and _absolute(Path(data.store)) != _absolute(Path(stores[0])):
+        raise DataError(f"{stores[0]}: the source is a store already; leave data.store out")
+    return Path(stores[0])
+
+
+def _store_name(data: DataSection) -> str:
+    """Name of the default store: readable, and another one for other files, policies or sample settings."""
+    described: list = [FORMAT_VERSION, data.ingest.model_dump()]
+    if data.source == [SAMPLE]:
+        stem = SAMPLE
+        described.append(_sample_source(data).model_dump())
+    else:
+        paths = find_files(data.source)
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", paths[0].name.split(".")[0]).strip("-") or "store"
+        described.append([(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths])
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    return f"{stem}-{digest[:12]}"
+
+
+def _check_made_of(store: Store, data: DataSection) -> None:
+    """Refuse a store that was made of something else than the settings say."""
+    made_of = store.manifest.source
+    if data.source == [SAMPLE]:
+        same = made_of == _sample_source(data)
+    else:
+        same = isinstance(made_of, list) and _same_files(made_of, find_files(data.source))
+    remedy = f"choose another data.store, or read this one as it is with data.source {store.path}"
+    if not same:
+        raise DataError(
+            f"{store.path}: made of {_describe(made_of)}, not of {', '.join(data.source)} as it is; {remedy}"
+        )
+    if store.manifest.ingest != data.ingest:
+        raise DataError(f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {remedy}")
+
+
+def _same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
+    return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
+
+
+def _same_file(recorded: SourceFile, path: Path) -> bool:
+    """By size and time where the path is the same; else by content."""
+    status = path.stat()
+    if status.st_size != recorded.bytes:
+        return False
+    if str(path.resolve()) == recorded.path and status.st_mtime_ns == recorded.mtime_ns:
+        return True
+    return file_sha256(path) == recorded.sha256
+
+
+def _describe(source: list[SourceFile] | SampleSource) -> str:
+    if isinstance(source, SampleSource):
+        return f"the sample ({source.records} records, {source.families} families, seed {source.seed})"
+    more = f" and {len(source) - 1} more files" if len(source) > 1 else ""
+    return f"{source[0].path}{more}"
