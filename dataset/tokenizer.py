@@ -2,7 +2,7 @@
 
 A sequence of plain residues is one look-up in a 256-entry table; what can't be one (text with special tokens, blanks,
 unknown characters) takes a slower path with the rules of transformers' ``EsmTokenizer``, whose ids both paths give on
-any text. Nothing here needs torch, so that loader processes start fast.
+any text. Only :func:`pack_sequences` needs torch, so that loader processes start fast.
 
 Shape legend: T tokens, N sequences, R residues.
 """
@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from train_config.errors import DataError
+
+if TYPE_CHECKING:
+    from dataset.packed_batch import PackedBatch
 
 VOCABULARY: tuple[str, ...] = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),
@@ -21,7 +27,7 @@ VOCABULARY: tuple[str, ...] = (
     *"XBUZO.-",
     *("<null_1>", "<mask>"),
 )
-"""The 33 tokens in the order of fair-esm's ``Alphabet("ESM-1b")``, which ESM-2's ``vocab.txt`` has; the index is the id."""
+"""The 33 tokens in the order of fair-esm's ``Alphabet("ESM-1b")`` and ESM-2's ``vocab.txt``; the index is the id."""
 
 CLS, PAD, EOS, UNK = 0, 1, 2, 3
 MASK = 32
@@ -142,3 +148,43 @@ def tokenize_packed(residues_R: NDArray[np.uint8], lengths_N: NDArray[np.integer
     tokens_T[ends_N - 1] = EOS
     tokens_T[is_residue_T] = tokenize_residues(residues_R)
     return tokens_T
+
+
+def pack_sequences(sequences: Sequence[str]) -> PackedBatch:
+    """Pack sequences given as text, in their order and whole, without a store: what inference starts from.
+
+    Args:
+        sequences: N of them, tokenized as :func:`encode` does.
+
+    Returns:
+        A batch whose ``records`` count from 0 and whose ``targets`` are None.
+
+    Raises:
+        DataError: there is no sequence.
+    """
+    import torch  # here, so that loader processes, which need the table alone, start without it
+
+    from dataset.packed_batch import PackedBatch
+
+    if not sequences:
+        raise DataError("no sequences to pack: give at least one")
+    tokens = [encode(sequence) for sequence in sequences]
+    lengths_N = np.array([ids.size for ids in tokens])
+    return PackedBatch(
+        tokens=torch.from_numpy(np.concatenate(tokens)),
+        cu_seqlens=torch.from_numpy(cumulative_lengths(lengths_N)),
+        max_seqlen=int(lengths_N.max()),
+        positions=torch.from_numpy(token_positions(lengths_N)),
+        records=torch.arange(len(sequences)),
+    )
+
+
+def cumulative_lengths(lengths_N: NDArray[np.integer]) -> NDArray[np.int32]:
+    """(N+1,) int32: where each sequence starts when they lie end to end, and where the last ends."""
+    return np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int32)
+
+
+def token_positions(lengths_N: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(T,) int64: the position of each token in its own sequence, from 0."""
+    starts_N = np.cumsum(lengths_N) - lengths_N
+    return np.arange(int(lengths_N.sum()), dtype=np.int64) - np.repeat(starts_N, lengths_N)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import EsmTokenizer
@@ -19,9 +20,11 @@ from dataset.tokenizer import (
     VOCABULARY,
     decode,
     encode,
+    pack_sequences,
     tokenize_packed,
     tokenize_residues,
 )
+from train_config.errors import DataError
 
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
 PIECES = [
@@ -117,3 +120,19 @@ def test_every_byte_outside_the_alphabet_is_unknown():
     every_byte = np.arange(256, dtype=np.uint8)
     known = {byte for byte, index in zip(every_byte, tokenize_residues(every_byte), strict=True) if index != UNK}
     assert known == set(RESIDUES.encode())
+
+
+def test_packed_text_is_the_sequences_end_to_end():
+    batch = pack_sequences(["MK", "", "M<mask>W"])
+    assert batch.tokens.tolist() == [i for text in ("MK", "", "M<mask>W") for i in encode(text).tolist()]
+    assert batch.cu_seqlens.tolist() == [0, 4, 6, 11]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.max_seqlen == 5
+    assert batch.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4]
+    assert batch.records.tolist() == [0, 1, 2]
+    assert batch.targets is None
+
+
+def test_packing_no_text_is_refused():
+    with pytest.raises(DataError, match="no sequences to pack"):
+        pack_sequences([])
