@@ -29,9 +29,18 @@ class Section(BaseModel):
 class RunSection(Section):
     """Which run this is and where its files go."""
 
-    name: str = Field("esm2ae", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder. The same name continues the run.")
+    name: str = Field(
+        "esm2ae",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the run and of its folder. The same name continues the run.",
+    )
     storage_path: str = Field("runs", description="Folder that holds the runs; on a cluster, one that every node sees.")
-    resume: Literal["must", "allow", "never"] = Field("allow", description="must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists.")
+    resume: Literal["must", "allow", "never"] = Field(
+        "allow",
+        description=(
+            "must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists."
+        ),
+    )
     seed: NonNegativeInt = Field(0, description="Seed of weights, shuffling, cropping and masking.")
 
 
@@ -46,20 +55,52 @@ class SampleSection(Section):
 class IngestSection(Section):
     """What happens to records of a FASTA file that are not plain protein sequences."""
 
-    duplicate_ids: Literal["error", "first", "rename"] = Field("error", description="error: refuse; first: keep the first, count the others; rename: append .2, .3 ...")
-    bad_characters: Literal["error", "to_x", "skip"] = Field("error", description="Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. Each is counted.")
-    empty_sequences: Literal["error", "skip"] = Field("error", description="Headers without a sequence. error: refuse; skip: drop the record, counted.")
+    duplicate_ids: Literal["error", "first", "rename"] = Field(
+        "error", description="error: refuse; first: keep the first, count the others; rename: append .2, .3 ..."
+    )
+    bad_characters: Literal["error", "to_x", "skip"] = Field(
+        "error",
+        description=(
+            "Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. Each is "
+            "counted."
+        ),
+    )
+    empty_sequences: Literal["error", "skip"] = Field(
+        "error", description="Headers without a sequence. error: refuse; skip: drop the record, counted."
+    )
 
 
 class DataSection(Section):
     """From files to packed batches."""
 
-    source: list[str] = Field(["sample"], min_length=1, description="FASTA files (plain, .gz, .bz2, .xz, .zst), folders or globs, or 'sample' for the embedded default.")
-    store: str | None = Field(None, description="Folder of the LMDB store. Default: made from the source, in the storage path.")
-    stage_dir: str | None = Field(None, description="Node-local folder to copy the store to before reading. LMDB must not be read over a network file system.")
-    max_length: PositiveInt = Field(1022, description="Residues. Longer sequences are cropped at random in training and at the start in validation, and counted.")
-    validation_share: Share = Field(0.05, description="Share of distinct sequences held out, chosen by a hash of the sequence.")
-    num_workers: NonNegativeInt = Field(1, description="Loader processes per training worker; 0 loads in the worker itself.")
+    source: list[str] = Field(
+        ["sample"],
+        min_length=1,
+        description=(
+            "FASTA files (plain, .gz, .bz2, .xz, .zst), folders or globs, or 'sample' for the embedded default."
+        ),
+    )
+    store: str | None = Field(
+        None, description="Folder of the LMDB store. Default: made from the source, in the storage path."
+    )
+    stage_dir: str | None = Field(
+        None,
+        description=(
+            "Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."
+        ),
+    )
+    max_length: PositiveInt = Field(
+        1022,
+        description=(
+            "Residues. Longer sequences are cropped at random in training and at the start in validation, and counted."
+        ),
+    )
+    validation_share: Share = Field(
+        0.05, description="Share of distinct sequences held out, chosen by a hash of the sequence."
+    )
+    num_workers: NonNegativeInt = Field(
+        1, description="Loader processes per training worker; 0 loads in the worker itself."
+    )
     prefetch: PositiveInt = Field(4, description="Batches that each loader process prepares ahead.")
     ingest: IngestSection = IngestSection()
     sample: SampleSection = SampleSection()
@@ -69,14 +110,25 @@ class BatchSection(Section):
     """How many tokens go into a step. Special tokens are counted."""
 
     tokens: PositiveInt = Field(8192, description="Token budget of one packed batch, which one worker takes at once.")
-    global_tokens: PositiveInt = Field(32768, description="Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it, whatever the number of workers.")
-    packing_window: PositiveInt = Field(2048, description="Sequences that packing looks at together. Larger fills better, smaller shuffles better.")
+    global_tokens: PositiveInt = Field(
+        32768,
+        description=(
+            "Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients "
+            "accumulate to it, whatever the number of workers."
+        ),
+    )
+    packing_window: PositiveInt = Field(
+        2048, description="Sequences that packing looks at together. Larger fills better, smaller shuffles better."
+    )
 
     @model_validator(mode="after")
     def _whole_batches_per_step(self) -> BatchSection:
         if self.global_tokens % self.tokens:
             multiple = max(1, round(self.global_tokens / self.tokens)) * self.tokens
-            raise ValueError(f"global_tokens ({self.global_tokens}) must be a multiple of tokens ({self.tokens}); the nearest is {multiple}")
+            raise ValueError(
+                f"global_tokens ({self.global_tokens}) must be a multiple of tokens ({self.tokens}); "
+                f"the nearest is {multiple}"
+            )
         return self
 
     @property
@@ -88,20 +140,36 @@ class BatchSection(Section):
 class BackboneSection(Section):
     """The ESM-2 encoder."""
 
-    source: str = Field("esm2_t6_8M", description="Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B.")
+    source: str = Field(
+        "esm2_t6_8M",
+        description=(
+            "Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, "
+            "esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B."
+        ),
+    )
     layers: PositiveInt | None = Field(None, description="Layers, in place of the size's own (random weights only).")
-    hidden_size: PositiveInt | None = Field(None, description="Channels, in place of the size's own (random weights only).")
-    heads: PositiveInt | None = Field(None, description="Attention heads, in place of the size's own (random weights only).")
+    hidden_size: PositiveInt | None = Field(
+        None, description="Channels, in place of the size's own (random weights only)."
+    )
+    heads: PositiveInt | None = Field(
+        None, description="Attention heads, in place of the size's own (random weights only)."
+    )
     frozen: bool = Field(False, description="Train only what comes after the backbone.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory, about a third more time.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, about a third more time."
+    )
 
 
 class MaskedLMSection(Section):
     """Masked language modelling (Devlin et al. 2019; the shares are those of ESM-2, Lin et al. 2023)."""
 
     mask_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="Share of residues to predict.")
-    mask_token_share: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="Of these, share replaced by <mask>.")
-    random_token_share: Annotated[float, Field(ge=0, le=1)] = Field(0.1, description="Of these, share replaced by a random residue; the rest stay.")
+    mask_token_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.8, description="Of these, share replaced by <mask>."
+    )
+    random_token_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Of these, share replaced by a random residue; the rest stay."
+    )
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLMSection:
@@ -113,11 +181,28 @@ class MaskedLMSection(Section):
 class AutoencoderSection(Section):
     """The ESM-2 autoencoder: features of each residue to a latent and back."""
 
-    hidden_sizes: list[PositiveInt] = Field([768, 512, 256, 128], min_length=1, description="Channels after each bias-free layer of the encoder; the last is the latent. The decoder mirrors them.")
-    feature_loss_weight: NonNegativeFloat = Field(1.0, description="Weight of the mean squared error of the normalised features.")
-    cosine_loss_weight: NonNegativeFloat = Field(0.0, description="Weight of 1 - cosine between normalised features and their reconstruction.")
-    residue_loss_weight: NonNegativeFloat = Field(1.0, description="Weight of the cross entropy of the residues decoded from the latent.")
-    normalization_tokens: PositiveInt = Field(65536, description="Tokens from which the per-channel mean and scale of the features are measured before the first step.")
+    hidden_sizes: list[PositiveInt] = Field(
+        [768, 512, 256, 128],
+        min_length=1,
+        description=(
+            "Channels after each bias-free layer of the encoder; the last is the latent. The decoder mirrors them."
+        ),
+    )
+    feature_loss_weight: NonNegativeFloat = Field(
+        1.0, description="Weight of the mean squared error of the normalised features."
+    )
+    cosine_loss_weight: NonNegativeFloat = Field(
+        0.0, description="Weight of 1 - cosine between normalised features and their reconstruction."
+    )
+    residue_loss_weight: NonNegativeFloat = Field(
+        1.0, description="Weight of the cross entropy of the residues decoded from the latent."
+    )
+    normalization_tokens: PositiveInt = Field(
+        65536,
+        description=(
+            "Tokens from which the per-channel mean and scale of the features are measured before the first step."
+        ),
+    )
 
     @model_validator(mode="after")
     def _some_loss(self) -> AutoencoderSection:
@@ -129,7 +214,10 @@ class AutoencoderSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    task: Literal["autoencoder", "masked_lm"] = Field("autoencoder", description="autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues.")
+    task: Literal["autoencoder", "masked_lm"] = Field(
+        "autoencoder",
+        description="autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues.",
+    )
     backbone: BackboneSection = BackboneSection()
     autoencoder: AutoencoderSection = AutoencoderSection()
     masked_lm: MaskedLMSection = MaskedLMSection()
@@ -145,23 +233,50 @@ class TrainingSection(Section):
     warmup_steps: NonNegativeInt = Field(100, description="Steps of linear warm-up.")
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="AdamW's decay rates of the first and second moment.")
     eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon.")
-    weight_decay: NonNegativeFloat = Field(0.01, description="AdamW's decoupled weight decay; biases and norms are left out.")
-    gradient_clipping: NonNegativeFloat = Field(1.0, description="Largest global gradient norm; 0 leaves gradients as they are.")
-    amp_dtype: Literal["bf16", "fp16", "none"] = Field("bf16", description="Precision of the forward and backward pass; fp16 scales the loss; none is fp32. Optimizer state is fp32 in each.")
+    weight_decay: NonNegativeFloat = Field(
+        0.01, description="AdamW's decoupled weight decay; biases and norms are left out."
+    )
+    gradient_clipping: NonNegativeFloat = Field(
+        1.0, description="Largest global gradient norm; 0 leaves gradients as they are."
+    )
+    amp_dtype: Literal["bf16", "fp16", "none"] = Field(
+        "bf16",
+        description=(
+            "Precision of the forward and backward pass; fp16 scales the loss; none is fp32. Optimizer state is "
+            "fp32 in each."
+        ),
+    )
     tf32: bool = Field(True, description="Use TF32 for what remains fp32 on CUDA.")
     compile: bool = Field(False, description="torch.compile the model. Pays on CUDA for long runs.")
     deterministic: bool = Field(False, description="Refuse CUDA kernels whose result depends on timing.")
-    evaluate_every_steps: PositiveInt = Field(200, description="Steps between evaluations on the held-out sequences; one more comes at the end.")
-    evaluation_batches: PositiveInt = Field(32, description="Packed batches, over all workers, that an evaluation looks at.")
-    max_nonfinite_steps: PositiveInt = Field(5, description="Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted.")
+    evaluate_every_steps: PositiveInt = Field(
+        200, description="Steps between evaluations on the held-out sequences; one more comes at the end."
+    )
+    evaluation_batches: PositiveInt = Field(
+        32, description="Packed batches, over all workers, that an evaluation looks at."
+    )
+    max_nonfinite_steps: PositiveInt = Field(
+        5,
+        description=(
+            "Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."
+        ),
+    )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
 
 
 class DeepSpeedSection(Section):
     """DeepSpeed ZeRO."""
 
-    config: str = Field("train_config/zero2.yaml", description="DeepSpeed's own settings as YAML. What Esmeray sets (batch sizes, precision, optimizer, clipping) may not stand there.")
-    stage: Annotated[int, Field(ge=0, le=3)] | None = Field(None, description="ZeRO stage 0 to 3, in place of the file's.")
+    config: str = Field(
+        "train_config/zero2.yaml",
+        description=(
+            "DeepSpeed's own settings as YAML. What Esmeray sets (batch sizes, precision, optimizer, clipping) "
+            "may not stand there."
+        ),
+    )
+    stage: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        None, description="ZeRO stage 0 to 3, in place of the file's."
+    )
     offload_optimizer: bool = Field(False, description="Keep the optimizer state in host memory (stages 1 to 3).")
 
 
@@ -177,22 +292,48 @@ class CheckpointSection(Section):
 class RaySection(Section):
     """The cluster."""
 
-    address: str | None = Field(None, description="Ray cluster, as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: the cluster at hand (RAY_ADDRESS or a running one), else a local one.")
-    num_workers: PositiveInt | Literal["auto"] = Field("auto", description="Training workers, one a device. auto: one for each GPU; without GPUs two, or one on a single core.")
-    cpus_per_worker: PositiveInt | Literal["auto"] = Field("auto", description="CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's.")
+    address: str | None = Field(
+        None,
+        description=(
+            "Ray cluster, as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: the "
+            "cluster at hand (RAY_ADDRESS or a running one), else a local one."
+        ),
+    )
+    num_workers: PositiveInt | Literal["auto"] = Field(
+        "auto",
+        description=(
+            "Training workers, one a device. auto: one for each GPU; without GPUs two, or one on a single core."
+        ),
+    )
+    cpus_per_worker: PositiveInt | Literal["auto"] = Field(
+        "auto",
+        description="CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's.",
+    )
     max_failures: NonNegativeInt = Field(3, description="Times that workers lost to a fault of a machine are replaced.")
-    dashboard_port: NonNegativeInt = Field(8265, description="Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken.")
+    dashboard_port: NonNegativeInt = Field(
+        8265, description="Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken."
+    )
 
 
 class WandbSection(Section):
     """Weights & Biases. It can neither stop nor slow a run."""
 
-    mode: Literal["offline", "online", "disabled"] = Field("offline", description="offline: to a file, for 'wandb sync'; online: to the server, or to the file where that can't be reached; disabled.")
+    mode: Literal["offline", "online", "disabled"] = Field(
+        "offline",
+        description=(
+            "offline: to a file, for 'wandb sync'; online: to the server, or to the file where that can't be "
+            "reached; disabled."
+        ),
+    )
     project: str = Field("esmeray", description="Project.")
     entity: str | None = Field(None, description="User or team; default: that of the API key.")
     group: str | None = Field(None, description="Group of runs.")
-    init_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for the server at the start, then offline.")
-    finish_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for uploads at the end, then the rest is left for 'wandb sync'.")
+    init_timeout_s: PositiveFloat = Field(
+        10.0, description="Seconds to wait for the server at the start, then offline."
+    )
+    finish_timeout_s: PositiveFloat = Field(
+        10.0, description="Seconds to wait for uploads at the end, then the rest is left for 'wandb sync'."
+    )
 
 
 class Config(Section):
@@ -213,7 +354,8 @@ class Config(Section):
         needed = self.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
         if self.batch.tokens < needed:
             raise ValueError(
-                f"batch.tokens ({self.batch.tokens}) can't hold one sequence of data.max_length ({self.data.max_length}) "
-                f"and its {SPECIAL_TOKENS_PER_SEQUENCE} special tokens: raise batch.tokens to at least {needed} or lower data.max_length"
+                f"batch.tokens ({self.batch.tokens}) can't hold one sequence of data.max_length "
+                f"({self.data.max_length}) and its {SPECIAL_TOKENS_PER_SEQUENCE} special tokens: "
+                f"raise batch.tokens to at least {needed} or lower data.max_length"
             )
         return self

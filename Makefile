@@ -1,0 +1,59 @@
+# The same words as everywhere: make train, make test, make lint.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= train_config/esm2ae.yaml
+ARGS ?=
+BIN := $(VENV)/bin
+TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
+# No test or training run may ask the hub or W&B for anything that was not asked for.
+export HF_HUB_DISABLE_TELEMETRY := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-fast lint format lock docs clean
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+# A Python that has torch already (the CPU build, say) lends it: nothing is downloaded twice.
+$(BIN)/python:
+	@if $(PYTHON) -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$(TORCH)')" 2>/dev/null; \
+	then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else $(PYTHON) -m venv $(VENV); fi
+
+$(VENV)/.installed: requirements.lock | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
+	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)
+
+test: $(VENV)/.installed-dev  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev  ## put the code in form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed  ## docs/config.md from the schema
+	$(BIN)/python -m tools config_docs
+
+lock:  ## pin everything that requirements.txt and requirements-dev.txt bring along
+	./tools/lock.sh $(PYTHON)
+
+clean:  ## remove the environment and caches, no run
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

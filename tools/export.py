@@ -1,0 +1,66 @@
+"""Export a run's checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from train_config.errors import CheckpointError, ConfigError
+from train_config.loading import load_config
+from training.checkpoint import CheckpointFolder, CheckpointStore, best
+from training.consolidation import full_precision_state
+from training.finishing import export_state
+from training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Export:
+    """Export a run's checkpoint as a Hugging Face folder: safetensors, tokenizer, model card, resolved config.
+
+    Works on a run that is finished, stopped or still training. The checkpoint is verified first.
+
+    Example: python -m tools export runs/esm2ae --checkpoint best --output my-autoencoder
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    checkpoint: Literal["latest", "best"] | str = "latest"
+    """latest; best: lowest validation loss; or a name such as step-00000100."""
+    output: Path | None = None
+    """Folder to write. Default: export-<checkpoint> in the run's folder."""
+    overwrite: bool = False
+    """Replace the folder if it exists."""
+
+
+def main(argv: list[str]) -> int:
+    """Verify, consolidate, export."""
+    options = tyro.cli(Export, args=argv, prog="python -m tools export")
+    run = RunFolder(options.run.parent, options.run.name)
+    if not run.exists:
+        raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")
+    folder = choose(CheckpointStore(run.checkpoints), options.checkpoint)
+    output = options.output or run.path / f"export-{folder.path.name}"
+    if output.exists() and not options.overwrite:
+        raise ConfigError(f"{output} exists: choose another --output, or pass --overwrite")
+    state = full_precision_state(folder)
+    print(export_state(state, load_config(run.config), run, folder.step, output))
+    return 0
+
+
+def choose(store: CheckpointStore, name: str) -> CheckpointFolder:
+    """The checkpoint meant by ``latest``, ``best`` or a folder's name.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    folders = store.complete()
+    if not folders:
+        raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")
+    chosen = {"latest": folders[0], "best": best(store)} | {folder.path.name: folder for folder in folders}
+    if (folder := chosen.get(name)) is None:
+        names = ", ".join(folder.path.name for folder in folders)
+        raise CheckpointError(f"{store.root}: no checkpoint {name}; there are {names}")
+    return folder
