@@ -1,0 +1,69 @@
+"""What the workers tell one another beside gradients: a handful of integers a step, sums of metrics now and then.
+
+They travel through a gloo group of their own, in host memory, so that no GPU is synchronised for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepAgreement:
+    """What all workers know before a step.
+
+    Attributes:
+        targets: tokens with a target in the global batch: what the loss is a mean over.
+        tokens: real tokens in the global batch.
+        stop: some worker was asked to stop.
+        failed: some worker can't go on.
+    """
+
+    targets: int
+    tokens: int
+    stop: bool
+    failed: bool
+
+
+class ControlGroup:
+    """All workers, through gloo."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
+
+    def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
+        """Add up what each worker says. Every worker calls it once a step."""
+        sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
+        dist.all_reduce(sums, group=self._group)
+        targets, tokens, stops, failures = (int(value) for value in sums)
+        return StepAgreement(targets, tokens, stops > 0, failures > 0)
+
+    def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Element-wise float64 sums over the workers; every worker gives the same names and shapes."""
+        if not values:
+            return {}
+        names = sorted(values)
+        flat = torch.cat([values[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
+        dist.all_reduce(flat, group=self._group)
+        parts = torch.split(flat, [values[name].numel() for name in names])
+        return {name: part.reshape(values[name].shape) for name, part in zip(names, parts, strict=True)}
+
+    def all_true(self, value: bool) -> bool:
+        """Whether every worker says so."""
+        flag = torch.tensor([int(value)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(flag.item())
+
+    def from_rank_0(self, text: str) -> str:
+        """What rank 0 passes, on every worker."""
+        data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        length = torch.tensor([data.numel()])
+        dist.broadcast(length, 0, group=self._group)
+        if dist.get_rank() != 0:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self._group)
+        return bytes(data.tolist()).rstrip(b"\0").decode()

@@ -1,0 +1,53 @@
+"""Where a worker finds itself: rank, device, and how it reports. The loop knows no more of its launcher than this."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class WorkerContext(Protocol):
+    """What the training loop needs to know of whatever started it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Tell the launcher how training stands. Every rank calls it equally often: it may be a barrier."""
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StandaloneContext:
+    """A worker started by torchrun, or a single process on its own."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    device: torch.device = CPU
+
+    @classmethod
+    def from_environment(cls) -> StandaloneContext:
+        """Read the variables that torchrun sets."""
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        return cls(
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            local_rank=local_rank,
+            device=choose_device(local_rank),
+        )
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Nobody to tell."""
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """The GPU of this rank on its node, or the CPU."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,135 @@
+"""Whether a run of this name may start, goes on, or is done: settled before anything is started."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from train_config.errors import CheckpointError, ConfigError, ResourceError
+from train_config.loading import load_config
+from train_config.schema import Config
+from training.run_folder import RunFolder
+
+FIXED = (
+    "run.seed",
+    "data.max_length",
+    "data.validation_share",
+    "batch",
+    "model",
+    "training.amp_dtype",
+    "deepspeed.stage",
+    "deepspeed.offload_optimizer",
+)
+"""Settings that a checkpoint can't be continued without. The data itself is known by the store's checksum."""
+
+HARMLESS = (
+    "ray",
+    "wandb",
+    "checkpoint",
+    "run.resume",
+    "run.storage_path",
+    "data.num_workers",
+    "data.prefetch",
+    "data.store",
+    "data.source",
+)
+
+
+@contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Keep a second process from training the same run.
+
+    Raises:
+        ResourceError: another process does.
+    """
+    run.path.mkdir(parents=True, exist_ok=True)
+    with (run.path / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise ResourceError(
+                f"{run.path}: is being trained by process {file.read().strip()}: wait, or choose another run.name"
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def check_resume(run: RunFolder, config: Config) -> list[str]:
+    """Check what ``run.resume`` allows and that a run that goes on is still the same.
+
+    Returns:
+        Remarks on settings that changed and may.
+
+    Raises:
+        ConfigError: the run exists and may not, or a setting changed that can't.
+        CheckpointError: the run does not exist and must.
+    """
+    if not run.exists:
+        if config.run.resume == "must":
+            raise CheckpointError(
+                f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
+            )
+        return []
+    if config.run.resume == "never":
+        raise ConfigError(
+            f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
+        )
+    earlier = load_config(run.config)
+    changed = _differences(earlier.model_dump(), config.model_dump())
+    fixed = {key: values for key, values in changed.items() if _within(key, FIXED)}
+    if fixed:
+        key, (old, new) = next(iter(fixed.items()))
+        raise ConfigError(
+            f"{key}: the run {run.path.name} was started with {old!r}, now {new!r}: "
+            "set it back, or choose another run.name"
+        )
+    return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not _within(key, HARMLESS)]
+
+
+def is_finished(run: RunFolder, config: Config) -> bool:
+    """Whether the run reached its end and no more steps are asked for."""
+    outcome = run.read_outcome()
+    if not run.exists or outcome is None or outcome.status != "finished":
+        return False
+    earlier = load_config(run.config).training
+    return (earlier.epochs, earlier.max_steps) == (config.training.epochs, config.training.max_steps)
+
+
+def quarantine_ray_snapshot(run: RunFolder) -> str | None:
+    """Move Ray's own record of the run aside if it can't be read; Ray Train would die of it without saying why.
+
+    Esmeray does not need it: checkpoints are known by their manifests. Returns a remark if it did.
+    """
+    path = run.ray_snapshot
+    try:
+        json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        aside = path.with_name(f"{path.name}.damaged")
+        path.replace(aside)
+        return f"Ray's {path.name} was damaged and is now {aside.name}; the run goes on from its own checkpoints"
+    return None
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in new.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found |= _differences(old.get(name, {}), value, f"{key}.")
+        elif old.get(name) != value:
+            found[key] = (old.get(name), value)
+    return found
+
+
+def _within(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -1,0 +1,67 @@
+"""How much there is to train on: exactly from a store, or estimated from the head of the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dataset.conversion import SAMPLE
+from dataset.cropping import cropped_lengths
+from dataset.fasta import FastaSource
+from dataset.sample import sample_records
+from dataset.splitting import split_records
+from dataset.store import Store
+from dataset.store_format import MANIFEST_FILE
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
+
+HEAD_RECORDS = 50_000
+"""Records that an estimate reads."""
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Training sequences and their tokens after cropping, special tokens included; ``exact`` or estimated."""
+
+    sequences: int
+    tokens: int
+    exact: bool
+
+
+def size_of_store(store: Store, data: DataSection) -> DataSize:
+    """Count the training part of a store."""
+    training, _ = split_records(store.sequence_hashes, data.validation_share)
+    return _of_lengths(store.lengths[training], data)
+
+
+def estimate_size(data: DataSection) -> DataSize:
+    """What training on the source will come to, reading no more than the head of the files.
+
+    Raises:
+        DataError: a file is missing or damaged in what was read.
+    """
+    if len(data.source) == 1 and (Path(data.source[0]) / MANIFEST_FILE).is_file():
+        return size_of_store(Store(data.source[0]), data)
+    lengths, share_read = _head_lengths(data)
+    head = _of_lengths(np.array(lengths), data)
+    scale = (1 - data.validation_share) / share_read
+    return DataSize(round(head.sequences * scale), round(head.tokens * scale), exact=False)
+
+
+def _head_lengths(data: DataSection) -> tuple[list[int], float]:
+    if data.source == [SAMPLE]:
+        sample = data.sample
+        return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
+    source = FastaSource(data.source)
+    lengths: list[int] = []
+    for batch in source.batches():
+        lengths += map(len, batch.sequences)
+        if len(lengths) >= HEAD_RECORDS:
+            return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
+    return lengths, 1.0
+
+
+def _of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
+    tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
+    return DataSize(lengths_N.size, int(tokens.sum()), exact=True)

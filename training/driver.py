@@ -1,0 +1,218 @@
+"""The driver: from a config to a finished run. Prepares the data, finds the workers, runs Ray Train, tells a person.
+
+Everything here happens in the process that the user started. The training itself is :mod:`training.worker`, in Ray's
+workers; what it measures comes back through metrics.jsonl in the run's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataset.conversion import ensure_store
+from dataset.progress import conversion_bar
+from dataset.store import Store
+from monitoring.curves import draw_curves
+from monitoring.metrics_log import read_metrics
+from monitoring.progress import ProgressSink
+from monitoring.run_watcher import RunWatcher
+from monitoring.wandb_sink import WandbSink, new_run_id
+from train_config.errors import ResourceError
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training import cluster
+from training.cluster import Workers
+from training.continuing import check_resume, is_finished, locked, quarantine_ray_snapshot
+from training.data_size import estimate_size, size_of_store
+from training.planning import make_plan
+from training.run_folder import Outcome, RunFolder, write_atomically
+from training.signals import StopSignals
+
+WORKER_START_TIMEOUT_S = "300"
+
+
+def train(config: Config) -> int:
+    """Run the experiment to its end.
+
+    Returns:
+        The process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
+
+    Raises:
+        EsmerayError: it can't start.
+    """
+    run = RunFolder(config.run.storage_path, config.run.name)
+    config = _with_absolute_paths(config, run)
+    with StopSignals() as signals, locked(run):
+        remarks = check_resume(run, config)
+        if is_finished(run, config):
+            say(
+                f"run {config.run.name} is finished: {run.export} "
+                "(raise training.max_steps or training.epochs to go on)"
+            )
+            return 0
+        if cluster.find(config.ray) == cluster.LOCAL:
+            cluster.place_workers(config.ray, *cluster.local_resources())
+        with conversion_bar("preparing the data") as progress:
+            store_path = ensure_store(config.data, run.path.parent / "stores", progress)
+        remarks += filter(None, [quarantine_ray_snapshot(run)])
+        for remark in remarks:
+            warn(remark)
+        run.clear_requests()
+        write_atomically(run.config, dump_config(config))
+        return _train_on_cluster(config, run, store_path, signals)
+
+
+def dry_run(config: Config) -> int:
+    """Print the resolved config and the plan; start nothing."""
+    workers = cluster.place_workers(config.ray, *cluster.local_resources())
+    plan = make_plan(config, workers, estimate_size(config.data))
+    print(dump_config(config))
+    print("\n".join(plan.lines()))
+    return 0
+
+
+def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
+    with cluster.connected(config.ray) as dashboard:
+        workers = cluster.place_workers(config.ray, *cluster.cluster_resources())
+        plan = make_plan(config, workers, size_of_store(Store(store_path), config.data))
+        say(f"run {config.run.name}: {run.path}")
+        say(f"{workers.count} workers on {workers.device}" + (f", dashboard http://{dashboard}" if dashboard else ""))
+        say("\n".join(plan.lines()[1:]))
+        signals.hand_over(run.request_stop)
+        run_id = _wandb_run_id(run)
+        watcher = _watch(config, run, run_id, plan.total_steps)
+        fit = _Fit(_make_trainer(config, workers, store_path, run_id))
+        try:
+            fit.wait(signals)
+        finally:
+            watcher.close()
+    return _conclude(run, fit, signals)
+
+
+@dataclass
+class _Fit:
+    """``trainer.fit()`` in a thread, so that the main thread can hear signals.
+
+    In the main thread Ray Train would install a handler of its own that aborts without saving.
+    """
+
+    trainer: Any
+    error: Exception | None = None
+    timed_out: bool = False
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="trainer-fit", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.trainer.fit()
+        except Exception as error:  # noqa: BLE001 - told to the user by the main thread
+            self.error = error
+
+    def wait(self, signals: StopSignals) -> None:
+        """Return when training ended, or when the grace period after a signal is over."""
+        while self.thread.is_alive():
+            self.thread.join(0.2)
+            if signals.expired:
+                self.timed_out = True
+                return
+
+
+def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_id: str) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from training.ray_worker import ray_train_loop
+
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
+    return TorchTrainer(
+        ray_train_loop,
+        train_loop_config={
+            "config": config.model_dump(mode="json"),
+            "store_path": str(store_path),
+            "cpus": workers.cpus_each,
+            "wandb_run_id": wandb_run_id,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=workers.count,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=config.run.name,
+            storage_path=config.run.storage_path,
+            failure_config=FailureConfig(max_failures=config.ray.max_failures),
+        ),
+        torch_config=TorchConfig(backend="nccl" if workers.use_gpu else "gloo"),
+    )
+
+
+def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> RunWatcher:
+    wandb = WandbSink(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
+    return RunWatcher(run.metrics, [ProgressSink(total_steps), wandb], warn=warn).start()
+
+
+def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals) -> int:
+    outcome = run.read_outcome()
+    if run.metrics.exists():
+        draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
+    if fit.timed_out and outcome is None:
+        say(
+            "stopped without saving the last steps: the workers did not answer; "
+            f"the same command goes on from {run.checkpoints}"
+        )
+        return signals.exit_code
+    if outcome is None:
+        raise ResourceError(
+            f"training broke off: {_reason(fit.error)} (the workers' logs are in {run.logs})"
+        ) from fit.error
+    return _tell(outcome, run, signals)
+
+
+def _tell(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
+    if outcome.status == "finished":
+        say(
+            f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
+            f"  metrics      {run.metrics}\n  curves       {run.curves}"
+        )
+        return 0
+    if outcome.status == "stopped":
+        say(outcome.message)
+        return signals.exit_code
+    print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _reason(error: Exception | None) -> str:
+    """What the first worker that failed said, in a line."""
+    failures = getattr(error, "worker_failures", None)
+    cause = next(iter(failures.values())) if failures else error
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(cause).__name__
+
+
+def _wandb_run_id(run: RunFolder) -> str:
+    if not run.wandb_run_id.exists():
+        write_atomically(run.wandb_run_id, new_run_id())
+    return run.wandb_run_id.read_text().strip()
+
+
+def _with_absolute_paths(config: Config, run: RunFolder) -> Config:
+    """Workers run in other folders, maybe on other nodes."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(run.path.parent)})})
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """A warning for the person at the terminal."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,264 @@
+"""DeepSpeed around a task model: precision, ZeRO, clipping, skipping, and what a checkpoint needs of it.
+
+The engine runs with ``managed_gradient_accumulation: false``: :meth:`TrainingEngine.backward` accumulates and
+:meth:`TrainingEngine.step` is the boundary, so that a step may take any number of batches. Losses are scaled here to
+means over the global batch; DeepSpeed then averages gradients over the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from dataset.packed_batch import PackedBatch
+from train_config.errors import ConfigError, ResourceError
+from train_config.schema import DeepSpeedSection, TrainingSection
+
+OWNED_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "bf16",
+        "fp16",
+        "amp",
+        "torch_autocast",
+    }
+)
+"""Keys of DeepSpeed's settings that the experiment's config decides."""
+
+SHARDS_FOLDER = "deepspeed"
+LOWEST_LOSS_SCALE = 1.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What became of a step: the global gradient norm, and whether the update was left out as not finite."""
+
+    gradient_norm: float
+    skipped: bool
+    loss_scale_exhausted: bool
+
+
+class TrainingEngine:
+    """A task model, its AdamW and DeepSpeed.
+
+    Args:
+        model: the task model, on the CPU or on ``device``, in fp32.
+        groups: AdamW's parameter groups, trainable parameters only.
+        training: the optimisation's settings.
+        deepspeed_section: ZeRO's settings.
+        device: where to train.
+
+    Raises:
+        ConfigError: DeepSpeed's settings hold a key that the config decides, or can't be read.
+        ResourceError: fp16 on a device that has none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        training: TrainingSection,
+        deepspeed_section: DeepSpeedSection,
+        device: torch.device,
+    ):
+        settings = deepspeed_settings(training, deepspeed_section)
+        if training.amp_dtype == "fp16" and device.type == "cpu":
+            raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
+        prepare_deepspeed(device)
+        import deepspeed
+
+        from training.checkpoint_writer import ShardFiles
+
+        self.stage: int = settings["zero_optimization"]["stage"]
+        self._checks_itself = self.stage == 0 and training.amp_dtype == "none"
+        optimizer_class = FiniteAdamW if self._checks_itself else torch.optim.AdamW
+        optimizer = optimizer_class(
+            groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=device.type == "cuda"
+        )
+        model.to(device)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=settings, dist_init_required=False
+        )
+        self._shards = ShardFiles()
+        self._engine.checkpoint_engine = self._shards
+        # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
+        self._engine._copy_recovery_script = lambda save_path: None
+        self._world_size = torch.distributed.get_world_size()
+        self.device = device
+
+    @property
+    def module(self) -> nn.Module:
+        """The task model, in the precision that it trains in."""
+        return self._engine.module
+
+    def __call__(self, batch: PackedBatch) -> Any:
+        """Forward pass; see the task model."""
+        return self._engine(batch)
+
+    def backward(self, loss_sum: Tensor, global_targets: int) -> None:
+        """Accumulate the gradient of ``loss_sum / global_targets``.
+
+        Args:
+            loss_sum: scalar, the sum of the loss over this batch's targets.
+            global_targets: targets of the whole step over all workers.
+        """
+        loss = loss_sum * (self._world_size / max(1, global_targets))
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Clip, update and clear the gradients; leave the update out where they are not finite."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        optimizer = self._engine.optimizer
+        skipped = bool(getattr(optimizer, "overflow", False))
+        norm = self._engine.get_global_grad_norm()
+        if self._checks_itself:
+            norm = optimizer.gradient_norm
+        exhausted = skipped and _loss_scale(optimizer) <= LOWEST_LOSS_SCALE
+        return StepResult(float("nan") if norm is None else float(norm), skipped, exhausted)
+
+    def copy_shards(self) -> list[tuple[str, Any]]:
+        """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it."""
+        self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
+        collected, self._shards.collected = self._shards.collected, []
+        return [(str(path), state) for path, state in collected]
+
+    def load_shards(self, folder: Path) -> None:
+        """Take up the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
+
+        Raises:
+            CheckpointError: a file can't be loaded.
+        """
+        # Frozen parameters are not in the checkpoint: they came with the model.
+        self._engine.load_checkpoint(
+            str(folder / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
+        )
+
+    def full_precision_state(self) -> dict[str, Tensor]:
+        """Trainable parameters and persistent buffers in fp32 on the CPU. Every rank calls it; all get the same."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                value = (
+                    safe_get_full_fp32_param(parameter)
+                    if hasattr(parameter, "_hp_mapping") or self.stage == 3
+                    else None
+                )
+                state[name] = (parameter.detach() if value is None else value).float().cpu().clone()
+        persistent = set(self.module.state_dict())
+        for name, buffer in self.module.named_buffers():
+            if name in persistent:
+                state[name] = buffer.detach().cpu().clone()
+        return state
+
+    def close(self) -> None:
+        """Let go of DeepSpeed's hooks and buffers."""
+        self._engine.destroy()
+
+
+class FiniteAdamW(torch.optim.AdamW):
+    """AdamW that leaves an update with a NaN or infinite gradient out, as ZeRO's optimizers do.
+
+    For stage 0 in fp32, where DeepSpeed uses the optimizer as it is.
+    """
+
+    overflow = False
+    gradient_norm = math.nan
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update unless some gradient is not finite; ``overflow`` says which it was."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.gradient_norm = float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        self.overflow = not math.isfinite(self.gradient_norm)
+        if not self.overflow:
+            super().step(closure)
+
+
+def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
+    """DeepSpeed's configuration: the file's settings with what the experiment decides.
+
+    Raises:
+        ConfigError: the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
+    """
+    settings = _read_settings(Path(section.config))
+    zero = settings.setdefault("zero_optimization", {})
+    if section.stage is not None:
+        zero["stage"] = section.stage
+    stage = zero.setdefault("stage", 2)
+    if section.offload_optimizer:
+        if stage == 0:
+            raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if stage in (0, 3):
+        zero.pop("round_robin_gradients", None)
+    if training.amp_dtype == "none":
+        settings.pop("data_types", None)
+    return settings | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": training.gradient_clipping,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": training.amp_dtype == "bf16"},
+        "fp16": {
+            "enabled": training.amp_dtype == "fp16",
+            "initial_scale_power": 16,
+            "min_loss_scale": LOWEST_LOSS_SCALE,
+        },
+        "steps_per_print": None,
+    }
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.is_absolute() and not path.exists():
+        path = Path(__file__).resolve().parent.parent / path
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"deepspeed.config: {path} can't be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"deepspeed.config: {path} is no YAML ({str(error).splitlines()[0]})") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")
+    owned = sorted(OWNED_KEYS & set(settings))
+    if owned:
+        raise ConfigError(
+            f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
+        )
+    return settings
+
+
+def prepare_deepspeed(device: torch.device) -> None:
+    """Import DeepSpeed for this device, quietly, on the process group that exists."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed asks for its launcher's variable even where the process group exists already.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+
+
+def _loss_scale(optimizer: Any) -> float:
+    scale = getattr(optimizer, "loss_scale", None)
+    return float(scale) if isinstance(scale, int | float) else LOWEST_LOSS_SCALE

@@ -1,0 +1,70 @@
+"""What a run leaves behind besides checkpoints: the exported model, and the records of batches that gave NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dataset.packed_batch import PackedBatch
+from dataset.store import Store
+from model.interchange import export
+from model.registry import build_model
+from monitoring.metrics_log import read_metrics
+from train_config.errors import CheckpointError
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.engine import TrainingEngine
+from training.run_folder import RunFolder, write_atomically
+
+
+def export_final(engine: TrainingEngine, config: Config, run: RunFolder, rank: int, step: int) -> None:
+    """Export the trained model in fp32. Every worker calls it; rank 0 writes."""
+    state = engine.full_precision_state()
+    if rank == 0:
+        export_state(state, config, run, step, run.export)
+
+
+def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, step: int, folder: Path) -> Path:
+    """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
+
+    Raises:
+        CheckpointError: the state does not fit the config's model.
+    """
+    model = build_model(config.model, config.run.seed)
+    missing, unexpected = model.load_state_dict(dict(state), strict=False)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if unexpected or trained & set(missing):
+        names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
+        raise CheckpointError(f"{run.path}: the trained state does not fit model.* of its config ({names} ...)")
+    facts = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
+    facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
+    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
+
+
+def save_nonfinite_records(run: RunFolder, store: Store, step: int, rank: int, batches: list[PackedBatch]) -> None:
+    """Write which records this worker's part of a step was made of, to look for what made it NaN."""
+    records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
+    run.nonfinite.mkdir(exist_ok=True)
+    content: dict[str, Any] = {
+        "step": step,
+        "rank": rank,
+        "records": [{"index": i, "id": store.id(i)} for i in records],
+    }
+    write_atomically(run.nonfinite / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
+
+
+def _validation_before(metrics: Path, step: int) -> dict[str, float]:
+    if not metrics.exists():
+        return {}
+    records = [r for r in read_metrics(metrics) if r["kind"] == "validation" and r["step"] <= step]
+    hidden = {"kind", "step", "epoch", "time"}
+    return {name: value for name, value in records[-1].items() if name not in hidden} if records else {}
+
+
+def _shown(source: str) -> str:
+    return Path(source).name or source

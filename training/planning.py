@@ -1,0 +1,75 @@
+"""What a run will do, from the config and the data's lengths alone: the plan that --dry-run shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.memory import MemoryEstimate, estimate_memory
+from train_config.schema import Config
+from training.cluster import Workers
+from training.data_size import DataSize
+from training.engine import deepspeed_settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Devices, steps and memory of a run."""
+
+    workers: Workers
+    data: DataSize
+    steps_per_epoch: int
+    total_steps: int
+    batches_per_step: int
+    global_tokens: int
+    stage: int
+    memory: MemoryEstimate
+
+    def lines(self) -> list[str]:
+        """The plan for a person to read."""
+        about = "" if self.data.exact else "about "
+        memory = self.memory
+        return [
+            f"devices          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
+            f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
+            f"tokens per step  {self.global_tokens:,} in {self.batches_per_step} packed batches",
+            f"steps per epoch  {about}{self.steps_per_epoch:,}",
+            f"steps in all     {about}{self.total_steps:,}",
+            f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
+            f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
+            f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
+        ] + (
+            [f"memory a host    {_mib(memory.host_optimizer_bytes)} optimizer of each worker"]
+            if memory.host_optimizer_bytes
+            else []
+        )
+
+
+def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
+    """Derive the plan.
+
+    Raises:
+        ConfigError: the model or DeepSpeed's settings are wrong.
+    """
+    settings = deepspeed_settings(config.training, config.deepspeed)
+    stage = settings["zero_optimization"]["stage"]
+    steps_per_epoch = max(1, -(-data.tokens // config.batch.global_tokens))
+    return Plan(
+        workers=workers,
+        data=data,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=config.training.max_steps or config.training.epochs * steps_per_epoch,
+        batches_per_step=config.batch.batches_per_step,
+        global_tokens=config.batch.global_tokens,
+        stage=stage,
+        memory=estimate_memory(
+            config.model,
+            stage=stage,
+            world_size=workers.count,
+            amp_dtype=config.training.amp_dtype,
+            offload_optimizer=config.deepspeed.offload_optimizer,
+        ),
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,63 @@
+"""What Ray Train runs in each worker: the loop of :mod:`training.worker`, told where it is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+from dataset.staging import stage_store
+from train_config.schema import Config
+from training.context import choose_device
+from training.run_folder import RunFolder
+
+
+class RayContext:
+    """A :class:`~training.context.WorkerContext` that Ray Train gives."""
+
+    def __init__(self) -> None:
+        context = ray.train.get_context()
+        self.rank = context.get_world_rank()
+        self.world_size = context.get_world_size()
+        self.local_rank = context.get_local_rank()
+        # Ray shows each worker its own GPUs only.
+        self.device = choose_device(0) if torch.cuda.is_available() else torch.device("cpu")
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Report to Ray Train; a barrier over the workers."""
+        ray.train.report(metrics)
+
+
+def ray_train_loop(arguments: dict[str, Any]) -> None:
+    """The function that :class:`~ray.train.torch.TorchTrainer` runs.
+
+    Args:
+        arguments: ``config`` (the resolved config as plain values), ``store_path``, ``cpus``, ``wandb_run_id``.
+    """
+    from training.worker import train_worker
+
+    config = Config.model_validate(arguments["config"])
+    context = RayContext()
+    torch.set_num_threads(arguments["cpus"])
+    _log_to_file(RunFolder(config.run.storage_path, config.run.name), context.rank)
+    try:
+        store_path = Path(arguments["store_path"])
+        if config.data.stage_dir is not None:
+            store_path = stage_store(store_path, Path(config.data.stage_dir))
+        train_worker(config, context, str(store_path), arguments["wandb_run_id"])
+    except Exception:
+        logging.getLogger(__name__).exception("worker %d failed", context.rank)
+        raise
+
+
+def _log_to_file(run: RunFolder, rank: int) -> None:
+    run.logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(run.logs / f"worker-{rank}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
+    sys.stdout.flush()

@@ -1,0 +1,114 @@
+"""Which checkpoint a run goes on from: the newest that holds, and never step 0 in silence."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from train_config.errors import CheckpointError
+from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest
+from training.checkpoint_writer import load_tensors
+from training.collective import ControlGroup
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that holds, and what is to be said about those that did not."""
+
+    folder: CheckpointFolder
+    manifest: Manifest
+    warnings: list[str]
+
+
+def find_checkpoint(
+    store: CheckpointStore, rank: int, world_size: int, store_checksum: str, control: ControlGroup
+) -> Found | None:
+    """The newest checkpoint whose manifest and files hold. Every worker calls it and checks its own files.
+
+    Returns:
+        None where the run never completed one.
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them can be used.
+    """
+    warnings: list[str] = []
+    names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
+    for name in filter(None, names):
+        folder = CheckpointFolder(store.root / name)
+        problem = _problem(folder, rank, world_size, store_checksum)
+        if control.all_true(not problem):
+            if rank == 0:
+                warnings += _check_latest(store, folder)
+            return Found(folder, folder.manifest(), warnings)
+        warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
+    if warnings:
+        raise CheckpointError(
+            f"{store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
+            "restore one from a copy, or start anew under another run.name"
+        )
+    return None
+
+
+def _problem(folder: CheckpointFolder, rank: int, world_size: int, store_checksum: str) -> str:
+    try:
+        manifest = folder.verify([rank])
+    except CheckpointError as error:
+        return str(error)
+    if manifest.world_size != world_size:
+        raise CheckpointError(
+            f"{folder.path}: written by {manifest.world_size} workers, this run has {world_size}; "
+            f"ZeRO's shards belong to a number of workers: set ray.num_workers to {manifest.world_size}"
+        )
+    if manifest.store_checksum != store_checksum:
+        raise CheckpointError(
+            f"{folder.path}: was trained on another store (checksum {manifest.store_checksum[:12]}, "
+            f"now {store_checksum[:12]}): restore the data, or start anew under another run.name"
+        )
+    return ""
+
+
+def _check_latest(store: CheckpointStore, folder: CheckpointFolder) -> list[str]:
+    latest = store.latest()
+    if latest == folder.path.name:
+        return []
+    store.write_latest(folder)
+    return [f"'latest' {'was missing' if latest is None else f'named {latest}'}, it now names {folder.path.name}"]
+
+
+def random_states() -> dict[str, Any]:
+    """The random states of this process, as tensors and plain values."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    python_version, python_keys, python_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [
+            kind,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "python": [python_version, torch.tensor(python_keys, dtype=torch.int64), python_gauss],
+    }
+
+
+def restore_random_states(path: Path) -> None:
+    """Take up the random states that :func:`random_states` gave.
+
+    Raises:
+        CheckpointError: the file can't be loaded.
+    """
+    states = load_tensors(path)
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    kind, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    python_version, python_keys, python_gauss = states["python"]
+    random.setstate((python_version, tuple(python_keys.tolist()), python_gauss))

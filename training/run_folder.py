@@ -1,0 +1,91 @@
+"""Where a run's files lie, and the small files by which driver and workers talk.
+
+<storage_path>/<name>/
+    config.yaml          the resolved config
+    metrics.jsonl        a line a step, validation and event
+    curves.png           the curves
+    checkpoints/         see training.checkpoint
+    nonfinite/           record ids of batches that gave NaN
+    export/              the Hugging Face folder
+    logs/                what each worker printed
+    wandb/, wandb_run_id
+    outcome.json         how the run ended
+    stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["finished", "stopped", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. ``exit_code`` is the process's; see train_config.errors."""
+
+    status: Status
+    step: int
+    message: str
+    exit_code: int
+
+
+class RunFolder:
+    """Paths of one run."""
+
+    def __init__(self, storage_path: str | Path, name: str):
+        self.path = Path(storage_path).expanduser().resolve() / name
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.curves = self.path / "curves.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.nonfinite = self.path / "nonfinite"
+        self.export = self.path / "export"
+        self.logs = self.path / "logs"
+        self.wandb_run_id = self.path / "wandb_run_id"
+        self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
+        self._outcome = self.path / "outcome.json"
+        self._stop = self.path / "stop.requested"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run of this name was ever started."""
+        return self.config.exists()
+
+    def request_stop(self) -> None:
+        """Ask the workers to save and end after the step in progress."""
+        self._stop.touch()
+
+    def stop_requested(self) -> bool:
+        """Whether the driver asked for an end."""
+        return self._stop.exists()
+
+    def clear_requests(self) -> None:
+        """Forget how an earlier attempt ended and what was asked of it."""
+        self._stop.unlink(missing_ok=True)
+        self._outcome.unlink(missing_ok=True)
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Record how the run ended."""
+        write_atomically(self._outcome, json.dumps(asdict(outcome), indent=2) + "\n")
+
+    def read_outcome(self) -> Outcome | None:
+        """How the run ended, or None while it has not."""
+        try:
+            return Outcome(**json.loads(self._outcome.read_text()))
+        except FileNotFoundError:
+            return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or nothing: temporary name, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

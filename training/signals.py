@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM: ask once, wait a while, then end in any case."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+GRACE_S = 25.0
+"""Seconds that workers get to save and end. With what Ray needs to shut down, a run ends within 30."""
+
+
+class Interrupted(BaseException):
+    """A signal arrived while nothing was running yet that would have to be saved."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+class StopSignals:
+    """Handles SIGINT and SIGTERM for the length of a ``with`` block in the main thread.
+
+    Before :meth:`hand_over`, a signal raises :class:`Interrupted`. After it, the first one calls ``on_request`` and
+    starts the grace period; a second one ends that at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._on_request: Callable[[], None] | None = None
+        self._deadline = float("inf")
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def hand_over(self, on_request: Callable[[], None]) -> None:
+        """From now on ask instead of raising. Installs the handlers anew: ray.init replaces that of SIGTERM."""
+        self._on_request = on_request
+        for signum in self._before:
+            signal.signal(signum, self._handle)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the grace period is over."""
+        return time.monotonic() > self._deadline
+
+    @property
+    def exit_code(self) -> int:
+        """128 + signal number, the shell's convention; 0 without a signal."""
+        return 128 + self.received if self.received else 0
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._on_request is None:
+            raise Interrupted(signum)
+        if self.received is None:
+            self.received = signum
+            self._deadline = time.monotonic() + GRACE_S
+            self._on_request()
+        else:
+            self._deadline = 0.0
