@@ -52,8 +52,12 @@ format: $(VENV)/.installed-dev  ## put the code in form
 docs: $(VENV)/.installed  ## docs/config.md from the schema
 	$(BIN)/python -m tools config_docs
 
-lock:  ## pin everything that requirements.txt and requirements-dev.txt bring along
-	./tools/lock.sh $(PYTHON)
+# What torch's CUDA build brings along is left out: torch pins it itself, and a CPU machine must not install it.
+lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt and requirements-dev.txt bring along
+	for name in requirements requirements-dev; do \
+		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate $$name.txt \
+		| grep -v -E '^(nvidia-|cuda-|triton==)' | sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' \
+		> $$name.lock; done
 
 clean:  ## remove the environment and caches, no run
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

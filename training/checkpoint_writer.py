@@ -178,6 +178,8 @@ class CheckpointWriter:
         """Raise what went wrong in the background, if anything did."""
         if self._error is not None:
             error, self._error = self._error, None
+            if not isinstance(error, OSError):
+                raise error
             raise ResourceError(f"checkpoint in {self._store.root} could not be written: {error}") from error
 
     def _write_all(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:

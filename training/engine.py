@@ -207,9 +207,11 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         if stage == 0:
             raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if stage in (0, 3):
+    if stage != 2:
         zero.pop("round_robin_gradients", None)
-    if training.amp_dtype == "none":
+    if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
+        zero["overlap_comm"] = False
+    if stage == 0 or training.amp_dtype == "none":  # stage 0 knows no gradient dtype but the model's
         settings.pop("data_types", None)
     return settings | {
         "train_micro_batch_size_per_gpu": 1,

@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
 from dataset.loader import StepBatches, TrainingBatches, ValidationBatches
+from dataset.splitting import split_records
 from dataset.store import Store
 from model.autoencoder import ESM2Autoencoder
 from model.parameter_groups import parameter_groups
@@ -92,16 +94,19 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     torch.use_deterministic_algorithms(config.training.deterministic)
     torch.set_float32_matmul_precision("high" if config.training.tf32 else "highest")
     control = ControlGroup()
-    batches, validation = _open_batches(config, context, store_path)
+    store = Store(store_path)
+    batches, validation = _open_batches(config, context, store)
     model = build_model(config.model, config.run.seed)
-    if isinstance(model, ESM2Autoencoder):
+    checkpoints = CheckpointStore(run.checkpoints)
+    starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
+    if isinstance(model, ESM2Autoencoder) and starts_anew:
         model.to(context.device)
         measure_features(model, batches, config.model.autoencoder.normalization_tokens, context, control)
     if config.training.compile:
         model.compile(dynamic=True)
     groups = parameter_groups(model, config.training.weight_decay)
     engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
-    checkpoints = CheckpointStore(run.checkpoints)
+    log = RunLog(run.metrics, context.rank)
     writer = CheckpointWriter(
         checkpoints,
         context.rank,
@@ -109,21 +114,22 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
         asynchronous=config.checkpoint.asynchronous,
+        on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
     )
     return Worker(
         config=config,
         context=context,
         run=run,
-        log=RunLog(run.metrics, context.rank),
+        log=log,
         control=control,
         engine=engine,
         batches=batches,
         validation=validation,
         checkpoints=checkpoints,
         writer=writer,
-        store=Store(store_path),
+        store=store,
         wandb_run_id=wandb_run_id,
-        total_steps=config.training.max_steps or config.training.epochs * batches.steps_per_epoch(0),
+        total_steps=config.training.max_steps or batches.total_steps(config.training.epochs),
     )
 
 
@@ -145,7 +151,9 @@ def restore(worker: Worker) -> Position:
         control.all_true(True)  # nobody renames before everybody has read
         if rank == 0:
             worker.checkpoints.discard_after(position.step)
-        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name)
+        worker.log.event(
+            "resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps
+        )
     else:
         worker.log.event("started", 0, total_steps=worker.total_steps)
     return position
@@ -213,6 +221,8 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out sequences; returns the loss. Every worker calls it."""
     totals = evaluate(worker.engine, worker.validation.steps(), worker.control)
+    if not totals:
+        return None  # nothing is held out
     figures = _figures(worker, totals)
     worker.log.write("validation", position.step, epoch=position.epoch, **figures)
     loss = figures.get("loss")
@@ -258,8 +268,22 @@ def measure_features(
     model.set_normalization(statistics)
 
 
-def _open_batches(config: Config, context: WorkerContext, store_path: str) -> tuple[TrainingBatches, ValidationBatches]:
-    raise SystemExit  # filled in with the loader
+def _open_batches(
+    config: Config, context: WorkerContext, store: Store
+) -> tuple[TrainingBatches, ValidationBatches]:
+    training, held_out = split_records(store.sequence_hashes, config.data.validation_share)
+    common: dict[str, Any] = {
+        "data": config.data,
+        "batch": config.batch,
+        "task": config.model.task,
+        "masked_lm": config.model.masked_lm,
+        "rank": context.rank,
+        "world_size": context.world_size,
+    }
+    return (
+        TrainingBatches(store.path, training, seed=config.run.seed, **common),
+        ValidationBatches(store.path, held_out, max_batches=config.training.evaluation_batches, **common),
+    )
 
 
 def _steps_from(batches: TrainingBatches, position: Position, total_steps: int) -> Iterator[StepBatches]:
