@@ -45,7 +45,8 @@ SIZES = {
 }
 
 _CONFIG_FILE = "config.json"
-_WEIGHT_PATTERNS = ["*.safetensors", "*.safetensors.index.json"]
+_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -79,7 +80,7 @@ def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Pat
     _refuse_overrides(section)
     folder = _local_folder(section.source) or _from_hub(section.source, endpoint, weights=True)
     _config_of_file(folder / _CONFIG_FILE)
-    if not any(folder.glob("*.safetensors")):
+    if not any((folder / name).is_file() for name in _WEIGHT_FILES):
         pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
         found = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
         raise ConfigError(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import EsmForMaskedLM, EsmTokenizer, PreTrainedModel
 
 from dataset.tokenizer import VOCABULARY
@@ -69,8 +70,10 @@ def export(
         _write(model, partial, resolved_config, dict(model_card_facts or {}))
         _flush(partial)
         _publish(partial, target)
-    except OSError as error:
-        raise ResourceError(f"the model can't be exported to {target} ({error.strerror or error})") from error
+    except (OSError, SafetensorError) as error:
+        raise ResourceError(
+            f"the model can't be exported to {target} ({error}); free space or choose another folder"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

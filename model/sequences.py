@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dataset.packed_batch import PackedBatch
-from dataset.packing import pack_sequences
-from dataset.tokenizer import RESIDUE_TABLE, UNK
+from dataset.tokenizer import RESIDUE_TABLE, UNK, pack_sequences
 from train_config.errors import DataError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -37,6 +36,6 @@ def _check_residues(sequence: str, index: int) -> None:
     bad = next((place for place, residue in enumerate(sequence) if residue not in _RESIDUES), None)
     if bad is not None:
         raise DataError(
-            f"sequence {index} (counted from 0) has {sequence[bad]!r} at position {bad + 1}, which is no residue of the "
-            "ESM alphabet; use upper-case letters, and X for an unknown residue"
+            f"sequence {index} (counted from 0) has {sequence[bad]!r} at position {bad + 1}, which is no residue of "
+            "the ESM alphabet; use upper-case letters, and X for an unknown residue"
         )

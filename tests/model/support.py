@@ -1,0 +1,88 @@
+"""Small networks and batches that the tests of the model share."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import EsmConfig, EsmForMaskedLM
+
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.tokenizer import MASK, pack_sequences
+from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
+
+LETTERS = "LAGVSERTIDPKQNFYMHWC"
+TINY = BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
+TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
+
+
+def tiny_section(task: str = "autoencoder", *, frozen: bool = False, checkpointing: bool = False) -> ModelSection:
+    """A model that runs in milliseconds."""
+    backbone = TINY.model_copy(update={"frozen": frozen, "gradient_checkpointing": checkpointing})
+    return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
+
+
+def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:
+    """Residues drawn evenly."""
+    draw = random.Random(seed)
+    return ["".join(draw.choices(LETTERS, k=length)) for length in lengths]
+
+
+def residue_batch(sequences: Sequence[str]) -> PackedBatch:
+    """A batch whose residues are their own targets, as the autoencoder takes it."""
+    batch = pack_sequences(sequences)
+    return dataclasses.replace(batch, targets=torch.where(batch.tokens >= 4, batch.tokens, IGNORED_TARGET))
+
+
+def masked_batch(sequences: Sequence[str], shares: Sequence[float], seed: int = 0) -> PackedBatch:
+    """A batch in which the given share of each sequence's residues is masked, and is the target."""
+    batch = residue_batch(sequences)
+    share_T = torch.tensor(shares)[batch.segment_ids()]
+    draws_T = torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(seed))
+    hidden_T = (draws_T < share_T) & (batch.tokens >= 4)
+    return dataclasses.replace(
+        batch,
+        tokens=torch.where(hidden_T, MASK, batch.tokens),
+        targets=torch.where(hidden_T, batch.tokens, IGNORED_TARGET),
+    )
+
+
+def without_targets(batch: PackedBatch) -> PackedBatch:
+    """A filler: every token is ignored."""
+    assert batch.targets is not None
+    return dataclasses.replace(batch, targets=torch.full_like(batch.targets, IGNORED_TARGET))
+
+
+def segments(values: Tensor, batch: PackedBatch) -> list[Tensor]:
+    """Split (T, ...) values by sequence."""
+    return list(values.split((batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()))
+
+
+def save_network(folder: Path, seed: int = 0, **changes: object) -> EsmForMaskedLM:
+    """Write a tiny EsmForMaskedLM as a Hugging Face folder and return it."""
+    settings: dict[str, object] = {
+        "vocab_size": 33,
+        "mask_token_id": 32,
+        "pad_token_id": 1,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": 1e-5,
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": True,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = EsmForMaskedLM(EsmConfig(**(settings | changes))).eval()
+        for parameter in network.parameters():  # biases and norms off their constants, so that a lost one shows
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    network.save_pretrained(folder)
+    return network
