@@ -5,19 +5,26 @@ hold is described in :mod:`dataset.store_format`.
 
 Nothing is mapped before the file's size, its meta pages and its B-tree have been checked, because LMDB follows what
 stands there, and a truncated or damaged file would end the process by a signal. Each block's CRC-32 is checked when
-a process first reads it. The map is opened once per process and file, when first needed, and never carried across a
-fork or a pickle. It stays open until the process ends, since views into it may be anywhere.
+a process first reads it.
+
+LMDB is asked once per process where every value lies, then closed again; the views are of a map of our own. py-lmdb's
+views die with its environment without notice, and py-lmdb 3.0 refuses, in a forked child, to open a file that the
+parent had open: both would make a view that was taken before a fork, or kept too long, end the process. A map of
+Python's lives as long as its last view. It is opened when first needed, shared by the stores of one file, and never
+carried over to another process by a fork or a pickle.
 
 Shape legend: N records of the store, L residues of one record.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -103,6 +110,14 @@ class Store:
         start, end = block.id_offsets[place : place + 2]
         return block.ids[start:end].tobytes().decode("ascii")
 
+    def residue_blocks(self) -> Iterator[np.ndarray]:
+        """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks.
+
+        Raises:
+            DataError: a block is damaged.
+        """
+        return self._file.residue_blocks()
+
     def verify_blocks(self) -> None:
         """Read every block and check it against the arrays, whatever this process has checked before.
 
@@ -158,19 +173,13 @@ class _OpenFile:
         self.pid = os.getpid()
         self._path = path
         self._manifest = manifest
-        self._lock = threading.Lock()
         self._blocks: dict[int, _Block] = {}
-        with self._reading():
-            self._environment = lmdb.open(
-                str(path),
-                readonly=True,
-                create=False,
-                lock=False,
-                readahead=False,
-                lib_version=LMDB_MAJOR,
-            )
-            # Held for the life of the process: its views stay valid, and the file never changes under it.
-            self._transaction = self._environment.begin(buffers=True)
+        self._map = _map_file(path, manifest)
+        self._bytes = memoryview(self._map)
+        try:
+            self._extents = _find_values(path, manifest)
+        except (lmdb.Error, ValueError) as error:
+            raise self._damaged(str(error)) from error
         self.lengths = self._array(Kind.LENGTHS, "<u4", manifest.num_records)
         self.hashes = self._array(Kind.HASHES, "<u8", manifest.num_records)
         self._starts: list[int] = self._array(Kind.STARTS, "<u8", manifest.num_blocks).tolist()
@@ -181,16 +190,18 @@ class _OpenFile:
             raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
         number = bisect_right(self._starts, index) - 1
         block = self._blocks.get(number)
-        if block is None:
-            with self._lock:
-                block = self._blocks[number] = self._read_block(number)
+        if block is None:  # two threads may both read it; they find the same
+            block = self._blocks[number] = self._read_block(number)
         return block, index - self._starts[number]
+
+    def residue_blocks(self) -> Iterator[np.ndarray]:
+        for start in self._starts:
+            block, _ = self.find(start)
+            yield block.residues
 
     def verify_blocks(self) -> None:
         for number, start in enumerate(self._starts):
-            with self._lock:
-                block = self._read_block(number)
-            lengths = np.diff(block.residue_offsets)
+            lengths = np.diff(self._read_block(number).residue_offsets)
             if not np.array_equal(lengths, self.lengths[start : start + len(lengths)]):
                 raise self._damaged(f"block {number} disagrees with the lengths of its records")
 
@@ -220,41 +231,74 @@ class _OpenFile:
         return aligned
 
     def _value(self, key: bytes, kind: Kind, name: str) -> Frame:
-        with self._reading():
-            value = self._transaction.get(key)
-        if value is None:
+        if key not in self._extents:
             raise self._damaged(f"{name} is missing")
+        offset, num_bytes = self._extents[key]
+        page_start = offset - offset % mmap.PAGESIZE
+        # The map is advised not to read ahead, since records are read in random order; a block is read as a whole.
+        self._map.madvise(mmap.MADV_WILLNEED, page_start, offset - page_start + num_bytes)
         try:
-            return unframe(value, kind)
+            return unframe(self._bytes[offset : offset + num_bytes], kind)
         except ValueError as error:
             raise self._damaged(f"{name}: {error}") from error
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except lmdb.Error as error:
-            raise self._damaged(str(error)) from error
 
     def _damaged(self, problem: str) -> DataError:
         return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {_REMEDY}")
 
 
-# By process, device and inode: a store that was replaced is another file under the same path, and LMDB refuses
-# to open one file twice. Entries of the parent stay in a forked child untouched, so that nothing closes them there.
-_OPEN_FILES: dict[tuple[int, int, int], _OpenFile] = {}
+def _map_file(path: Path, manifest: StoreManifest) -> mmap.mmap:
+    with (path / DATA_FILE).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != manifest.data_bytes:
+            raise DataError(f"{path / DATA_FILE}: {size:,} bytes: it changed since it was checked; {_REMEDY}")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    return mapped
+
+
+def _find_values(path: Path, manifest: StoreManifest) -> dict[bytes, tuple[int, int]]:
+    """Offset in data.mdb and size in bytes of every value, by key.
+
+    Raises:
+        lmdb.Error: LMDB can't read the file.
+        ValueError: a value lies outside the file.
+    """
+    extents = {}
+    with (
+        lmdb.open(str(path), readonly=True, create=False, lock=False, lib_version=LMDB_MAJOR) as environment,
+        environment.begin(buffers=True) as transaction,
+    ):
+        base = None
+        for key, value in transaction.cursor():
+            address = np.frombuffer(value, dtype=np.uint8).__array_interface__["data"][0]
+            if base is None:
+                base = _map_base(address, manifest.page_bytes)
+            extents[bytes(key)] = (address - base, len(value))
+    for offset, num_bytes in extents.values():
+        if offset < 0 or offset + num_bytes > manifest.data_bytes:
+            raise ValueError("its index points outside the file")
+    return extents
+
+
+def _map_base(address: int, page_bytes: int) -> int:
+    """Where LMDB has mapped the file, from the address of a value: each page starts with its own number (MDB_page)."""
+    page = address - address % page_bytes
+    return page - page_bytes * int.from_bytes(ctypes.string_at(page, 8), "little")
+
+
+# By process, device and inode, for as long as some store uses it. A store that was replaced is another file.
+_OPEN_FILES: weakref.WeakValueDictionary[tuple[int, int, int], _OpenFile] = weakref.WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
 def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
     try:
         status = (path / DATA_FILE).stat()
+        key = (os.getpid(), status.st_dev, status.st_ino)
+        with _OPENING:  # LMDB refuses to open one file twice at the same time
+            opened = _OPEN_FILES.get(key)
+            if opened is None:
+                opened = _OPEN_FILES[key] = _OpenFile(path, manifest)
+            return opened
     except OSError as error:
         raise DataError(f"{path / DATA_FILE}: can't be read: {error.strerror}; {_REMEDY}") from error
-    key = (os.getpid(), status.st_dev, status.st_ino)
-    with _OPENING:
-        if key not in _OPEN_FILES:
-            if status.st_size != manifest.data_bytes:
-                raise DataError(f"{path / DATA_FILE}: {status.st_size:,} bytes: it changed since it was checked")
-            _OPEN_FILES[key] = _OpenFile(path, manifest)
-        return _OPEN_FILES[key]

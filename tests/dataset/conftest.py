@@ -1,0 +1,29 @@
+"""Stores for the tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dataset.sample import sample_records
+from tests.dataset.store_fixtures import make_store
+
+
+@pytest.fixture(scope="session")
+def sample() -> list[tuple[str, str]]:
+    """3,000 records, about a megabyte: several blocks."""
+    return list(sample_records(3000, 30, seed=7))
+
+
+@pytest.fixture(scope="session")
+def pristine_store(tmp_path_factory: pytest.TempPathFactory, sample: list[tuple[str, str]]) -> Path:
+    """The sample's store, to be read only."""
+    return make_store(tmp_path_factory.mktemp("pristine"), sample)
+
+
+@pytest.fixture
+def store_path(tmp_path: Path, pristine_store: Path) -> Path:
+    """A copy of the sample's store, to be damaged at will."""
+    return Path(shutil.copytree(pristine_store, tmp_path / "store"))

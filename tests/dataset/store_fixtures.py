@@ -1,0 +1,21 @@
+"""A small store made anew for a test that damages it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataset.conversion import convert
+from train_config.schema import IngestSection
+
+
+def write_fasta(path: Path, records: list[tuple[str, str]]) -> Path:
+    """A plain FASTA file of these records."""
+    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
+    return path
+
+
+def make_store(folder: Path, records: list[tuple[str, str]], **settings: object) -> Path:
+    """A store of these records in ``folder/store``."""
+    source = write_fasta(folder / "in.fasta", records)
+    convert([str(source)], folder / "store", IngestSection(), **settings)
+    return folder / "store"
