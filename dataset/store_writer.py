@@ -40,7 +40,7 @@ from train_config.schema import IngestSection
 DEFAULT_MAP_SIZE_BYTES = 1 << 30
 """Address space, not disk: LMDB's file is as large as what was written."""
 
-TRANSACTION_BYTES = 32 << 20
+TRANSACTION_BYTES = 8 << 20
 
 
 class StoreWriter:
@@ -71,7 +71,6 @@ class StoreWriter:
         self._starts: list[int] = []
         self._lengths: list[np.ndarray] = []
         self._hashes: list[np.ndarray] = []
-        self._residues_sha256 = hashlib.sha256()
         self._ids_sha256 = hashlib.sha256()
 
     def add(self, block: CleanBlock) -> None:
@@ -90,7 +89,6 @@ class StoreWriter:
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
         self._num_records += len(block.ids)
-        self._residues_sha256.update(block.residues)
         self._ids_sha256.update("\n".join([*block.ids, ""]).encode("ascii"))
 
     def finish(
@@ -104,16 +102,17 @@ class StoreWriter:
         """
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
-        lengths = np.concatenate(self._lengths)
+        lengths, hashes = np.concatenate(self._lengths), np.concatenate(self._hashes)
         self._put_array(Kind.LENGTHS, lengths)
-        self._put_array(Kind.HASHES, np.concatenate(self._hashes))
+        self._put_array(Kind.HASHES, hashes)
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         self._commit()
         page_bytes = self._environment.stat()["psize"]
         with self._disk():
             self._environment.sync(True)
         self._environment.close()
-        manifest = self._describe(lengths, page_bytes, source, ingest, counts)
+        checksum = content_checksum(lengths, hashes, self._ids_sha256.digest())
+        manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
         (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
         return manifest
 
@@ -124,6 +123,7 @@ class StoreWriter:
     def _describe(
         self,
         lengths: np.ndarray,
+        checksum: str,
         page_bytes: int,
         source: list[SourceFile] | SampleSource,
         ingest: IngestSection,
@@ -136,7 +136,7 @@ class StoreWriter:
             num_residues=int(lengths.sum(dtype=np.int64)),
             num_blocks=len(self._starts),
             alphabet=STORE_ALPHABET,
-            checksum=self._content_checksum(lengths),
+            checksum=checksum,
             data_bytes=data_file.stat().st_size,
             data_sha256=file_sha256(data_file),
             page_bytes=page_bytes,
@@ -147,11 +147,6 @@ class StoreWriter:
             counts=counts,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-    def _content_checksum(self, lengths: np.ndarray) -> str:
-        digest = hashlib.sha256(self._residues_sha256.digest() + self._ids_sha256.digest())
-        digest.update(_bytes(lengths))
-        return digest.hexdigest()
 
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
@@ -185,6 +180,14 @@ class StoreWriter:
             raise
         except lmdb.Error as error:
             raise disk_full(self._target, str(error)) from error
+
+
+def content_checksum(lengths: np.ndarray, hashes: np.ndarray, ids_sha256: bytes) -> str:
+    """Identity of a store's content, hex: SHA-256 of (N,) lengths, (N,) sequence hashes and the SHA-256 of the ids."""
+    digest = hashlib.sha256(_bytes(lengths))
+    digest.update(_bytes(hashes))
+    digest.update(ids_sha256)
+    return digest.hexdigest()
 
 
 def _offsets(lengths: np.ndarray) -> memoryview:
