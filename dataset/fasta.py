@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -43,6 +44,7 @@ BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
 
+_RECORDS_AT_ONCE = 32
 _CHUNK_BYTES = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 _COMMENT_LINE = re.compile(rb"[\r\n][\t\x0b\x0c\x1c-\x1f ]*#")
@@ -115,12 +117,13 @@ class FastaSource:
         for path in self.paths:
             number = 1
             origins.append(Origin(len(headers), path, number))
-            for record in self._records(path):
-                headers.append(record.name)
-                sequence = record.sequence
-                sequences.append(sequence)
-                residues += len(sequence)
-                number += 1
+            records = self._records(path)
+            while some := list(islice(records, _RECORDS_AT_ONCE)):
+                headers += [record.name for record in some]
+                read = [record.sequence for record in some]
+                sequences += read
+                residues += sum(map(len, read))
+                number += len(some)
                 if residues >= BATCH_RESIDUES or len(headers) >= BATCH_RECORDS:
                     yield RecordBatch(headers, sequences, origins)
                     headers, sequences, origins, residues = [], [], [Origin(0, path, number)], 0

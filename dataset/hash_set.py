@@ -26,13 +26,17 @@ class HashSet64:
     def add(self, hashes_N: np.ndarray) -> np.ndarray:
         """Insert all; (N,) bool: True where the hash was in neither the set nor an earlier place of ``hashes_N``."""
         # 0 marks an empty place, so the hash 0 is kept as 1.
-        values_N = np.where(hashes_N == _EMPTY, np.uint64(1), hashes_N)
-        unique, first = np.unique(values_N, return_index=True)
-        while 2 * (self._count + len(unique)) > len(self._table):
+        values_N = np.maximum(hashes_N, np.uint64(1))
+        in_order = np.sort(values_N)
+        while 2 * (self._count + len(values_N)) > len(self._table):
             self._grow()
-        fresh_N = np.zeros(len(values_N), dtype=bool)
-        fresh_N[first] = self._insert(unique)
-        self._count += int(fresh_N.sum())
+        if (in_order[1:] != in_order[:-1]).all():
+            fresh_N = self._insert(values_N)
+        else:
+            unique, first = np.unique(values_N, return_index=True)
+            fresh_N = np.zeros(len(values_N), dtype=bool)
+            fresh_N[first] = self._insert(unique)
+        self._count += int(np.count_nonzero(fresh_N))
         return fresh_N
 
     def _grow(self) -> None:
@@ -42,17 +46,17 @@ class HashSet64:
 
     def _insert(self, unique: np.ndarray) -> np.ndarray:
         """Linear probing for all values at once; True where a value was not there."""
-        mask = np.uint64(len(self._table) - 1)
-        slots = unique & mask
+        mask = len(self._table) - 1
+        places = (unique & np.uint64(mask)).astype(np.intp)
         new = np.zeros(len(unique), dtype=bool)
         pending = np.arange(len(unique))
         while pending.size:
-            values, places = unique[pending], slots[pending]
+            values = unique[pending]
             free = self._table[places] == _EMPTY
             # Several values may want one free place: the last written has it, the others find so and move on.
             self._table[places[free]] = values[free]
             settled = self._table[places] == values
             new[pending[free & settled]] = True
-            slots[pending] = (places + np.uint64(1)) & mask
-            pending = pending[~settled]
+            moving = ~settled
+            pending, places = pending[moving], (places[moving] + 1) & mask
         return new

@@ -1,0 +1,95 @@
+"""Policies apply to the records that they are about, and each application is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+
+from dataset.fasta import RecordBatch
+from dataset.ingest import CleanBlock, Ingest
+from train_config.errors import DataError
+from train_config.schema import IngestSection
+
+
+def batch(*records: tuple[str, str]) -> RecordBatch:
+    return RecordBatch([header for header, _ in records], [sequence for _, sequence in records])
+
+
+def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
+    if block is None:
+        return []
+    ends = np.cumsum(block.lengths)
+    return [
+        (name, block.residues[end - length : end].decode())
+        for name, end, length in zip(block.ids, ends, block.lengths, strict=True)
+    ]
+
+
+def applied(ingest: Ingest) -> dict[str, int]:
+    return {name: number for name, number in ingest.counts if number and name != "records_read"}
+
+
+def test_plain_records_pass_untouched():
+    ingest = Ingest(IngestSection())
+    block = ingest.clean(batch(("a one", "MKV"), ("b", "ACDEFBUZOX")))
+    assert pairs(block) == [("a", "MKV"), ("b", "ACDEFBUZOX")]
+    assert block.lengths.dtype == np.uint32
+    assert block.hashes.tolist() == [xxhash.xxh3_64_intdigest(b"MKV"), xxhash.xxh3_64_intdigest(b"ACDEFBUZOX")]
+    assert not applied(ingest)
+
+
+def test_repairs_are_counted():
+    ingest = Ingest(IngestSection())
+    block = ingest.clean(batch(("a", "mkv"), ("b", "MK*"), ("c", "MJJ"), ("d", "MKL")))
+    assert pairs(block) == [("a", "MKV"), ("b", "MK"), ("c", "MXX"), ("d", "MKL")]
+    assert applied(ingest) == {"records_upper_cased": 1, "stops_dropped": 1, "j_to_x": 2}
+
+
+def test_bad_characters_become_x():
+    ingest = Ingest(IngestSection(bad_characters="to_x"))
+    assert pairs(ingest.clean(batch(("a", "M-K1*"), ("b", "MKL")))) == [("a", "MXKX"), ("b", "MKL")]
+    assert applied(ingest) == {"bad_characters_to_x": 2, "stops_dropped": 1}
+
+
+def test_records_with_bad_characters_are_skipped_and_leave_their_id_free():
+    ingest = Ingest(IngestSection(bad_characters="skip"))
+    assert pairs(ingest.clean(batch(("a", "M-K"), ("a", "MKL")))) == [("a", "MKL")]
+    assert applied(ingest) == {"records_skipped_bad_characters": 1}
+
+
+def test_records_without_a_sequence_are_skipped():
+    ingest = Ingest(IngestSection(empty_sequences="skip"))
+    assert pairs(ingest.clean(batch(("a", ""), ("b", "*"), ("c", "MK")))) == [("c", "MK")]
+    assert applied(ingest) == {"records_skipped_empty": 2}
+
+
+def test_a_batch_may_be_dropped_whole():
+    assert Ingest(IngestSection(empty_sequences="skip")).clean(batch(("a", ""))) is None
+
+
+def test_the_first_of_an_id_is_kept_within_and_across_batches():
+    ingest = Ingest(IngestSection(duplicate_ids="first"))
+    assert pairs(ingest.clean(batch(("a", "MK"), ("a", "ML"), ("b", "MM")))) == [("a", "MK"), ("b", "MM")]
+    assert pairs(ingest.clean(batch(("b", "MN"), ("c", "MP")))) == [("c", "MP")]
+    assert applied(ingest) == {"records_skipped_duplicate_id": 2}
+
+
+def test_renamed_ids_stay_unique_even_beside_ids_that_look_renamed():
+    ingest = Ingest(IngestSection(duplicate_ids="rename"))
+    names = [name for name, _ in pairs(ingest.clean(batch(("a", "MK"), ("a", "ML"), ("a.2", "MM"), ("a", "MN"))))]
+    names += [name for name, _ in pairs(ingest.clean(batch(("a.2", "MP"), ("a", "MQ"))))]
+    assert names == ["a", "a.3", "a.2", "a.4", "a.2.2", "a.5"]
+    assert applied(ingest) == {"ids_renamed": 4}
+
+
+@pytest.mark.parametrize("policy", ["error", "to_x", "skip"])
+def test_a_header_inside_a_sequence_line_is_refused_under_every_policy(policy):
+    with pytest.raises(DataError, match="'>' inside a sequence line"):
+        Ingest(IngestSection(bad_characters=policy)).clean(batch(("a", "MKV>b")))
+
+
+@pytest.mark.parametrize(("header", "problem"), [("", "without an id"), ("   ", "without an id")])
+def test_an_empty_id_is_refused(header, problem):
+    with pytest.raises(DataError, match=problem):
+        Ingest(IngestSection()).clean(batch(("a", "MK"), (header, "MK")))
