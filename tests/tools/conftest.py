@@ -1,0 +1,32 @@
+"""The tools' command line, run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tools.__main__ import main
+from train_config.command_line import run
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """``command("inspect", path)``: what ``python -m tools inspect path`` returns and prints."""
+
+    def call(*arguments: object) -> Outcome:
+        try:
+            code = run(main, [str(argument) for argument in arguments])
+        except SystemExit as end:  # how tyro ends on wrong usage and on --help
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
