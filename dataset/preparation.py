@@ -1,0 +1,103 @@
+"""From the records of one planned batch to its tokens and targets: reading, cropping, tokenizing, masking.
+
+In: a store and record indices. Out: NumPy arrays of bytes, an eighth of the size of what torch will take, since
+they may come from a loader process. The result is a function of (settings, epoch, records) alone; who computes it and
+when changes nothing. Nothing here needs torch, so that loader processes start fast.
+
+Shape legend: T tokens, N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.cropping import crop_starts, cropped_lengths
+from dataset.masking import MaskingShares, Tokens, mask_tokens, residue_targets
+from dataset.tokenizer import cumulative_lengths, tokenize_packed
+from train_config.errors import DataError
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+
+
+class SequenceStore(Protocol):
+    """What is needed of a store."""
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """(number of records,) residues of each sequence."""
+
+    def sequence(self, index: int) -> NDArray[np.uint8]:
+        """The residues of one sequence, ASCII."""
+
+
+@dataclass(frozen=True)
+class PreparationSettings:
+    """How batches are made.
+
+    Attributes:
+        max_length: residues; longer sequences are cropped.
+        seed: of crops and masks.
+        random_crops: crop at random, as in training, or at the start, as in validation.
+        masking: what is masked, or None where every residue is a target.
+    """
+
+    max_length: int
+    seed: int
+    random_crops: bool
+    masking: MaskingShares | None
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A packed batch in its smallest form.
+
+    Attributes:
+        tokens: (T,) uint8.
+        targets: (T,) uint8, :data:`dataset.masking.NO_TARGET` where no loss is taken.
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+    """
+
+    tokens: Tokens
+    targets: Tokens
+    cu_seqlens: NDArray[np.int32]
+
+
+def prepare_batch(
+    store: SequenceStore, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]
+) -> PreparedBatch:
+    """Read, crop, tokenize and mask the sequences of one batch.
+
+    Raises:
+        DataError: the store is damaged.
+    """
+    whole_N = store.lengths[records_N]
+    lengths_N = cropped_lengths(whole_N, settings.max_length)
+    starts_N = np.zeros_like(lengths_N)
+    if settings.random_crops:
+        starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
+    residues = _read(store, records_N, starts_N, starts_N + lengths_N)
+    if residues.size != lengths_N.sum():
+        raise DataError(_disagreement(store, records_N))
+    tokens_T = tokenize_packed(residues, lengths_N)
+    cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    if settings.masking is None:
+        return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens)
+    inputs_T, targets_T = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
+    return PreparedBatch(inputs_T, targets_T, cu_seqlens)
+
+
+def _read(
+    store: SequenceStore, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Residues of all windows, end to end."""
+    windows = zip(records_N.tolist(), starts_N.tolist(), ends_N.tolist(), strict=True)
+    return np.concatenate([store.sequence(record)[start:end] for record, start, end in windows])
+
+
+def _disagreement(store: SequenceStore, records_N: NDArray[np.int64]) -> str:
+    """Which record's sequence has another length than the store's array of lengths says."""
+    wrong = next((r for r in records_N.tolist() if store.sequence(r).size != store.lengths[r]), -1)
+    return f"record {wrong} of the store has another length than its array of lengths says: convert the source again"
