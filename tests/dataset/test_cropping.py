@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.cropping import CropCount, count_cropped, crop_starts, cropped_lengths
@@ -11,6 +11,7 @@ from dataset.cropping import CropCount, count_cropped, crop_starts, cropped_leng
 lengths = st.lists(st.integers(0, 40_000), min_size=1, max_size=30).map(lambda values: np.array(values, np.uint32))
 
 
+@settings(deadline=None)
 @given(lengths_N=lengths, max_length=st.integers(1, 2000), seed=st.integers(0, 9), epoch=st.integers(0, 9))
 def test_window_lies_inside_its_sequence(lengths_N, max_length, seed, epoch):
     starts_N = crop_starts(lengths_N, max_length, np.arange(lengths_N.size), seed, epoch)
@@ -18,6 +19,7 @@ def test_window_lies_inside_its_sequence(lengths_N, max_length, seed, epoch):
     assert (starts_N + cropped_lengths(lengths_N, max_length) <= lengths_N).all()
 
 
+@settings(deadline=None)
 @given(lengths_N=lengths, max_length=st.integers(1, 2000))
 def test_counts_are_what_is_left_out(lengths_N, max_length):
     counted = count_cropped(lengths_N, max_length)

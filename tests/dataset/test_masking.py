@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.masking import NO_TARGET, MaskingShares, mask_tokens, residue_targets
@@ -22,6 +22,7 @@ def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(tokens), cumulative_lengths(np.array([ids.size for ids in tokens]))
 
 
+@settings(deadline=None)
 @given(texts=sequences, shares=shares, seed=st.integers(0, 5), epoch=st.integers(0, 5))
 def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, shares, seed, epoch):
     tokens_T, cu_seqlens = packed(texts)
@@ -35,6 +36,7 @@ def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, share
     assert (tokens_T == before_T).all()
 
 
+@settings(deadline=None)
 @given(texts=sequences, data=st.data())
 def test_masks_do_not_depend_on_company_or_order(texts, data):
     index = data.draw(st.integers(0, len(texts) - 1))

@@ -7,13 +7,12 @@ from pathlib import Path
 import dnaio
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.packing import EpochPlan, micro_batches, plan_epoch
 from train_config.errors import DataError
 
-UNIREF = Path(__file__).parents[3] / "shared" / "data" / "uniref90_10k.fasta.gz"
 BUDGET = 1024
 
 lengths = st.lists(st.integers(2, BUDGET), max_size=300).map(lambda values: np.array(values, dtype=np.int64))
@@ -29,10 +28,8 @@ plans = st.builds(
 
 
 @pytest.fixture(scope="module")
-def uniref_tokens() -> np.ndarray:
-    if not UNIREF.exists():
-        pytest.skip("the shared UniRef90 sample is not here")
-    with dnaio.open(UNIREF) as records:
+def uniref_tokens(shared_data: Path) -> np.ndarray:
+    with dnaio.open(shared_data / "uniref90_10k.fasta.gz") as records:
         return np.array([min(len(record.sequence), 1022) + 2 for record in records])
 
 
@@ -40,6 +37,7 @@ def batch_tokens(plan: EpochPlan, lengths_N: np.ndarray) -> np.ndarray:
     return np.add.reduceat(lengths_N[plan.records], plan.offsets[:-1])
 
 
+@settings(deadline=None)
 @given(lengths_N=lengths, window=st.integers(1, 200), seed=st.integers(0, 2**40), epoch=st.integers(0, 50))
 def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, window, seed, epoch):
     plan = plan_epoch(lengths_N, BUDGET, window, seed, epoch)
@@ -52,6 +50,7 @@ def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, w
         assert batch_tokens(plan, lengths_N).max() <= BUDGET
 
 
+@settings(deadline=None)
 @given(plan=plans, world_size=st.integers(1, 9))
 def test_ranks_together_take_every_record_of_an_epoch_once(plan, world_size):
     taken = [
@@ -65,6 +64,7 @@ def test_ranks_together_take_every_record_of_an_epoch_once(plan, world_size):
     assert sorted(taken) == sorted(plan.records.tolist())
 
 
+@settings(deadline=None)
 @given(plan=plans, world_size=st.integers(1, 9))
 def test_records_of_a_step_do_not_depend_on_the_number_of_workers(plan, world_size):
     for step in range(plan.num_steps):
@@ -78,6 +78,7 @@ def test_records_of_a_step_do_not_depend_on_the_number_of_workers(plan, world_si
         assert sorted(taken) == sorted(plan.step_records(step).tolist())
 
 
+@settings(deadline=None)
 @given(plan=plans, world_size=st.integers(1, 9))
 def test_every_rank_takes_equally_many_batches_in_every_step(plan, world_size):
     expected = micro_batches(plan.batches_per_step, world_size)

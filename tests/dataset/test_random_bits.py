@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.random_bits import keyed_bits, positional_bits, splitmix64, threshold
@@ -24,6 +24,7 @@ def test_outputs_are_those_of_the_reference_splitmix64():
     ]
 
 
+@settings(deadline=None)
 @given(seed=numbers, epoch=numbers, records=st.lists(numbers, min_size=1, max_size=20), data=st.data())
 def test_bits_of_a_record_do_not_depend_on_its_company(seed, epoch, records, data):
     index = data.draw(st.integers(0, len(records) - 1))

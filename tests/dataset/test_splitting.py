@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.splitting import split_records
@@ -18,6 +18,7 @@ def as_hashes(values) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
+@settings(deadline=None)
 @given(hashes=hash_lists, share=st.one_of(st.just(0.0), shares))
 def test_every_record_lands_on_exactly_one_side(hashes, share):
     if share and len(set(hashes)) == 1:
@@ -26,6 +27,7 @@ def test_every_record_lands_on_exactly_one_side(hashes, share):
     assert sorted([*training, *validation]) == list(range(len(hashes)))
 
 
+@settings(deadline=None)
 @given(hashes=hash_lists, copies=st.integers(2, 4), share=shares)
 def test_duplicates_never_fall_on_both_sides(hashes, copies, share):
     if len(set(hashes)) == 1:
@@ -35,6 +37,7 @@ def test_duplicates_never_fall_on_both_sides(hashes, copies, share):
     assert not set(repeated[training].tolist()) & set(repeated[validation].tolist())
 
 
+@settings(deadline=None)
 @given(hashes=hash_lists, share=shares)
 def test_both_sides_hold_something_when_there_are_two_sequences(hashes, share):
     if len(set(hashes)) == 1:
@@ -44,6 +47,7 @@ def test_both_sides_hold_something_when_there_are_two_sequences(hashes, share):
     assert validation.size
 
 
+@settings(deadline=None)
 @given(hashes=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=60, unique=True), share=shares, data=st.data())
 def test_split_does_not_depend_on_the_order_of_the_records(hashes, share, data):
     reordered = data.draw(st.permutations(hashes))

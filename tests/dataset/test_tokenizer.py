@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import EsmTokenizer
 
@@ -43,6 +43,7 @@ def reference(tmp_path_factory) -> EsmTokenizer:
     return EsmTokenizer(str(path))
 
 
+@settings(deadline=None)
 @given(text=any_text)
 def test_ids_are_those_of_transformers_on_any_text(reference, text):
     assert encode(text).tolist() == reference(text)["input_ids"]
@@ -92,6 +93,7 @@ def test_special_ids_are_those_of_transformers(reference):
     assert len(VOCABULARY) == 33
 
 
+@settings(deadline=None)
 @given(text=sequences)
 def test_decoding_gives_the_residues_back(text):
     assert decode(encode(text)) == text
@@ -103,6 +105,7 @@ def test_decoding_refuses_an_id_outside_the_vocabulary():
         decode([0, 33])
 
 
+@settings(deadline=None)
 @given(texts=st.lists(sequences, max_size=8))
 def test_packed_tokens_are_the_sequences_encoded_one_at_a_time(texts):
     residues_R = np.frombuffer("".join(texts).encode(), dtype=np.uint8)
