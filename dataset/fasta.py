@@ -14,6 +14,7 @@ import glob
 import hashlib
 import io
 import lzma
+import os
 import re
 import sys
 import zlib
@@ -133,8 +134,8 @@ class FastaSource:
             yield RecordBatch(headers, sequences, origins)
 
     def _records(self, path: Path) -> Iterator[dnaio.SequenceRecord]:
-        status = path.stat()
         with _reading(path), path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
             raw = _CountedFile(file, self._count)
             with xopen(io.BufferedReader(raw, _CHUNK_BYTES), "rb", threads=0) as decompressed:
                 checked = io.BufferedReader(_CheckedStream(decompressed, path), _CHUNK_BYTES)

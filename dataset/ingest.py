@@ -91,6 +91,7 @@ class Ingest:
         """Indices and residues of the records that stay, as to their residues."""
         kept: list[int] = []
         sequences: list[bytes] = []
+        repaired: list[CleanSequence] = []
         for index, raw in enumerate(raw_sequences):
             cleaned = clean(raw)
             residues = self._without_bad(batch, index, cleaned)
@@ -99,11 +100,12 @@ class Ingest:
             if not residues:
                 self._drop_empty(batch, index)
                 continue
-            self.counts.records_upper_cased += cleaned.upper_cased
-            self.counts.stops_dropped += cleaned.stop_dropped
-            self.counts.j_to_x += cleaned.j_to_x
             kept.append(index)
             sequences.append(residues)
+            repaired.append(cleaned)
+        self.counts.records_upper_cased += sum(cleaned.upper_cased for cleaned in repaired)
+        self.counts.stops_dropped += sum(cleaned.stop_dropped for cleaned in repaired)
+        self.counts.j_to_x += sum(cleaned.j_to_x for cleaned in repaired)
         return kept, sequences
 
     def _without_bad(self, batch: RecordBatch, index: int, cleaned: CleanSequence) -> bytes | None:

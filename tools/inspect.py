@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from dataset.store_format import SampleSource
 from tools.fasta2lmdb import count_lines
 
 _BAR_WIDTH = 40
+_UNWRAPPED_WIDTH = 10_000
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
@@ -55,7 +57,9 @@ def main(argv: list[str]) -> int:
     if arguments.json_:
         print(json.dumps(facts, indent=1))
     else:
-        Console(highlight=False).print(_report(arguments.store, store, facts))
+        # Into a file or pipe nothing is wrapped.
+        width = None if sys.stdout.isatty() else _UNWRAPPED_WIDTH
+        Console(highlight=False, width=width).print(_report(arguments.store, store, facts))
     return 0
 
 

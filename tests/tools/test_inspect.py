@@ -1,0 +1,78 @@
+"""``python -m tools inspect`` shows what is in a store, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dataset.store_format import DATA_FILE
+
+
+@pytest.fixture
+def store(command, tmp_path):
+    (tmp_path / "in.fasta").write_text(">a\nMKV*\n>b\n" + "L" * 120 + "\n>c\nMKX\n")
+    assert command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    return tmp_path / "store"
+
+
+def test_the_report_shows_counts_lengths_composition_and_origin(command, store):
+    outcome = command("inspect", store)
+    assert outcome.code == 0
+    for words in (
+        "records   3",
+        "residues  126",
+        "3 to 120, median 3, mean 42",
+        "ACDEFGHIKLMNPQRSTVWYBUZOX",
+        "version 1, lmdb-0.9, 1 blocks",
+        "1 final '*' dropped",
+        "in.fasta",
+        "100 to 199",
+        "95.24 %",
+        "--verify reads all",
+    ):
+        assert words in " ".join(outcome.out.split("\n")), words
+
+
+def test_json_holds_the_same_and_more(command, store):
+    facts = json.loads(command("inspect", store, "--json", "--verify").out)
+    assert facts["records"] == 3
+    assert facts["lengths"]["histogram"] == [
+        {"from": 0, "to": 50, "records": 2},
+        {"from": 50, "to": 100, "records": 0},
+        {"from": 100, "to": 200, "records": 1},
+    ]
+    assert facts["composition"] == {"L": 120, "K": 2, "M": 2, "V": 1, "X": 1}
+    assert facts["counts"]["stops_dropped"] == 1
+    assert facts["verified"] == "full"
+    assert facts["source"][0]["sha256"]
+
+
+def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
+    from dataset.conversion import ensure_store
+    from train_config.schema import DataSection, SampleSection
+
+    path = ensure_store(DataSection(sample=SampleSection(records=5, families=1)), tmp_path)
+    assert "embedded sample: 5 records, 1 families, seed 0" in command("inspect", path).out
+
+
+def test_verify_finds_what_a_quick_look_can_not(command, store):
+    data = bytearray((store / DATA_FILE).read_bytes())
+    data[-1] ^= 1
+    (store / DATA_FILE).write_bytes(data)
+    outcome = command("inspect", store, "--verify")
+    assert outcome.code == 3
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+
+
+def test_help_teaches_by_example(command):
+    outcome = command("inspect", "--help")
+    assert outcome.code == 0
+    assert "python -m tools inspect uniref50_store --json | jq" in outcome.out
+
+
+def test_a_folder_that_is_no_store_is_refused(command, tmp_path):
+    outcome = command("inspect", tmp_path)
+    assert outcome.code == 3
+    assert "not a store" in outcome.err
