@@ -32,7 +32,7 @@ def exclusive(target: Path) -> Iterator[None]:
     lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(lock_path)
+        descriptor = _locked(lock_path, target)
     try:
         _sweep(target)
         yield
@@ -107,13 +107,13 @@ def _rename(building: Path, target: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _locked(lock_path: Path) -> int:
+def _locked(lock_path: Path, target: Path) -> int:
     while True:
         descriptor = os.open(lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("waiting for another process that prepares %s", lock_path.name)
+            log.warning("waiting for another process that is preparing %s", target)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_same_file(descriptor, lock_path):
             return descriptor
