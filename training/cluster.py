@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from train_config.schema import RaySection
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOCAL = "local"
+PORTS_TRIED = 100
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
 
@@ -125,11 +127,23 @@ def _start_local(section: RaySection) -> ray._private.worker.RayContext:
         # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
         include_dashboard=True,
         dashboard_host="127.0.0.1",
-        dashboard_port=section.dashboard_port,
+        dashboard_port=_free_port(section.dashboard_port),
         log_to_driver=False,
         logging_level=logging.ERROR,
         runtime_env={"env_vars": _worker_environment()},
     )
+
+
+def _free_port(preferred: int) -> int:
+    """This port of 127.0.0.1, or the next that is free: another cluster may run on this machine."""
+    for port in range(preferred, min(preferred + PORTS_TRIED, 65536)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ResourceError(f"ray.dashboard_port: {preferred} and the {PORTS_TRIED} ports after it are taken: choose one")
 
 
 def _join(address: str) -> ray._private.worker.RayContext:

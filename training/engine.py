@@ -207,8 +207,6 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         if stage == 0:
             raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if stage != 2:
-        zero.pop("round_robin_gradients", None)
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False
     if stage == 0 or training.amp_dtype == "none":  # stage 0 knows no gradient dtype but the model's
@@ -246,6 +244,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
         )
+    if (settings.get("zero_optimization") or {}).get("round_robin_gradients"):
+        # DeepSpeed 0.19.8 then maps parameters to the wrong fp32 values: exported weights would be garbage.
+        raise ConfigError(f"deepspeed.config: {path} sets round_robin_gradients, which can't be used: remove it there")
     return settings
 
 

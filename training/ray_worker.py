@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from dataset.staging import stage_store
 from train_config.schema import Config
 from training.context import choose_device
 from training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 class RayContext:
@@ -43,21 +46,23 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     config = Config.model_validate(arguments["config"])
     context = RayContext()
     torch.set_num_threads(arguments["cpus"])
-    _log_to_file(RunFolder(config.run.storage_path, config.run.name), context.rank)
+    _log_to_file(RunFolder(config.run.storage_path, config.run.name), context)
     try:
         store_path = Path(arguments["store_path"])
         if config.data.stage_dir is not None:
             store_path = stage_store(store_path, Path(config.data.stage_dir))
         train_worker(config, context, str(store_path), arguments["wandb_run_id"])
     except Exception:
-        logging.getLogger(__name__).exception("worker %d failed", context.rank)
+        logger.exception("worker %d failed", context.rank)
         raise
 
 
-def _log_to_file(run: RunFolder, rank: int) -> None:
+def _log_to_file(run: RunFolder, context: RayContext) -> None:
     run.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(run.logs / f"worker-{rank}.log")
+    handler = logging.FileHandler(run.logs / f"worker-{context.rank}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    sys.stdout.flush()
+    logger.info("rank %d of %d on %s, process %d", context.rank, context.world_size, socket.gethostname(), os.getpid())

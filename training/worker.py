@@ -151,9 +151,7 @@ def restore(worker: Worker) -> Position:
         control.all_true(True)  # nobody renames before everybody has read
         if rank == 0:
             worker.checkpoints.discard_after(position.step)
-        worker.log.event(
-            "resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps
-        )
+        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
     else:
         worker.log.event("started", 0, total_steps=worker.total_steps)
     return position
@@ -268,9 +266,7 @@ def measure_features(
     model.set_normalization(statistics)
 
 
-def _open_batches(
-    config: Config, context: WorkerContext, store: Store
-) -> tuple[TrainingBatches, ValidationBatches]:
+def _open_batches(config: Config, context: WorkerContext, store: Store) -> tuple[TrainingBatches, ValidationBatches]:
     training, held_out = split_records(store.sequence_hashes, config.data.validation_share)
     common: dict[str, Any] = {
         "data": config.data,

@@ -58,7 +58,9 @@ def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
     return store.complete()[0]
 
 
-@pytest.mark.parametrize(("stage", "amp_dtype"), [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (0, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize(
+    ("stage", "amp_dtype"), [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (0, "bf16"), (2, "bf16")]
+)
 def test_restored_engine_trains_on_bit_for_bit(process_group, tmp_path, stage, amp_dtype):
     engine = make_engine(stage, amp_dtype)
     train_step(engine)

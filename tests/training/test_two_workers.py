@@ -1,0 +1,50 @@
+"""Two processes train what one trains: losses and weights, fp32, 1e-5."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from tests.training.conftest import exported_weights, tiny_config, train_losses
+from train_config.schema import Config
+from training.context import StandaloneContext
+from training.worker import train_worker
+
+
+def run_rank(rank: int, world_size: int, rendezvous: str, config: dict, store_path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    train_worker(Config.model_validate(config), StandaloneContext(rank, world_size, rank), store_path)
+    dist.barrier()
+
+
+def train_with(workers: int, config: Config, store_path: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (Path(config.run.storage_path) / config.run.name).mkdir(parents=True)
+    arguments = (workers, str(folder / f"rendezvous-{workers}"), config.model_dump(), store_path)
+    multiprocessing.spawn(run_rank, arguments, nprocs=workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "batches_per_step"),
+    [("masked_lm", 2), ("autoencoder", 3)],
+    ids=["masked_lm", "autoencoder with a filler"],
+)
+def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path):
+    changes = {
+        "model": {"task": task},
+        "batch": {"global_tokens": 256 * batches_per_step},
+        "training": {"max_steps": 6},
+    }
+    runs = {workers: tiny_config(tmp_path / str(workers), **changes) for workers in (1, 2)}
+    for workers, config in runs.items():
+        train_with(workers, config, store_path, tmp_path)
+    one, two = train_losses(runs[1]), train_losses(runs[2])
+    assert len(one) == 6
+    assert two == pytest.approx(one, rel=1e-5)
+    expected, actual = exported_weights(runs[1]), exported_weights(runs[2])
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
