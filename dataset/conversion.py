@@ -49,7 +49,7 @@ def convert(
 ) -> StoreManifest:
     """Convert FASTA files to a store.
 
-    Memory stays flat in the size of the files but for about 30 to 45 bytes a record (lengths, hashes, ids seen).
+    Memory stays flat in the size of the files but for about 60 bytes a record (lengths, hashes, ids seen).
 
     Args:
         sources: files, folders and globs.

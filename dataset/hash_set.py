@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 _EMPTY = np.uint64(0)
+_REHASH_AT_ONCE = 1 << 16
 
 
 class HashSet64:
@@ -40,9 +41,11 @@ class HashSet64:
         return fresh_N
 
     def _grow(self) -> None:
-        kept = self._table[self._table != _EMPTY]
-        self._table = np.zeros(2 * len(self._table), dtype=np.uint64)
-        self._insert(kept)
+        old = self._table
+        self._table = np.zeros(2 * len(old), dtype=np.uint64)
+        for start in range(0, len(old), _REHASH_AT_ONCE):  # in parts, for the sake of memory
+            part = old[start : start + _REHASH_AT_ONCE]
+            self._insert(part[part != _EMPTY])
 
     def _insert(self, unique: np.ndarray) -> np.ndarray:
         """Linear probing for all values at once; True where a value was not there."""

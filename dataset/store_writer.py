@@ -102,11 +102,10 @@ class StoreWriter:
         """
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
-        lengths, hashes = np.concatenate(self._lengths), np.concatenate(self._hashes)
+        lengths, hashes = _joined(self._lengths), _joined(self._hashes)
         self._put_array(Kind.LENGTHS, lengths)
         self._put_array(Kind.HASHES, hashes)
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
-        self._commit()
         page_bytes = self._environment.stat()["psize"]
         with self._disk():
             self._environment.sync(True)
@@ -151,6 +150,7 @@ class StoreWriter:
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
         self._put(kind.key, frame(kind, 0, len(array), [_bytes(array)]))
+        self._commit()  # by itself: these values are the only ones that grow with the store
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._pending.append((key, value))
@@ -188,6 +188,13 @@ def content_checksum(lengths: np.ndarray, hashes: np.ndarray, ids_sha256: bytes)
     digest.update(_bytes(hashes))
     digest.update(ids_sha256)
     return digest.hexdigest()
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts end to end; the list is emptied, so that they are not held twice."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
 
 
 def _offsets(lengths: np.ndarray) -> memoryview:
