@@ -44,6 +44,9 @@ _FORMAT_VERSION = 1
 _GELU_GAIN = 1.0 / math.sqrt(0.4252)
 """1 / sqrt(E[gelu(x)²]) for x ~ N(0, 1): weights of variance gain²/fan_in keep the scale through a layer."""
 
+_FIRST_OUTPUT_SCALE = 0.1
+"""Scale of what an untrained decoder gives: near the mean, so that training starts at an error of 1 and not 2."""
+
 
 class ESM2Autoencoder(TaskModel):
     """Compresses residue features to ``section.hidden_sizes[-1]`` channels.
@@ -61,6 +64,8 @@ class ESM2Autoencoder(TaskModel):
         self.normalization = FeatureNormalization(channels)
         self.encoder = _bias_free_stack([channels, *section.hidden_sizes])
         self.decoder = _bias_free_stack([*reversed(section.hidden_sizes), channels])
+        with torch.no_grad():
+            self.decoder[-1].weight.mul_(_FIRST_OUTPUT_SCALE)
         self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
         if not section.residue_loss_weight:  # no loss would reach it, and weight decay alone must not move it
             self.residue_head.requires_grad_(False)

@@ -97,3 +97,40 @@ def test_other_transformers_become_padding_free_with_it(config):
         ).last_hidden_state[0]
         alone = torch.cat([reference(row[None]).last_hidden_state[0] for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
+    """The kernel needs a GPU; what it is called with is checked against its documented meaning."""
+
+    def documented(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        assert cu_seq_q is cu_seq_k and (max_q, max_k) == (64, 64)
+        rows = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+        kwargs = {"scaling": scale, "is_causal": window_size == (-1, 0)}
+        assert enable_gqa == (query.shape[1] != key.shape[1])
+        return attend(*rows, cu_seq_q, **kwargs)[0]
+
+    q = torch.randn(1, 4, 9, 8)
+    k, v = (torch.randn(1, 2, 9, 8) for _ in range(2))
+    cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+    expected = attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal)
+    with monkeypatch.context() as patch:
+        patch.setattr("model.attention.varlen_attn", documented)
+        takes = iter([True, False])  # the packed call, then the one within the stand-in
+        patch.setattr("model.attention._flash_takes", lambda *_: next(takes))
+        assert torch.equal(attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flash_kernel_agrees_with_sdpa_without_synchronising(causal):
+    q, k, v = (torch.randn(1, 4, 99, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    cu_seqlens = torch.tensor([0, 40, 41, 99], dtype=torch.int32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash = attend(q, k, v, cu_seqlens, is_causal=causal)
+        flash.float().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    exact = attend(q.float(), k.float(), v.float(), cu_seqlens, is_causal=causal)
+    torch.testing.assert_close(flash.float(), exact, atol=2e-2, rtol=2e-2)

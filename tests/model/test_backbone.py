@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gzip
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dataset.tokenizer import pack_sequences
@@ -182,3 +184,26 @@ def test_truncated_weights_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(DataError, match="can't be read"):
         load_network(BackboneSection(source=str(tmp_path / "network")), seed=0)
+
+
+def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
+    """Published ESM-2 weights hold a copy for each layer, rounded to fp16, which is what they were trained with."""
+    network = save_network(tmp_path / "network")
+    rounded = network.esm.rotary_embeddings.inv_freq.half().float()
+    path = tmp_path / "network" / "model.safetensors"
+    state = {name: tensor for name, tensor in load_file(path).items() if "inv_freq" not in name}
+    state |= {f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq": rounded.clone() for i in range(2)}
+    save_file(state, path, metadata={"format": "pt"})
+    backbone = load_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
+    assert torch.equal(backbone.model.rotary_embeddings.inv_freq, rounded)
+
+
+def test_real_proteins_match_one_at_a_time(reference, packed, shared_data):
+    with gzip.open(shared_data / "deeploc_valid.fasta.gz", "rt") as lines:
+        records = "".join(line if line.startswith(">") else line.strip() for line in lines).split(">")
+    sequences = [record.split("\n", 1)[1][:700] for record in records[1:6]]
+    batch = masked_batch(sequences, [0.15] * 5)
+    with torch.no_grad():
+        together = segments(packed(batch), batch)
+    for ours, theirs in zip(together, features_alone(reference, batch), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ from model.autoencoder import ESM2Autoencoder
 from model.masked_lm import MaskedLM
 from model.registry import build_model
 from model.task import TaskModel
-from tests.model.support import tiny_section
+from tests.model.support import masked_batch, random_sequences, tiny_section
 
 
 @pytest.mark.parametrize(("task", "kind"), [("autoencoder", ESM2Autoencoder), ("masked_lm", MaskedLM)])
@@ -43,3 +43,12 @@ def test_backbone_settings_reach_the_task(task):
     assert model.backbone.frozen and not model.backbone.training
     model = build_model(tiny_section(task, checkpointing=True), seed=0)
     assert model.backbone.model.encoder.layer[0].gradient_checkpointing
+
+
+@pytest.mark.parametrize(("task", "loss"), [("autoencoder", 4.471039), ("masked_lm", 3.542034)])
+def test_the_loss_at_a_fixed_seed_is_the_known_one(task, loss):
+    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    batch = masked_batch(random_sequences([40, 1, 25]), [0.3, 0.0, 0.5])
+    model = build_model(tiny_section(task), seed=0)
+    output = model(batch)
+    assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)
