@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+from dataset.conversion import ensure_store
+from tests.runs import tiny_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -16,3 +23,34 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the real data of development is not at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def process_group() -> Iterator[None]:
+    """A gloo group of this process alone; one for the session, since DeepSpeed keeps the groups that it made."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny sample's store."""
+    root = tmp_path_factory.mktemp("stores")
+    return str(ensure_store(tiny_config(root).data, root))
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """One local Ray cluster for the session; runs connect to it as to any cluster."""
+    context = ray.init(
+        address="local",
+        num_cpus=4,
+        object_store_memory=100 * 1024 * 1024,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from ray._private.worker import BaseContext
 
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
@@ -18,6 +19,7 @@ from train_config.schema import RaySection
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOCAL = "local"
 PORTS_TRIED = 100
+CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
 
@@ -49,9 +51,7 @@ def place_workers(section: RaySection, cpus: int, gpus: int) -> Workers:
         ResourceError: more workers or cores than there are; says what there is.
     """
     use_gpu = gpus > 0
-    count = section.num_workers
-    if count == "auto":
-        count = gpus if use_gpu else min(2, max(1, cpus))
+    count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
     available = gpus if use_gpu else cpus
     if count > available:
         unit = "GPU" if use_gpu else "CPU core"
@@ -59,9 +59,7 @@ def place_workers(section: RaySection, cpus: int, gpus: int) -> Workers:
             f"ray.num_workers: {count} workers asked, one {unit} each, but the cluster has {cpus} CPU cores "
             f"and {gpus} GPUs: ask for at most {available}"
         )
-    cpus_each = section.cpus_per_worker
-    if cpus_each == "auto":
-        cpus_each = max(1, cpus // count)
+    cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else max(1, cpus // count)
     if count * cpus_each > cpus:
         raise ResourceError(
             f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each need {count * cpus_each}, "
@@ -97,7 +95,7 @@ def connected(section: RaySection) -> Iterator[str]:
     address = find(section)
     try:
         context = _start_local(section) if address == LOCAL else _join(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
     try:
@@ -117,7 +115,7 @@ def find(section: RaySection) -> str:
     return "auto" if find_gcs_addresses() else LOCAL
 
 
-def _start_local(section: RaySection) -> ray._private.worker.RayContext:
+def _start_local(section: RaySection) -> BaseContext:
     cpus, gpus = local_resources()
     return ray.init(
         address=LOCAL,
@@ -146,7 +144,15 @@ def _free_port(preferred: int) -> int:
     raise ResourceError(f"ray.dashboard_port: {preferred} and the {PORTS_TRIED} ports after it are taken: choose one")
 
 
-def _join(address: str) -> ray._private.worker.RayContext:
+def _refuse_unreachable(address: str) -> None:
+    """ray.init tries for half a minute and more where nothing answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+
+
+def _join(address: str) -> BaseContext:
+    _refuse_unreachable(address)
     environment: dict = {"env_vars": _worker_environment()}
     if not _on_this_machine(address):
         # The other nodes don't have this folder.

@@ -183,7 +183,7 @@ class FiniteAdamW(torch.optim.AdamW):
     gradient_norm = math.nan
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update unless some gradient is not finite; ``overflow`` says which it was."""
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         self.gradient_norm = float(nn.utils.get_total_norm(gradients)) if gradients else 0.0

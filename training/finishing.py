@@ -41,7 +41,7 @@ def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, st
     if unexpected or trained & set(missing):
         names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
         raise CheckpointError(f"{run.path}: the trained state does not fit model.* of its config ({names} ...)")
-    facts = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
+    facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
     facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
     return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
 

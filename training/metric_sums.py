@@ -29,7 +29,9 @@ class MetricSums:
 
 
 @torch.no_grad()
-def evaluate(engine: TrainingEngine, steps: Iterable[list[PackedBatch]], control: ControlGroup) -> dict[str, Tensor]:
+def evaluate(
+    engine: TrainingEngine, steps: Iterable[Iterable[PackedBatch]], control: ControlGroup
+) -> dict[str, Tensor]:
     """Metric sums of the task over batches, each worker its own part. Every worker calls it."""
     engine.module.eval()
     sums = MetricSums()

@@ -164,27 +164,23 @@ def loop(worker: Worker, position: Position) -> Outcome:
     steps = _steps_from(worker.batches, position, worker.total_steps)
     clock = StepClock(config.training.log_every_steps)
     while position.step < worker.total_steps:
-        batches, error = _next_step(steps, worker.writer)
-        agreement = _agree(worker, batches, error)
-        if agreement.failed:
+        step, error = _next_step(steps, worker.writer)
+        agreement = _agree(worker, step, error)
+        if agreement.failed or step is None:
             return _failed(worker, position, error)
         if agreement.stop:
             if position.step > saved_step:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command goes on", 0)
         clock.loaded()
-        sums = MetricSums()
-        for batch in batches.batches:
-            output = engine(batch.to(engine.device, non_blocking=True))
-            engine.backward(output.loss_sum, agreement.targets)
-            sums.add(output.metrics)
+        sums = _forward_backward(engine, step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, config.training)
         result = engine.step(rate)
         totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
-        nonfinite = result.skipped and _nonfinite(worker, result, totals)
+        nonfinite = result.skipped and _is_fault(worker, result, totals or {})
         if nonfinite:
-            save_nonfinite_records(worker.run, worker.store, position.step, worker.context.rank, batches.batches)
-        position = _advance(position, batches, agreement, result.skipped, nonfinite)
+            save_nonfinite_records(worker.run, worker.store, position.step, worker.context.rank, step.batches)
+        position = _advance(position, step, agreement, result.skipped, nonfinite)
         clock.stepped(agreement.tokens)
         if totals is not None:
             _log_step(worker, position, totals, result, rate, clock)
@@ -308,6 +304,15 @@ def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None)
     return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
 
 
+def _forward_backward(engine: TrainingEngine, step: StepBatches, global_targets: int) -> MetricSums:
+    sums = MetricSums()
+    for batch in step:
+        output = engine(batch.to(engine.device, non_blocking=True))
+        engine.backward(output.loss_sum, global_targets)
+        sums.add(output.metrics)
+    return sums
+
+
 def _advance(
     position: Position, step: StepBatches, agreement: StepAgreement, skipped: bool, nonfinite: bool
 ) -> Position:
@@ -321,7 +326,7 @@ def _advance(
     )
 
 
-def _nonfinite(worker: Worker, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
+def _is_fault(worker: Worker, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
     """Whether a skipped step is a fault: with fp16, a loss scale still on its way down is none."""
     if worker.config.training.amp_dtype != "fp16" or result.loss_scale_exhausted:
         return True

@@ -7,7 +7,7 @@ import torch
 from dataset.tokenizer import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
 from model.registry import build_model
-from tests.training.conftest import tiny_config
+from tests.runs import tiny_config
 from train_config.errors import ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position

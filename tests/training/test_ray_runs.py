@@ -16,7 +16,7 @@ import torch
 import yaml
 from transformers import AutoModel
 
-from tests.training.conftest import events, exported_weights, merged, run_folder, tiny_config, train_losses
+from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training.checkpoint import CheckpointStore

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from tests.training.conftest import exported_weights, tiny_config, train_losses
+from tests.runs import exported_weights, tiny_config, train_losses
 from train_config.schema import Config
 from training.context import StandaloneContext
 from training.worker import train_worker

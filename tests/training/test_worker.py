@@ -14,7 +14,7 @@ from dataset.store import Store
 from dataset.tokenizer import pack_sequences
 from model.autoencoder import ESM2Autoencoder
 from monitoring.metrics_log import read_metrics
-from tests.training.conftest import (
+from tests.runs import (
     events,
     exported_weights,
     run_folder,

@@ -1,17 +1,12 @@
-"""A process group of one, tiny models and data, for what needs no Ray."""
+"""Tiny runs, and what is read back from their folders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-import ray
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
-from dataset.conversion import ensure_store
 from monitoring.metrics_log import read_metrics
 from train_config.schema import Config
 from training.run_folder import RunFolder
@@ -52,22 +47,6 @@ def tiny_config(folder: Path, **changes: dict) -> Config:
     return Config.model_validate(merged(base, changes))
 
 
-@pytest.fixture(scope="session")
-def process_group() -> Iterator[None]:
-    """A gloo group of this process alone; one for the session, since DeepSpeed keeps the groups that it made."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="session")
-def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny sample's store."""
-    root = tmp_path_factory.mktemp("stores")
-    return str(ensure_store(tiny_config(root).data, root))
-
-
 def run_folder(config: Config) -> RunFolder:
     """The folder of a tiny run."""
     return RunFolder(config.run.storage_path, config.run.name)
@@ -90,18 +69,3 @@ def exported_weights(config: Config) -> dict[str, torch.Tensor]:
     for path in sorted(run_folder(config).export.glob("*.safetensors")):
         weights |= {f"{path.name}/{name}": tensor for name, tensor in load_file(path).items()}
     return weights
-
-
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """One local Ray cluster for the session; runs connect to it as to any cluster."""
-    context = ray.init(
-        address="local",
-        num_cpus=4,
-        object_store_memory=100 * 1024 * 1024,
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-    )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()

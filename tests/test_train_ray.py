@@ -1,0 +1,59 @@
+"""The command line as a user meets it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train_config.loading import known_keys
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "train_ray.py"), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+
+
+def test_help_lists_every_setting(tmp_path):
+    result = train_ray("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert [".".join(key) for key in known_keys() if f"--{'.'.join(key)}" not in result.stdout] == []
+    assert "(default: 8192)" in result.stdout
+
+
+def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
+    result = train_ray("--dry-run", "--data.sample.records", "100", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "global_tokens: 32768" in result.stdout
+    for line in ("devices", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+        assert line in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--batch.tokns", "3"], 2, "did you mean batch.tokens?"),
+        (["--config"], 2, "--config: the file is missing"),
+        (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
+        (["--ray.address", "local", "--ray.num_workers", "500"], 4, "500 workers asked"),
+        (["--data.source", "none.fasta"], 3, "none.fasta"),
+        (["--run.resume", "must"], 6, "no such run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, tmp_path):
+    result = train_ray(*arguments, cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,59 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dataset.conversion import ensure_store
+from tests.runs import run_folder, tiny_config
+from tools.export import main
+from train_config.errors import CheckpointError, ConfigError
+from train_config.loading import dump_config
+from training.context import StandaloneContext
+from training.worker import train_worker
+
+
+@pytest.fixture(scope="module")
+def run(process_group, tmp_path_factory):
+    """A finished tiny run."""
+    config = tiny_config(tmp_path_factory.mktemp("runs"))
+    folder = run_folder(config)
+    folder.path.mkdir()
+    folder.config.write_text(dump_config(config))
+    train_worker(config, StandaloneContext(), str(ensure_store(config.data, folder.path.parent / "stores")))
+    return folder
+
+
+def tensors(folder):
+    return {
+        f"{path.name}/{name}": tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
+    assert main([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    expected, actual = tensors(run.export), tensors(tmp_path / "model")
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert (tmp_path / "model" / "config.yaml").exists()
+    assert "Steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_any_checkpoint_can_be_named(run):
+    assert main([str(run.path), "--checkpoint", "step-00000004"]) == 0
+    assert (run.path / "export-step-00000004" / "model.safetensors").exists()
+
+
+def test_unknown_checkpoint_is_refused_with_those_there_are(run):
+    with pytest.raises(CheckpointError, match=r"no checkpoint step-9; there are step-00000008, step-00000004"):
+        main([str(run.path), "--checkpoint", "step-9"])
+
+
+def test_existing_folder_is_not_overwritten_unasked(run):
+    with pytest.raises(ConfigError, match="exists"):
+        main([str(run.path), "--output", str(run.export)])
+
+
+def test_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no run there"):
+        main([str(tmp_path)])

@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from train_config.errors import ConfigError
+from train_config.loading import dump_config, known_keys, load_config
+from train_config.reference import config_reference
+from train_config.schema import Config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_command_line_goes_before_file_before_default(config_file):
+    path = config_file("batch:\n  tokens: 4096\n  global_tokens: 8192\n")
+    config = load_config(path, ["--batch.global_tokens", "4096"])
+    assert config.batch.tokens == 4096
+    assert config.batch.global_tokens == 4096
+    assert config.batch.packing_window == Config().batch.packing_window
+
+
+def test_options_take_hyphens_equals_signs_and_lists():
+    config = load_config(
+        None, ["--data.num-workers=3", "--data.source", "a.fasta", "b.fasta", "--ray.num_workers", "auto"]
+    )
+    assert (config.data.num_workers, config.data.source, config.ray.num_workers) == (3, ["a.fasta", "b.fasta"], "auto")
+
+
+def test_none_clears_an_optional_setting(config_file):
+    path = config_file("training:\n  max_steps: 5\n")
+    assert load_config(path, ["--training.max_steps", "none"]).training.max_steps is None
+
+
+def test_resolved_config_reads_back_the_same(config_file):
+    config = load_config(None, ["--training.betas", "0.8", "0.9"])
+    assert load_config(config_file(dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch:\n  tokns: 3\n", r"run\.yaml:2: batch\.tokns: no such setting; did you mean batch\.tokens\?"),
+        ("training:\n  learning_rate: fast\n", r"run\.yaml:2: training\.learning_rate: .*number.*'fast'"),
+        ("batch:\n  tokens: 1\n  tokens: 2\n", r"run\.yaml:3: batch\.tokens is set twice, first in line 2"),
+        ("batch: [1\n", r"run\.yaml:2: no valid YAML"),
+        ("- a\n", r"run\.yaml: must hold sections"),
+        ("data:\n  max_length: 9000\n", r"batch\.tokens \(8192\) can't hold one sequence of data\.max_length \(9000\)"),
+        ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
+        ("data:\n  source: []\n", r"run\.yaml:2: data\.source"),
+        ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name"),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line_with_file_and_key(config_file, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(config_file(text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch.tokns", "4"], r"--batch\.tokns: no such setting; did you mean batch\.tokens\?"),
+        (["--batch.tokens"], r"--batch\.tokens: a value is missing"),
+        (["--batch.tokens", "1", "2"], r"--batch\.tokens: takes one value, 2 given"),
+        (["--batch.tokens", "x"], r"--batch\.tokens: .*integer.*'x'"),
+        (["--training.amp_dtype", "fp8"], r"--training\.amp_dtype: .*'bf16', 'fp16' or 'none'"),
+        (["--batch", "3"], r"--batch: no such setting"),
+        (["stray"], r"stray: expected an option"),
+    ],
+)
+def test_mistakes_on_the_command_line_name_the_option(arguments, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(None, arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_every_setting_says_what_it_is():
+    for key in known_keys():
+        model = Config
+        for part in key[:-1]:
+            model = model.model_fields[part].annotation
+        assert model.model_fields[key[-1]].description, key
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "train_config").glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_experiments_are_valid(path):
+    if path.name != "zero2.yaml":
+        load_config(path)
+
+
+def test_config_page_is_up_to_date():
+    page = (REPOSITORY / "docs" / "config.md").read_text()
+    assert page == config_reference(), "run 'make docs'"
+    assert all(f"`{key[-1]}`" in page for key in known_keys())

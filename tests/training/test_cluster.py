@@ -1,0 +1,40 @@
+import pytest
+
+from train_config.errors import ResourceError
+from train_config.schema import RaySection
+from training.cluster import LOCAL, connected, find, place_workers
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "count", "cpus_each"),
+    [(2, 0, 2, 1), (1, 0, 1, 1), (64, 0, 2, 32), (16, 4, 4, 4), (3, 0, 2, 1)],
+)
+def test_auto_is_a_worker_a_gpu_and_two_without(cpus, gpus, count, cpus_each):
+    workers = place_workers(RaySection(), cpus, gpus)
+    assert (workers.count, workers.cpus_each, workers.use_gpu) == (count, cpus_each, gpus > 0)
+
+
+def test_more_workers_than_the_cluster_has_are_refused_with_what_it_has():
+    with pytest.raises(ResourceError, match=r"8 workers asked.*2 CPU cores and 0 GPUs: ask for at most 2"):
+        place_workers(RaySection(num_workers=8), cpus=2, gpus=0)
+    with pytest.raises(ResourceError, match=r"3 workers asked, one GPU each.*ask for at most 2"):
+        place_workers(RaySection(num_workers=3), cpus=64, gpus=2)
+
+
+def test_more_cores_than_the_cluster_has_are_refused():
+    with pytest.raises(ResourceError, match="ask for at most 4"):
+        place_workers(RaySection(num_workers=2, cpus_per_worker=6), cpus=8, gpus=0)
+
+
+def test_given_address_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert find(RaySection(address=LOCAL)) == LOCAL
+    assert find(RaySection()) == "10.0.0.1:6379"
+
+
+def test_address_where_nothing_answers_is_one_line():
+    with (
+        pytest.raises(ResourceError, match=r"no Ray cluster can be used at 127\.0\.0\.1:1"),
+        connected(RaySection(address="127.0.0.1:1")),
+    ):
+        pytest.fail("connected to nothing")

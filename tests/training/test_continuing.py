@@ -1,0 +1,63 @@
+import pytest
+
+from tests.runs import run_folder, tiny_config
+from train_config.errors import CheckpointError, ConfigError, ResourceError
+from train_config.loading import dump_config
+from training.continuing import check_resume, is_finished, locked, quarantine_ray_snapshot
+from training.run_folder import Outcome
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run that was started once."""
+    config = tiny_config(tmp_path)
+    run = run_folder(config)
+    run.path.mkdir()
+    run.config.write_text(dump_config(config))
+    return run
+
+
+def test_must_refuses_a_run_that_does_not_exist(tmp_path):
+    config = tiny_config(tmp_path, run={"resume": "must"})
+    with pytest.raises(CheckpointError, match="no such run"):
+        check_resume(run_folder(config), config)
+
+
+def test_never_refuses_a_run_that_exists(begun, tmp_path):
+    with pytest.raises(ConfigError, match="the run exists"):
+        check_resume(begun, tiny_config(tmp_path, run={"resume": "never"}))
+
+
+def test_unchanged_run_goes_on_without_remark(begun, tmp_path):
+    assert check_resume(begun, tiny_config(tmp_path)) == []
+
+
+def test_setting_that_cannot_change_is_named_with_both_values(begun, tmp_path):
+    changed = tiny_config(tmp_path, batch={"tokens": 128})
+    with pytest.raises(ConfigError, match=r"batch\.tokens: the run tiny was started with 256, now 128"):
+        check_resume(begun, changed)
+
+
+def test_setting_that_may_change_is_remarked(begun, tmp_path):
+    remarks = check_resume(begun, tiny_config(tmp_path, training={"learning_rate": 0.5}, ray={"max_failures": 9}))
+    assert remarks == ["training.learning_rate was 0.01, is now 0.5"]
+
+
+def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
+    assert not is_finished(begun, tiny_config(tmp_path))
+    begun.write_outcome(Outcome("finished", 8, "", 0))
+    assert is_finished(begun, tiny_config(tmp_path))
+    assert not is_finished(begun, tiny_config(tmp_path, training={"max_steps": 20}))
+
+
+def test_same_run_is_not_trained_twice_at_once(begun):
+    with locked(begun), pytest.raises(ResourceError, match="is being trained by process"), locked(begun):
+        pytest.fail("locked twice")
+
+
+@pytest.mark.parametrize("content", ["", '{"ray_version": "2.', "\x00\x00"])
+def test_damaged_ray_snapshot_is_moved_aside_and_told(begun, content):
+    begun.ray_snapshot.write_text(content)
+    assert "was damaged" in quarantine_ray_snapshot(begun)
+    assert not begun.ray_snapshot.exists()
+    assert quarantine_ray_snapshot(begun) is None
