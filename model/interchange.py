@@ -13,11 +13,7 @@ nothing under the final name.
 from __future__ import annotations
 
 import copy
-import os
-import shutil
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import EsmForMaskedLM, EsmTokenizer, PreTrainedModel
 
+from dataset.publishing import exclusive, published
 from dataset.tokenizer import VOCABULARY
 from model.autoencoder import ESM2Autoencoder
 from model.backbone import quiet_transformers
@@ -64,18 +61,13 @@ def export(
     target = Path(folder).expanduser().absolute()
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; choose another folder for the export or remove it")
-    partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
-    try:
-        partial.mkdir(parents=True)
-        _write(model, partial, resolved_config, dict(model_card_facts or {}))
-        _flush(partial)
-        _publish(partial, target)
-    except (OSError, SafetensorError) as error:
-        raise ResourceError(
-            f"the model can't be exported to {target} ({error}); free space or choose another folder"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with exclusive(target), published(target) as building:
+        try:
+            _write(model, building, resolved_config, dict(model_card_facts or {}))
+        except SafetensorError as error:
+            raise ResourceError(
+                f"the model can't be exported to {target} ({error}); free space or choose another folder"
+            ) from error
     return target
 
 
@@ -106,32 +98,3 @@ def _write_tokenizer(folder: Path) -> None:
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
     EsmTokenizer(str(vocabulary), model_max_length=_LONGEST_TOKENIZED).save_pretrained(folder)
-
-
-def _flush(folder: Path) -> None:
-    """Force every file, then the folder that names them, to the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _publish(partial: Path, target: Path) -> None:
-    """Give ``partial`` its final name; a folder of that name is moved aside first and removed after."""
-    old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
-    with suppress(FileNotFoundError):
-        target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -250,7 +250,8 @@ class TrainingSection(Section):
     compile: bool = Field(False, description="torch.compile the model. Pays on CUDA for long runs.")
     deterministic: bool = Field(False, description="Refuse CUDA kernels whose result depends on timing.")
     evaluate_every_steps: PositiveInt = Field(
-        200, description="Steps between evaluations on the held-out sequences; one more comes at the end."
+        200,
+        description="Steps between evaluations on the held-out sequences; one more comes before the first and at the end.",
     )
     evaluation_batches: PositiveInt = Field(
         32, description="Packed batches, over all workers, that an evaluation looks at."

@@ -24,6 +24,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
+from dataset.publishing import sync
 from train_config.errors import CheckpointError, ResourceError
 from training.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
 from training.run_folder import write_atomically
@@ -200,7 +201,7 @@ class CheckpointWriter:
         write_atomically(partial / MANIFEST, sealed.model_dump_json(indent=1))
         final = self._store.final_path(manifest.position.step)
         partial.rename(final)
-        _sync_folder(final.parent)
+        sync(final.parent)
         folder = CheckpointFolder(final)
         self._store.write_latest(folder)
         self._store.prune(*self._keep)
@@ -230,11 +231,3 @@ def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
 
 def _rank_file(partial: Path, rank: int) -> Path:
     return partial / f"rank-{rank:05d}.json"
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

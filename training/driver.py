@@ -30,7 +30,7 @@ from training.continuing import check_resume, is_finished, locked, quarantine_ra
 from training.data_size import estimate_size, size_of_store
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
-from training.signals import StopSignals
+from training.signals import Interrupted, StopSignals
 
 WORKER_START_TIMEOUT_S = "300"
 
@@ -46,24 +46,29 @@ def train(config: Config) -> int:
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     config = _with_absolute_paths(config, run)
-    with StopSignals() as signals, locked(run):
-        remarks = check_resume(run, config)
-        if is_finished(run, config):
-            say(
-                f"run {config.run.name} is finished: {run.export} "
-                "(raise training.max_steps or training.epochs to go on)"
-            )
-            return 0
-        if cluster.find(config.ray) == cluster.LOCAL:
-            cluster.place_workers(config.ray, *cluster.local_resources())
-        with conversion_bar("preparing the data") as progress:
-            store_path = ensure_store(config.data, run.path.parent / "stores", progress)
-        remarks += filter(None, [quarantine_ray_snapshot(run)])
-        for remark in remarks:
-            warn(remark)
-        run.clear_requests()
-        write_atomically(run.config, dump_config(config))
-        return _train_on_cluster(config, run, store_path, signals)
+    try:
+        with StopSignals() as signals, locked(run):
+            return _train_locked(config, run, signals)
+    except Interrupted as error:
+        print("interrupted before training began", file=sys.stderr)
+        return error.exit_code
+
+
+def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
+    remarks = check_resume(run, config)
+    if is_finished(run, config):
+        say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
+        return 0
+    if cluster.find(config.ray) == cluster.LOCAL:
+        cluster.place_workers(config.ray, *cluster.local_resources())
+    with conversion_bar("preparing the data") as progress:
+        store_path = ensure_store(config.data, run.path.parent / "stores", progress)
+    remarks += filter(None, [quarantine_ray_snapshot(run)])
+    for remark in remarks:
+        warn(remark)
+    run.clear_requests()
+    write_atomically(run.config, dump_config(config))
+    return _train_on_cluster(config, run, store_path, signals)
 
 
 def dry_run(config: Config) -> int:

@@ -161,6 +161,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     config, engine, control = worker.config, worker.engine, worker.control
     saved_step = position.step
+    if position.step == 0:
+        validate(worker, position)  # where it starts from
     steps = _steps_from(worker.batches, position, worker.total_steps)
     clock = StepClock(config.training.log_every_steps)
     while position.step < worker.total_steps:

@@ -156,7 +156,7 @@ def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, mas
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("model.interchange._flush", interrupt)
+    monkeypatch.setattr("model.interchange._write_tokenizer", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(masked_lm, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
