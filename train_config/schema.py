@@ -251,7 +251,7 @@ class TrainingSection(Section):
     deterministic: bool = Field(False, description="Refuse CUDA kernels whose result depends on timing.")
     evaluate_every_steps: PositiveInt = Field(
         200,
-        description="Steps between evaluations on the held-out sequences; more come before the first and after the last.",
+        description="Steps between evaluations on the held-out sequences; more come before the first and after last.",
     )
     evaluation_batches: PositiveInt = Field(
         32, description="Packed batches, over all workers, that an evaluation looks at."

@@ -95,7 +95,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
             fit.wait(signals)
         finally:
             watcher.close()
-    return _conclude(run, fit, signals)
+    return _conclude(run, fit, signals, config.ray.max_failures)
 
 
 @dataclass
@@ -163,7 +163,7 @@ def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> Run
     return RunWatcher(run.metrics, [ProgressSink(total_steps), wandb], warn=warn).start()
 
 
-def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals) -> int:
+def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals, max_failures: int) -> int:
     outcome = run.read_outcome()
     if run.metrics.exists():
         draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
@@ -175,7 +175,8 @@ def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals) -> int:
         return signals.exit_code
     if outcome is None:
         raise ResourceError(
-            f"training broke off: {_reason(fit.error)} (the workers' logs are in {run.logs})"
+            f"training broke off, also after {max_failures} more tries: {_reason(fit.error)} "
+            f"(the workers' logs are in {run.logs})"
         ) from fit.error
     return _tell(outcome, run, signals)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
+import ray.train.torch
 import torch
 
 from dataset.staging import stage_store
 from train_config.schema import Config
-from training.context import choose_device
 from training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,9 @@ class RayContext:
         self.rank = context.get_world_rank()
         self.world_size = context.get_world_size()
         self.local_rank = context.get_local_rank()
-        # Ray shows each worker its own GPUs only.
-        self.device = choose_device(0) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = ray.train.torch.get_device()
+        if self.device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
+            torch.cuda.set_device(self.device)
 
     def report(self, metrics: dict[str, float]) -> None:
         """Report to Ray Train; a barrier over the workers."""

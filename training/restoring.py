@@ -86,7 +86,7 @@ def random_states() -> dict[str, Any]:
     python_version, python_keys, python_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
         "numpy": [
             kind,
             torch.from_numpy(np.asarray(keys, dtype=np.int64)),
@@ -107,7 +107,7 @@ def restore_random_states(path: Path) -> None:
     states = load_tensors(path)
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"][0])
     kind, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     python_version, python_keys, python_gauss = states["python"]

@@ -22,7 +22,7 @@ from dataset.store import Store
 from model.autoencoder import ESM2Autoencoder
 from model.parameter_groups import parameter_groups
 from model.registry import build_model
-from train_config.errors import DivergenceError, EsmerayError
+from train_config.errors import DivergenceError, EsmerayError, ResourceError
 from train_config.schema import Config
 from training.checkpoint import CheckpointStore, Manifest, Position
 from training.checkpoint_writer import CheckpointWriter
@@ -74,6 +74,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 
     Raises:
         EsmerayError: this worker can't go on; the others are told, or lose it.
+        Exception: something broke. Where it would break again, the outcome says so and trying again ends at once.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     if (earlier := run.read_outcome()) is not None:
@@ -83,8 +84,9 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
         position = restore(worker)
         outcome = loop(worker, position)
         return finish(worker, outcome)
-    except EsmerayError as error:
-        run.write_outcome(Outcome("failed", -1, str(error), error.exit_code))
+    except Exception as error:
+        if (exit_code := repeatable(error)) is not None:
+            run.write_outcome(Outcome("failed", -1, _described(error), exit_code))
         raise
 
 
@@ -296,6 +298,8 @@ def _next_step(
         writer.check()
         return next(steps), None
     except EsmerayError as error:
+        if error.retryable:
+            raise
         return None, error
 
 
@@ -361,6 +365,27 @@ def _log_step(
 
 def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
     return worker.engine.module.figures(totals)  # type: ignore[operator]
+
+
+def repeatable(error: Exception) -> int | None:
+    """The exit code of a failure that trying again would repeat; None for what a machine did.
+
+    A lost peer shows as RuntimeError of the collective, a failing disk or network as OSError: those are worth another
+    try. So is an EsmerayError that says so. Everything else, out of memory included, would only happen again.
+    """
+    if isinstance(error, EsmerayError):
+        return None if error.retryable else error.exit_code
+    if isinstance(error, torch.OutOfMemoryError):
+        return ResourceError.exit_code
+    return None if isinstance(error, RuntimeError | OSError) else EsmerayError.exit_code
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, EsmerayError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the device ran out of memory: lower batch.tokens, or set model.backbone.gradient_checkpointing"
+    return f"{type(error).__name__}: {error}"
 
 
 def _failed(worker: Worker, position: Position, error: EsmerayError | None) -> Outcome:

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, EsmForMaskedLM
 
 from dataset.conversion import ensure_store
+from dataset.loader_process import LoaderProcessLost
 from dataset.store import Store
 from dataset.tokenizer import pack_sequences
 from model.autoencoder import ESM2Autoencoder
@@ -26,7 +27,7 @@ from training.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
 from training.context import StandaloneContext
 from training.engine import TrainingEngine
 from training.run_folder import Outcome
-from training.worker import train_worker
+from training.worker import repeatable, train_worker
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -297,3 +298,30 @@ def test_masked_lm_exports_what_transformers_opens(store_path, tmp_path):
     network = EsmForMaskedLM.from_pretrained(run_folder(config).export)
     batch = pack_sequences(["MKTAYIAKQR"])
     assert network(batch.tokens[None]).logits.shape == (1, 12, 33)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (TypeError("a bug"), 1),
+        (torch.OutOfMemoryError("CUDA out of memory"), 4),
+        (DataError("a damaged record"), 3),
+        (RuntimeError("Connection closed by peer"), None),
+        (OSError("stale file handle"), None),
+        (LoaderProcessLost("a loader process was killed"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_faults_of_machines_are_tried_again(error, exit_code):
+    assert repeatable(error) == exit_code
+
+
+def test_bug_ends_the_run_at_once(store_path, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("training.worker.learning_rate", broken)
+    config = tiny_config(tmp_path)
+    with pytest.raises(TypeError):
+        train(config, store_path)
+    assert run_folder(config).read_outcome() == Outcome("failed", -1, "TypeError: a bug", 1)
