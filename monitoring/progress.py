@@ -27,7 +27,6 @@ MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the figures."""
 
 _VALIDATION_FIGURES = {"residue_recovery": "recovery", "feature_r2": "R²", "accuracy": "accuracy"}
-_UNREMARKABLE_EVENTS = ("checkpoint",)
 
 
 class ProgressSink:
@@ -83,6 +82,8 @@ class _Figures:
             self._steps.append(record)
         elif record["kind"] == "validation":
             self._validation = record
+        else:  # the workers know the number of steps exactly, the driver from an estimate
+            self.total_steps = record.get("total_steps", self.total_steps)
 
     def describe(self) -> list[str]:
         """Step, loss, tokens/s, lr, time left and last validation, as far as known; a narrow terminal cuts the last."""
@@ -134,9 +135,9 @@ class _Line:
 
     def show(self, record: Record) -> None:
         self._figures.take(record)
-        if record["kind"] == "event" and record["event"] not in _UNREMARKABLE_EVENTS:
-            self._progress.console.print(describe_event(record), markup=False, highlight=False)
-        self._progress.update(self._task, completed=self._figures.step)
+        if record["kind"] == "event" and record["event"] != "checkpoint" and (line := describe_event(record)):
+            self._progress.console.print(line, markup=False, highlight=False)
+        self._progress.update(self._task, completed=self._figures.step, total=self._figures.total_steps)
 
     def close(self) -> None:
         self._progress.stop()
@@ -175,8 +176,8 @@ class _PlainLines:
                 self._print_state()
         elif record["kind"] == "validation":
             self._print(f"step {record['step']}: {describe_validation(record)}")
-        else:
-            self._print(describe_event(record))
+        elif line := describe_event(record):
+            self._print(line)
 
     def close(self) -> None:
         if self._figures.step != self._shown_step:
@@ -199,14 +200,21 @@ def describe_validation(record: Record) -> str:
     return ", ".join([f"validation loss {_number(record.get('loss'))}", *figures])
 
 
-def describe_event(record: Record) -> str:
-    """An event in one phrase: what happened, at which step, and what the record tells about it."""
-    details = [
-        f"{name} {value}"
-        for name, value in record.items()
-        if name not in ("kind", "step", "event", "time", "nonfinite")
-    ]
-    return f"step {record['step']}: {record['event']}" + (f" ({', '.join(details)})" if details else "")
+def describe_event(record: Record) -> str | None:
+    """An event in one phrase; None for those that the line itself or the end of the run tells."""
+    step, event = record["step"], record["event"]
+    if event in ("started", "finished", "stopped"):
+        return None
+    if event == "checkpoint":
+        return f"step {step}: checkpoint saved"
+    if event == "resumed":
+        return f"step {step}: resumed from {record.get('checkpoint', 'its checkpoint')}"
+    if event == "nonfinite":
+        return f"step {step}: loss or gradient not finite, update left out"
+    if "message" in record:
+        return f"{event}: {record['message']}"
+    details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]
+    return f"step {step}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
 
 
 def _number(value: float | None) -> str:

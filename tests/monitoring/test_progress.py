@@ -1,0 +1,88 @@
+import io
+
+import pytest
+
+from monitoring.progress import ProgressSink, describe_event
+
+
+def train(step: int, **values) -> dict:
+    defaults = {"loss": 2.5, "tokens_per_s": 12_345.0, "learning_rate": 1e-3, "time": 100.0 + step}
+    return {"kind": "train", "step": step, **defaults, **values}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_line_holds_step_loss_speed_rate_and_time_left():
+    stream = io.StringIO()
+    sink = ProgressSink(100, stream=stream, clock=Clock())
+    sink.write(train(1))
+    sink.write(train(2))
+    sink.close()
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "step 2/100 · loss 2.5000 · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
+
+
+def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
+    clock, stream = Clock(), io.StringIO()
+    sink = ProgressSink(1000, stream=stream, plain_every_s=10, clock=clock)
+    for step in range(1, 101):
+        clock.now = float(step)
+        sink.write(train(step))
+    sink.write({"kind": "validation", "step": 100, "loss": 1.0, "residue_recovery": 0.5})
+    sink.close()
+    lines = stream.getvalue().splitlines()
+    assert 10 <= len(lines) <= 12
+    assert "step 100: validation loss 1.0000, recovery 0.500" in lines
+
+
+def test_total_is_taken_from_the_workers():
+    stream = io.StringIO()
+    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 12})
+    sink.write(train(1))
+    assert "step 1/12" in stream.getvalue()
+    assert "started" not in stream.getvalue()
+
+
+def test_nan_loss_is_shown_as_such():
+    stream = io.StringIO()
+    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink.write(train(1, loss=None, nonfinite=True, skipped_steps=1))
+    assert "loss NaN" in stream.getvalue()
+    assert "1 skipped" in stream.getvalue()
+
+
+def test_terminal_keeps_one_line_and_prints_events_above_it():
+    stream = Terminal()
+    sink = ProgressSink(10, stream=stream)
+    sink.write(train(1))
+    sink.write({"kind": "event", "step": 1, "event": "resumed", "checkpoint": "step-00000001"})
+    sink.write(train(2))
+    sink.close()
+    text = stream.getvalue()
+    assert "resumed from step-00000001" in text
+    assert "step 2/10" in text
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"event": "checkpoint", "checkpoint": "x"}, "step 3: checkpoint saved"),
+        ({"event": "warning", "message": "look here"}, "warning: look here"),
+        ({"event": "nonfinite"}, "step 3: loss or gradient not finite, update left out"),
+        ({"event": "loss_scale_lowered"}, "step 3: loss scale lowered"),
+        ({"event": "finished", "message": "x"}, None),
+    ],
+)
+def test_events_are_said_in_words(event, line):
+    assert describe_event({"kind": "event", "step": 3, "time": 0.0, **event}) == line
