@@ -167,7 +167,8 @@ class WandbSink:
         process.wait(min(SHUTDOWN_S, self._section.finish_timeout_s))
         if mode == "online" and finished["problem"] is not None:
             reason = finished["problem"].split(". ")[0].rstrip(".")
-            self._warn(f"W&B did not take all values ({reason}); they are on disk: 'wandb sync {folder}' uploads them")
+            upload = f"wandb sync --include-online {folder}"  # without the option, sync passes over what began online
+            self._warn(f"W&B did not take all values ({reason}); they are on disk: '{upload}' uploads them")
 
     def _feed(self, process: _WandbProcess, mode: str) -> None:
         position = 0
