@@ -1,0 +1,130 @@
+"""A W&B server for tests, on 127.0.0.1: the answers that wandb-core 0.31 needs to record a run, and ways to fail.
+
+``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "close" drops the
+connection; "unauthorised" answers 401. ``behaviour_at_history`` takes over when the first values arrive, which W&B sends
+15 s after the start or when the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class FakeWandbServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behaviour = "answer"
+        self.behaviour_at_history = "answer"
+        self.stopping = threading.Event()
+        self.requests: list[str] = []
+        self.history: list[dict[str, Any]] = []
+        """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
+        self.known_run: dict[str, Any] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def values(self) -> list[dict[str, Any]]:
+        """The rows without W&B's own columns."""
+        return [{name: value for name, value in row.items() if not name.startswith("_")} for row in self.history]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Quiet: clients that are killed in the middle of a request are what these tests are about."""
+
+
+@contextmanager
+def fake_wandb_server(behaviour: str = "answer") -> Iterator[FakeWandbServer]:
+    server = FakeWandbServer()
+    server.behaviour = behaviour
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stopping.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeWandbServer
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if b"wandb-history.jsonl" in body and self.server.behaviour_at_history != "answer":
+            self.server.behaviour = self.server.behaviour_at_history
+        behaviour = self.server.behaviour
+        if behaviour == "silent":
+            self.server.stopping.wait()
+        if behaviour in ("silent", "close"):
+            self.close_connection = True
+            return
+        if behaviour == "unauthorised":
+            self._answer(401, {"errors": [{"message": "permission denied"}]})
+            return
+        self._answer(200, self._result(body))
+
+    do_GET = do_POST = do_PUT = _serve  # noqa: N815 - names that http.server calls
+
+    def _result(self, body: bytes) -> dict[str, Any]:
+        if self.path.endswith("/file_stream"):
+            self.server.requests.append("file_stream")
+            self._take_stream(json.loads(body))
+            return {"exitcode": None, "limits": {}}
+        if self.path != "/graphql":
+            return {}
+        request = json.loads(body)
+        self.server.requests.append(request["operationName"])
+        return {"data": self._graphql(request["operationName"], request["variables"])}
+
+    def _take_stream(self, content: dict[str, Any]) -> None:
+        part = (content.get("files") or {}).get("wandb-history.jsonl")
+        if part is not None:
+            rows = [json.loads(row) for row in part["content"]]
+            history = self.server.history
+            history[part["offset"] : part["offset"] + len(rows)] = rows
+
+    def _graphql(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        project = {"id": "cA==", "name": variables.get("project"), "entity": {"id": "ZQ==", "name": "tester"}}
+        if operation == "RunResumeStatus":
+            return {"model": {**project, "bucket": self._bucket()}}
+        if operation == "UpsertBucket":
+            self.server.known_run = self.server.known_run or {}
+            bucket = {"id": "cg==", "name": variables["name"], "displayName": "n", "project": project}
+            return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0}, "inserted": True}}
+        if operation == "CreateRunFiles":
+            files = [{"name": name, "uploadUrl": f"{self.server.url}/upload/{name}"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": "cg==", "uploadHeaders": [], "files": files}}
+        return {}
+
+    def _bucket(self) -> dict[str, Any] | None:
+        rows = self.server.history
+        if self.server.known_run is None:
+            return None
+        summary = {key: value for row in rows for key, value in row.items()}
+        counts = {"historyLineCount": len(rows), "eventsLineCount": 0, "logLineCount": 0}
+        tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
+        described = {"displayName": "n", "config": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
+        return {"id": "cg==", "name": "r", "summaryMetrics": json.dumps(summary), **counts, **tails, **described}
+
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Quiet."""

@@ -1,0 +1,341 @@
+"""W&B is never able to stop or slow a run. Real wandb, against a fake server, closed ports and files on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from monitoring.wandb_sink import WandbSink, wandb_values
+from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
+from tests.monitoring.wandb_file import read_config, read_history, read_run_id
+from train_config.schema import WandbSection
+
+BUDGET_S = 15.0
+"""What W&B may cost a run in all, whatever fails."""
+PATIENCE_S = 60.0
+"""How long a test waits for what must come, on a machine under any load."""
+MARK = "ESMERAY_TEST_MARK"
+RUN_ID = "abcd1234"
+CONFIG = {"run": {"seed": 7}, "note": "a config"}
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """W&B's environment, and a mark by which all processes of a test are found, also those that lost their parents."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
+    yield mark
+    for process in marked_processes(mark):
+        process.kill()
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended meanwhile, a zombie, or another user's
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def record(step: int, kind: str = "train") -> dict[str, Any]:
+    return {"kind": kind, "step": step, "time": 0.0, "loss": 1.0 / (1 + step)}
+
+
+RECORDS = [record(step) for step in range(1000)]
+VALUES = [wandb_values(record) for record in RECORDS]
+
+
+class Observed:
+    """A sink with what it cost and said."""
+
+    def __init__(self, folder: Path, mode: str, init_timeout_s: float, finish_timeout_s: float) -> None:
+        self.folder = folder
+        self.warnings: list[str] = []
+        section = WandbSection(mode=mode, init_timeout_s=init_timeout_s, finish_timeout_s=finish_timeout_s)
+        self.cost_s = 0.0
+        with self._counted():
+            self.sink = WandbSink(section, RUN_ID, "a run", folder, CONFIG, warn=self.warnings.append)
+
+    def write(self, records: list[dict[str, Any]]) -> None:
+        before_s = self.cost_s
+        with self._counted():
+            for record in records:
+                self.sink.write(record)
+        assert self.cost_s - before_s < 1.0
+
+    def close(self) -> None:
+        with self._counted():
+            self.sink.close()
+        print(f"cost {self.cost_s:.2f} s; {self.warnings}")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.cost_s += time.monotonic() - started
+
+    def assert_harmless(self, mark: str, values: list[dict[str, Any]]) -> None:
+        """Under 15 s in all, one warning, the values where it says, no process left behind."""
+        assert self.cost_s < BUDGET_S
+        (warning,) = self.warnings
+        found = re.search(r"'wandb sync (?:--include-online )?(\S+)'", warning)
+        assert found, warning
+        assert read_history(wandb_file(Path(found[1]))) == values
+        assert read_run_id(wandb_file(Path(found[1]))) == RUN_ID
+        assert wait_until(lambda: not marked_processes(mark), 5.0), marked_processes(mark)
+
+
+def healthy(folder: Path, mode: str = "online") -> Observed:
+    return Observed(folder, mode, init_timeout_s=PATIENCE_S, finish_timeout_s=PATIENCE_S)
+
+
+def wandb_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.wandb")
+    return path
+
+
+def offline_folders(run_folder: Path) -> list[Path]:
+    return sorted((run_folder / "wandb").glob("offline-run-*"))
+
+
+@contextmanager
+def broken_address(failure: str) -> Iterator[str]:
+    """An address where W&B fails from the start."""
+    if failure == "unauthorised":
+        with fake_wandb_server("unauthorised") as server:
+            yield server.url
+        return
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        if failure == "black hole":
+            bound.listen()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
+def running_online(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, finish_timeout_s: float = 2.0
+) -> Iterator[tuple[Observed, FakeWandbServer]]:
+    """A run that W&B has accepted: its stream to the server is open."""
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        observed = Observed(folder, "online", init_timeout_s=PATIENCE_S, finish_timeout_s=finish_timeout_s)
+        assert wait_until(lambda: "file_stream" in server.requests), observed.warnings
+        yield observed, server
+
+
+# --- in good order
+
+
+def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path: Path, mark: str) -> None:
+    records = [record(0, "validation"), *RECORDS, record(999, "validation")]
+    assert WandbSection().mode == "offline"
+    run = healthy(tmp_path, "offline")
+    run.write(records)
+    run.close()
+    (folder,) = offline_folders(tmp_path)
+    assert run.sink.offline_folder == folder
+    file = wandb_file(folder)
+    assert read_history(file) == [wandb_values(record) for record in records]
+    assert {"train/loss", "validation/loss"} <= {name for row in read_history(file) for name in row}
+    assert (read_run_id(file), read_config(file)) == (RUN_ID, CONFIG)
+    assert run.warnings == []
+    assert wait_until(lambda: not marked_processes(mark), 5.0)
+
+
+def test_wandbs_own_sync_reads_the_offline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = healthy(tmp_path, "offline")
+    run.write(RECORDS)
+    run.close()
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        synchronise(run.sink.offline_folder)
+        assert server.values() == VALUES
+
+
+def synchronise(*arguments: object) -> None:
+    """``wandb sync``; on a server, what it uploads replaces what was there."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+def test_resumed_run_goes_to_a_new_offline_folder_under_the_same_id(tmp_path: Path) -> None:
+    for steps in (3, 5):
+        run = healthy(tmp_path, "offline")
+        run.write(RECORDS[:steps])
+        run.close()
+    first, second = (wandb_file(folder) for folder in offline_folders(tmp_path))
+    assert read_run_id(first) == read_run_id(second) == RUN_ID
+    assert (read_history(first), read_history(second)) == (VALUES[:3], VALUES[:5])
+
+
+def test_server_in_good_order_gets_all_values_and_a_resumed_run_adds_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        for steps in (600, 1000):
+            run = healthy(tmp_path)
+            run.write(RECORDS[:steps])
+            run.close()
+            assert run.warnings == []
+            assert server.values() == VALUES[:steps]
+    assert not offline_folders(tmp_path)
+    assert wait_until(lambda: not marked_processes(mark), 5.0)
+
+
+def test_disabled_starts_and_writes_nothing(tmp_path: Path, mark: str) -> None:
+    run = healthy(tmp_path, "disabled")
+    run.write(RECORDS)
+    assert not marked_processes(mark)
+    run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("failure", ["refused", "black hole", "unauthorised"])
+def test_failure_at_the_start_costs_only_a_warning(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with broken_address(failure) as address:
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        run = Observed(tmp_path, "online", init_timeout_s=2.0, finish_timeout_s=PATIENCE_S)
+        run.write(RECORDS)
+        assert wait_until(lambda: run.warnings)
+        run.close()
+    run.assert_harmless(mark, VALUES)
+
+
+def test_run_that_ends_before_a_silent_server_was_given_up_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with broken_address("black hole") as address:
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        run = Observed(tmp_path, "online", init_timeout_s=PATIENCE_S, finish_timeout_s=5.0)
+        run.write(RECORDS)
+        run.close()
+    run.assert_harmless(mark, VALUES)
+
+
+@pytest.mark.parametrize("failure", ["silent", "close", "unauthorised"])
+def test_failure_in_the_middle_costs_only_a_warning(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with running_online(monkeypatch, tmp_path) as (run, server):
+        run.write(RECORDS[:500])
+        server.behaviour = failure
+        run.write(RECORDS[500:])
+        run.close()
+    run.assert_harmless(mark, VALUES)
+
+
+@pytest.mark.parametrize("failure", ["silent", "close"])
+def test_failure_at_the_end_costs_only_a_warning(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with running_online(monkeypatch, tmp_path) as (run, server):
+        server.behaviour_at_history = failure
+        run.write(RECORDS)
+        run.close()
+        assert server.behaviour == failure
+    run.assert_harmless(mark, VALUES)
+
+
+def test_what_the_warning_says_uploads_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_online(monkeypatch, tmp_path) as (run, server):
+        server.behaviour_at_history = "close"
+        run.write(RECORDS)
+        run.close()
+        server.behaviour = server.behaviour_at_history = "answer"
+        said = re.search(r"'wandb sync (.+?)'", run.warnings[0])
+        assert said
+        synchronise(*said[1].split())
+        assert server.values() == VALUES
+
+
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
+def test_wandbs_service_frozen_or_killed_costs_only_a_warning(
+    blow: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    with running_online(monkeypatch, tmp_path, finish_timeout_s=5.0) as (run, _):
+        run.write(RECORDS[:500])
+        for process in marked_processes(mark):
+            if process.name() == "wandb-core":
+                process.send_signal(blow)
+        run.write(RECORDS[500:])
+        run.close()
+    run.assert_harmless(mark, VALUES)
+
+
+def test_without_a_key_nobody_is_asked_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        run = Observed(tmp_path, "online", init_timeout_s=PATIENCE_S, finish_timeout_s=PATIENCE_S)
+        run.write(RECORDS)
+        assert wait_until(lambda: run.warnings)
+        run.close()
+    run.assert_harmless(mark, VALUES)
+    said = (tmp_path / "wandb" / "process.log").read_text()
+    assert "Enter your choice" not in said and "paste an API key" not in said
+
+
+# --- the driver itself
+
+
+DRIVER = """
+import sys, time
+from monitoring.wandb_sink import WandbSink
+from train_config.schema import WandbSection
+section = WandbSection(mode=sys.argv[1], init_timeout_s=60, finish_timeout_s=1)
+sink = WandbSink(section, "abcd1234", "a run", sys.argv[2], {})
+sink.write({"kind": "train", "step": 0, "time": 0.0, "loss": 1.0})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_killed_driver_leaves_no_process(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    with broken_address("black hole") as address:
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, mode, str(tmp_path)], cwd=REPOSITORY)
+        assert wait_until(lambda: any(process.name() == "wandb-core" for process in marked_processes(mark)))
+        driver.kill()
+        driver.wait()
+        assert wait_until(lambda: not marked_processes(mark), BUDGET_S), marked_processes(mark)

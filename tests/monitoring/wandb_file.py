@@ -1,0 +1,63 @@
+"""Reads W&B's .wandb files: wandb's own protobuf records in LevelDB's log format.
+
+wandb 0.31 reads them in its Go program only, so the framing is read here
+(https://github.com/google/leveldb/blob/main/doc/log_format.md, with W&B's seven-byte header in front).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from wandb.proto.wandb_internal_pb2 import Record
+
+BLOCK_BYTES = 32768
+HEADER = struct.Struct("<IHB")  # CRC, length, type
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of the file; its CRCs are checked."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B", data[:7]
+    records, parts, position = [], [], 7
+    while position + HEADER.size <= len(data):
+        left_in_block = BLOCK_BYTES - position % BLOCK_BYTES
+        if left_in_block < HEADER.size:
+            position += left_in_block
+            continue
+        checksum, length, kind = HEADER.unpack_from(data, position)
+        chunk = data[position + HEADER.size : position + HEADER.size + length]
+        position += HEADER.size + length
+        if kind == 0:
+            break
+        assert checksum == zlib.crc32(bytes([kind]) + chunk)  # unmasked IEEE, where LevelDB masks Castagnoli's
+        parts.append(chunk)
+        if kind in (FULL, LAST):
+            records.append(Record.FromString(b"".join(parts)))
+            parts = []
+    return records
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The rows that were logged, in order, W&B's own columns (_step, _timestamp ...) left out."""
+    rows = []
+    for record in read_records(path):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+    return rows
+
+
+def read_run_id(path: Path) -> str:
+    """The id of the run that the file records."""
+    return next(r.run.run_id for r in read_records(path) if r.WhichOneof("record_type") == "run")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The run's config, W&B's own part left out."""
+    updates = [item for r in read_records(path) for item in (*r.run.config.update, *r.config.update)]
+    return {item.key: json.loads(item.value_json) for item in updates if item.key and item.key != "_wandb"}
