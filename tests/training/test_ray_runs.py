@@ -41,7 +41,13 @@ def start(config: Config, address: str, *overrides: str) -> subprocess.Popen:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_config(config))
     command = [sys.executable, str(REPOSITORY / "train_ray.py"), "--config", str(file), "--ray.address", address]
-    return subprocess.Popen([*command, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [*command, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def finish(process: subprocess.Popen) -> str:
@@ -152,14 +158,14 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_ends_within_30_s_and_leaves_no_process(signum, tmp_path):
-    """With a local cluster of its own, which must end too."""
+    """With a local cluster of its own, which must end too. Ctrl-C goes to the terminal's whole process group."""
     config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 2000}, "ray": {"num_workers": 1}}))
     process = start(config, "local")
     wait_for(lambda: steps_done(config) >= 2, process)
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     begun = time.monotonic()
-    process.send_signal(signum)
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
     output = finish(process)
     assert time.monotonic() - begun < 30
     assert process.returncode == 128 + signum, output

@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from safetensors.torch import load_file
 
-from tests.runs import exported_weights, tiny_config, train_losses
+from tests.runs import exported_weights, run_folder, tiny_config, train_losses
+from tools.export import main as export
+from train_config.loading import dump_config
 from train_config.schema import Config
 from training.context import StandaloneContext
 from training.worker import train_worker
@@ -48,3 +51,13 @@ def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path):
     expected, actual = exported_weights(runs[1]), exported_weights(runs[2])
     for name in expected:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
+    assert_shards_make_the_exported_weights(runs[2], tmp_path / "from-shards")
+
+
+def assert_shards_make_the_exported_weights(config: Config, folder: Path) -> None:
+    run = run_folder(config)
+    run.config.write_text(dump_config(config))
+    export([str(run.path), "--output", str(folder)])
+    for path in run.export.glob("*.safetensors"):
+        expected, actual = load_file(path), load_file(folder / path.name)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)

@@ -91,6 +91,18 @@ def test_stopped_and_resumed_run_equals_one_never_stopped(stopped_at_6, undistur
     assert_same_run(stopped_at_6, undisturbed)
 
 
+def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
+    changes = {"training": {"max_steps": None, "epochs": 2}, "checkpoint": {"every_steps": 3}}
+    whole, resumed = tiny_config(tmp_path / "whole", **changes), tiny_config(tmp_path / "resumed", **changes)
+    train(whole, store_path)
+    steps = len(train_losses(whole))
+    stop_after(resumed, store_path, (steps - 2) // 3 * 3)
+    train(resumed, store_path)
+    last = CheckpointStore(run_folder(resumed).checkpoints).complete()[0].manifest().position
+    assert (last.step, last.epoch, last.step_in_epoch) == (steps, 2, 0)
+    assert_same_run(resumed, whole)
+
+
 def test_asynchronous_checkpoints_hold_the_same_state(undisturbed, store_path, tmp_path):
     config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
     stop_after(config, store_path, 6)
