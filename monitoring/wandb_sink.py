@@ -98,24 +98,24 @@ class WandbSink:
         self._folder = Path(run_folder).absolute()
         self._config = dict(config)
         self._warn = warn
-        self._spool = _Spool()
+        self._spool = self._new_spool()
         self._closed_at: float | None = None
         self._process: _WandbProcess | None = None
         self._standby: _WandbProcess | None = None
         self._thread = threading.Thread(target=self._work, name="wandb-sink", daemon=True)
         self.offline_folder: Path | None = None
         """Folder for ``wandb sync``, once the run is recorded offline."""
-        if section.mode != "disabled":
+        if self._spool is not None:
             self._thread.start()
 
     def write(self, record: Record) -> None:
         """Take one record; returns at once."""
-        if self._section.mode != "disabled" and self._closed_at is None:
+        if self._spool is not None and self._closed_at is None:
             self._spool.append(encode_record(wandb_values(record)))
 
     def close(self) -> None:
         """End the W&B run. Waits as the module says; leaves no process behind. May be called again."""
-        if self._section.mode == "disabled" or self._closed_at is not None:
+        if self._spool is None or self._closed_at is not None:
             return
         self._closed_at = time.monotonic()
         self._spool.ended.set()
@@ -127,6 +127,16 @@ class WandbSink:
             self._warn("W&B did not end in time and was cut off; metrics.jsonl holds all values")
         else:
             self._spool.close()
+
+    def _new_spool(self) -> _Spool | None:
+        """None where there is nothing to do, or nowhere to do it."""
+        if self._section.mode == "disabled":
+            return None
+        try:
+            return _Spool()
+        except OSError as error:
+            self._warn(f"W&B is left out of this run (no temporary file: {error}); metrics.jsonl holds all values")
+            return None
 
     def _work(self) -> None:
         """The thread: online if asked, offline where that fails, one warning at most."""
@@ -171,19 +181,20 @@ class WandbSink:
             self._warn(f"W&B did not take all values ({reason}); they are on disk: '{upload}' uploads them")
 
     def _feed(self, process: _WandbProcess, mode: str) -> None:
-        position = 0
+        spool, position = self._spool, 0
+        assert spool is not None  # else there is no thread
         while True:
-            ended = self._spool.ended.is_set()  # looked at before reading, so that the last lines are not missed
-            lines, position = self._spool.read(position)
+            ended = spool.ended.is_set()  # looked at before reading, so that the last lines are not missed
+            lines, position = spool.read(position)
             if lines:
                 process.send(lines, lambda: self._is_over(mode))
             elif ended:
                 break
             else:
                 process.check()
-                self._spool.ended.wait(POLL_S)
-        if self._spool.dropped:
-            self._warn(f"W&B lacks {self._spool.dropped} records (spool full); metrics.jsonl holds all values")
+                spool.ended.wait(POLL_S)
+        if spool.dropped:
+            self._warn(f"W&B lacks {spool.dropped} records (spool full); metrics.jsonl holds all values")
 
     def _expect(
         self, process: _WandbProcess, state: str, mode: str, limit_s: float | None, otherwise: str
