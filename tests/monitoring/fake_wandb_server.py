@@ -1,8 +1,8 @@
 """A W&B server for tests, on 127.0.0.1: the answers that wandb-core 0.31 needs to record a run, and ways to fail.
 
 ``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "close" drops the
-connection; "unauthorised" answers 401. ``behaviour_at_history`` takes over when the first values arrive, which W&B sends
-15 s after the start or when the run ends.
+connection; "unauthorised" answers 401. ``behaviour_at_history`` takes over when the first values arrive, which
+W&B sends 15 s after the start or when the run ends.
 """
 
 from __future__ import annotations
@@ -115,7 +115,13 @@ class _Handler(BaseHTTPRequestHandler):
         summary = {key: value for row in rows for key, value in row.items()}
         counts = {"historyLineCount": len(rows), "eventsLineCount": 0, "logLineCount": 0}
         tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
-        described = {"displayName": "n", "config": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
+        described: dict[str, Any] = {
+            "displayName": "n",
+            "config": "{}",
+            "tags": [],
+            "notes": None,
+            "wandbConfig": '{"t": 1}',
+        }
         return {"id": "cg==", "name": "r", "summaryMetrics": json.dumps(summary), **counts, **tails, **described}
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -128,6 +129,12 @@ def wandb_file(folder: Path) -> Path:
     return path
 
 
+def synchronise(*arguments: object) -> None:
+    """``wandb sync``; on a server, what it uploads replaces what was there."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+
+
 def offline_folders(run_folder: Path) -> list[Path]:
     return sorted((run_folder / "wandb").glob("offline-run-*"))
 
@@ -161,7 +168,9 @@ def running_online(
 # --- in good order
 
 
-def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path: Path, mark: str) -> None:
+def test_offline_is_the_default_and_its_file_holds_config_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
     records = [record(0, "validation"), *RECORDS, record(999, "validation")]
     assert WandbSection().mode == "offline"
     run = healthy(tmp_path, "offline")
@@ -175,22 +184,10 @@ def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path: P
     assert (read_run_id(file), read_config(file)) == (RUN_ID, CONFIG)
     assert run.warnings == []
     assert wait_until(lambda: not marked_processes(mark), 5.0)
-
-
-def test_wandbs_own_sync_reads_the_offline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = healthy(tmp_path, "offline")
-    run.write(RECORDS)
-    run.close()
     with fake_wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        synchronise(run.sink.offline_folder)
-        assert server.values() == VALUES
-
-
-def synchronise(*arguments: object) -> None:
-    """``wandb sync``; on a server, what it uploads replaces what was there."""
-    command = [sys.executable, "-m", "wandb", "sync", *map(str, arguments)]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        synchronise(folder)
+        assert server.values() == read_history(file)
 
 
 def test_resumed_run_goes_to_a_new_offline_folder_under_the_same_id(tmp_path: Path) -> None:
@@ -235,7 +232,7 @@ def test_failure_at_the_start_costs_only_a_warning(
 ) -> None:
     with broken_address(failure) as address:
         monkeypatch.setenv("WANDB_BASE_URL", address)
-        run = Observed(tmp_path, "online", init_timeout_s=2.0, finish_timeout_s=PATIENCE_S)
+        run = Observed(tmp_path, "online", init_timeout_s=1.0, finish_timeout_s=PATIENCE_S)
         run.write(RECORDS)
         assert wait_until(lambda: run.warnings)
         run.close()
@@ -247,7 +244,7 @@ def test_run_that_ends_before_a_silent_server_was_given_up_is_on_disk(
 ) -> None:
     with broken_address("black hole") as address:
         monkeypatch.setenv("WANDB_BASE_URL", address)
-        run = Observed(tmp_path, "online", init_timeout_s=PATIENCE_S, finish_timeout_s=5.0)
+        run = Observed(tmp_path, "online", init_timeout_s=PATIENCE_S, finish_timeout_s=4.0)
         run.write(RECORDS)
         run.close()
     run.assert_harmless(mark, VALUES)
@@ -266,7 +263,7 @@ def test_failure_in_the_middle_costs_only_a_warning(
 
 
 @pytest.mark.parametrize("failure", ["silent", "close"])
-def test_failure_at_the_end_costs_only_a_warning(
+def test_failure_at_the_end_costs_only_a_warning_that_says_how_to_upload(
     failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     with running_online(monkeypatch, tmp_path) as (run, server):
@@ -274,14 +271,7 @@ def test_failure_at_the_end_costs_only_a_warning(
         run.write(RECORDS)
         run.close()
         assert server.behaviour == failure
-    run.assert_harmless(mark, VALUES)
-
-
-def test_what_the_warning_says_uploads_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_online(monkeypatch, tmp_path) as (run, server):
-        server.behaviour_at_history = "close"
-        run.write(RECORDS)
-        run.close()
+        run.assert_harmless(mark, VALUES)
         server.behaviour = server.behaviour_at_history = "answer"
         said = re.search(r"'wandb sync (.+?)'", run.warnings[0])
         assert said
@@ -293,7 +283,7 @@ def test_what_the_warning_says_uploads_the_rest(tmp_path: Path, monkeypatch: pyt
 def test_wandbs_service_frozen_or_killed_costs_only_a_warning(
     blow: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
-    with running_online(monkeypatch, tmp_path, finish_timeout_s=5.0) as (run, _):
+    with running_online(monkeypatch, tmp_path, finish_timeout_s=4.0) as (run, _):
         run.write(RECORDS[:500])
         for process in marked_processes(mark):
             if process.name() == "wandb-core":
@@ -314,6 +304,25 @@ def test_without_a_key_nobody_is_asked_for_one(tmp_path: Path, monkeypatch: pyte
     run.assert_harmless(mark, VALUES)
     said = (tmp_path / "wandb" / "process.log").read_text()
     assert "Enter your choice" not in said and "paste an API key" not in said
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_no_room_for_wandbs_files_costs_only_a_warning(mode: str, tmp_path: Path, mark: str) -> None:
+    (tmp_path / "wandb").write_text("not a folder")
+    run = healthy(tmp_path, mode)
+    run.write(RECORDS)
+    run.close()
+    assert len(run.warnings) == 1 and "metrics.jsonl holds all values" in run.warnings[0]
+    assert run.cost_s < BUDGET_S and not marked_processes(mark)
+
+
+def test_no_temporary_folder_costs_only_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    run = healthy(tmp_path)
+    run.write(RECORDS)
+    run.close()
+    assert len(run.warnings) == 1 and "metrics.jsonl holds all values" in run.warnings[0]
+    assert list(tmp_path.iterdir()) == [] and not marked_processes(mark)
 
 
 # --- the driver itself

@@ -12,8 +12,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto import wandb_internal_pb2
 
+Record: Any = wandb_internal_pb2.Record  # type: ignore[attr-defined]  # made when protobuf loads its description
 BLOCK_BYTES = 32768
 HEADER = struct.Struct("<IHB")  # CRC, length, type
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
