@@ -15,6 +15,7 @@ still be written, :data:`FALLBACK_S` more.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -47,6 +48,10 @@ SHUTDOWN_S = 2.0
 """Seconds that wandb's service may take to close its file once the run is finished."""
 FLUSH_S = 1.0
 """Seconds between wandb's writes to its file: what an untimely end can lose of it (metrics.jsonl has it all)."""
+KILL_LIMIT_S = 0.3
+"""Seconds that killed processes may take to be gone."""
+MARK = "ESMERAY_WANDB_PROCESS"
+"""Environment variable by which all processes that one wandb process started are found."""
 SPOOL_LIMIT_BYTES = 1 << 30
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 16
@@ -287,6 +292,7 @@ class _WandbProcess:
 
     def __init__(self, log_folder: Path, orphan_grace_s: float) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
+        self._mark = secrets.token_hex(16)
         script = Path(__file__).with_name("wandb_process.py")
         with (log_folder / "process.log").open("ab") as log:
             self._popen = subprocess.Popen(
@@ -294,13 +300,12 @@ class _WandbProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=_environment() | {MARK: self._mark},
                 start_new_session=True,  # Ctrl-C in the terminal is for the driver, which then ends this in order
             )
         assert self._popen.stdin is not None and self._popen.stdout is not None
         self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
         os.set_blocking(self._stdin.fileno(), False)
-        self._started: set[psutil.Process] = set()
         self._received = b""
 
     def send(self, data: bytes, is_over: Callable[[], bool]) -> None:
@@ -337,7 +342,6 @@ class _WandbProcess:
             if not data:
                 raise _WandbError("wandb's process ended")
             self._received += data
-        self._remember_descendants()
         line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
@@ -350,23 +354,27 @@ class _WandbProcess:
 
     def kill(self) -> None:
         """End the process and whatever it started. May be called again."""
-        self._remember_descendants()
         self._popen.kill()
-        for process in self._started:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
         self._popen.wait()
+        deadline = time.monotonic() + KILL_LIMIT_S
+        while (processes := self._marked()) and time.monotonic() < deadline:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(POLL_S / 10)
         for pipe in (self._stdin, self._stdout):
             pipe.close()
 
-    def _remember_descendants(self) -> None:
-        """wandb-core starts helpers of its own, which nobody could find any more once wandb-core is dead."""
-        try:
-            self._started.update(psutil.Process(self._popen.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            return
+    def _marked(self) -> list[psutil.Process]:
+        """What the process started and is alive. wandb-core's helpers are nobody's children once it is dead."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark:
+                    found.append(process)
+            except (psutil.Error, OSError):  # ended meanwhile, or another user's
+                continue
+        return found
 
 
 def _environment() -> dict[str, str]:
