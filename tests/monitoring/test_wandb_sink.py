@@ -132,7 +132,7 @@ def wandb_file(folder: Path) -> Path:
 def synchronise(*arguments: object) -> None:
     """``wandb sync``; on a server, what it uploads replaces what was there."""
     command = [sys.executable, "-m", "wandb", "sync", *map(str, arguments)]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+    subprocess.run(command, cwd=Path(str(arguments[-1])).parent, check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def offline_folders(run_folder: Path) -> list[Path]:
