@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.conversion import SAMPLE
-from dataset.cropping import cropped_lengths
+from dataset.cropping import count_cropped, cropped_lengths
 from dataset.fasta import FastaSource
 from dataset.sample import sample_records
 from dataset.splitting import split_records
@@ -22,10 +22,15 @@ HEAD_RECORDS = 50_000
 
 @dataclass(frozen=True)
 class DataSize:
-    """Training sequences and their tokens after cropping, special tokens included; ``exact`` or estimated."""
+    """Training sequences and their tokens after cropping, special tokens included; ``exact`` or estimated.
+
+    ``cropped_sequences`` are longer than ``data.max_length``; ``cropped_residues`` of them are left out each epoch.
+    """
 
     sequences: int
     tokens: int
+    cropped_sequences: int
+    cropped_residues: int
     exact: bool
 
 
@@ -46,7 +51,8 @@ def estimate_size(data: DataSection) -> DataSize:
     lengths, share_read = _head_lengths(data)
     head = _of_lengths(np.array(lengths), data)
     scale = (1 - data.validation_share) / share_read
-    return DataSize(round(head.sequences * scale), round(head.tokens * scale), exact=False)
+    counts = (head.sequences, head.tokens, head.cropped_sequences, head.cropped_residues)
+    return DataSize(*(round(count * scale) for count in counts), exact=False)
 
 
 def _head_lengths(data: DataSection) -> tuple[list[int], float]:
@@ -64,4 +70,5 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
 
 def _of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
     tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
-    return DataSize(lengths_N.size, int(tokens.sum()), exact=True)
+    cropped = count_cropped(lengths_N, data.max_length)
+    return DataSize(lengths_N.size, int(tokens.sum()), cropped.sequences, cropped.residues, exact=True)

@@ -19,6 +19,7 @@ class Plan:
     data: DataSize
     steps_per_epoch: int
     total_steps: int
+    total_is_exact: bool
     batches_per_step: int
     global_tokens: int
     stage: int
@@ -31,9 +32,11 @@ class Plan:
         return [
             f"devices          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
+            f"cropped          {about}{self.data.cropped_sequences:,} sequences, "
+            f"{self.data.cropped_residues:,} residues left out each epoch",
             f"tokens per step  {self.global_tokens:,} in {self.batches_per_step} packed batches",
-            f"steps per epoch  {about}{self.steps_per_epoch:,}",
-            f"steps in all     {about}{self.total_steps:,}",
+            f"steps per epoch  about {self.steps_per_epoch:,}",
+            f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",
             f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
@@ -57,6 +60,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
         workers=workers,
         data=data,
         steps_per_epoch=steps_per_epoch,
+        total_is_exact=config.training.max_steps is not None,
         total_steps=config.training.max_steps or config.training.epochs * steps_per_epoch,
         batches_per_step=config.batch.batches_per_step,
         global_tokens=config.batch.global_tokens,

@@ -155,7 +155,14 @@ def restore(worker: Worker) -> Position:
             worker.checkpoints.discard_after(position.step)
         worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
     else:
-        worker.log.event("started", 0, total_steps=worker.total_steps)
+        cropped = worker.batches.cropped
+        worker.log.event(
+            "started",
+            0,
+            total_steps=worker.total_steps,
+            cropped_sequences=cropped.sequences,
+            cropped_residues=cropped.residues,
+        )
     return position
 
 
