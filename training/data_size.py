@@ -51,8 +51,13 @@ def estimate_size(data: DataSection) -> DataSize:
     lengths, share_read = _head_lengths(data)
     head = _of_lengths(np.array(lengths), data)
     scale = (1 - data.validation_share) / share_read
-    counts = (head.sequences, head.tokens, head.cropped_sequences, head.cropped_residues)
-    return DataSize(*(round(count * scale) for count in counts), exact=False)
+    return DataSize(
+        sequences=round(head.sequences * scale),
+        tokens=round(head.tokens * scale),
+        cropped_sequences=round(head.cropped_sequences * scale),
+        cropped_residues=round(head.cropped_residues * scale),
+        exact=False,
+    )
 
 
 def _head_lengths(data: DataSection) -> tuple[list[int], float]:
