@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import ray
 from ray._private.worker import BaseContext
@@ -20,10 +22,20 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LOCAL = "local"
 PORTS_TRIED = 100
 CONNECT_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 300
+"""Seconds that workers may take to get their place and import what they need."""
+
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
 
 NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
+
+
+class NodeResources(NamedTuple):
+    """What one machine offers to training."""
+
+    cpus: int
+    gpus: int
 
 
 @dataclass(frozen=True)
@@ -40,45 +52,83 @@ class Workers:
         return "cuda" if self.use_gpu else "cpu"
 
 
-def place_workers(section: RaySection, cpus: int, gpus: int) -> Workers:
+def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     """Turn ``auto`` into numbers, and refuse at once what the cluster can't hold.
 
     Args:
         section: what was asked for.
-        cpus, gpus: what the whole cluster has.
+        nodes: what each machine has; a worker lies on one of them whole.
 
     Raises:
         ResourceError: more workers or cores than there are; says what there is.
     """
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
     count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
-    available = gpus if use_gpu else cpus
+    has = f"the cluster has {cpus} CPU cores and {gpus} GPUs on {len(nodes)} machine{'s' if len(nodes) > 1 else ''}"
+    available = _places(nodes, 1, use_gpu)
     if count > available:
-        unit = "GPU" if use_gpu else "CPU core"
+        unit = "GPU and CPU core" if use_gpu else "CPU core"
         raise ResourceError(
-            f"ray.num_workers: {count} workers asked, one {unit} each, but the cluster has {cpus} CPU cores "
-            f"and {gpus} GPUs: ask for at most {available}"
+            f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
         )
-    cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else max(1, cpus // count)
-    if count * cpus_each > cpus:
+    most_cpus_each = max(each for each in range(1, cpus + 1) if _places(nodes, each, use_gpu) >= count)
+    cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
+    if cpus_each > most_cpus_each:
         raise ResourceError(
-            f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each need {count * cpus_each}, "
-            f"the cluster has {cpus}: ask for at most {cpus // count}"
+            f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each asked, but {has}: "
+            f"ask for at most {most_cpus_each}"
         )
     return Workers(count, cpus_each, use_gpu)
 
 
-def local_resources() -> tuple[int, int]:
+def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
+    """Workers that fit when each takes so many cores, and a GPU where ``use_gpu``."""
+    return sum(min(node.cpus // cpus_each, node.gpus) if use_gpu else node.cpus // cpus_each for node in nodes)
+
+
+def local_resources() -> list[NodeResources]:
     """CPU cores that this process may use and GPUs of this machine, without starting anything."""
     import torch
 
-    return len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), torch.cuda.device_count())]
 
 
-def cluster_resources() -> tuple[int, int]:
-    """CPU cores and GPUs of the connected cluster."""
-    resources = ray.cluster_resources()
-    return int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+def cluster_resources() -> list[NodeResources]:
+    """CPU cores and GPUs of each machine of the connected cluster."""
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [NodeResources(int(r.get("CPU", 0)), int(r.get("GPU", 0))) for r in resources]
+
+
+def missing_now(workers: Workers) -> str | None:
+    """A remark if others use so much of the cluster at the moment that training has to wait for it."""
+    free = ray.available_resources()
+    cpus, gpus = int(free.get("CPU", 0)), int(free.get("GPU", 0))
+    needed_cpus, needed_gpus = workers.count * workers.cpus_each, workers.count * workers.use_gpu
+    if cpus >= needed_cpus and gpus >= needed_gpus:
+        return None
+    return (
+        f"training needs {needed_cpus} CPU cores and {needed_gpus} GPUs, the cluster has {cpus} and {gpus} free just "
+        f"now: it waits {START_TIMEOUT_S} s for the rest"
+    )
+
+
+def worker_environment() -> dict[str, Any]:
+    """Ray's runtime environment of the workers: this code, sent along where there are other machines."""
+    paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
+    if len([node for node in ray.nodes() if node["Alive"]]) == 1:
+        return {"env_vars": variables}
+    return {"env_vars": variables, "working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED}
+
+
+def _cpu_quota() -> int:
+    """Cores that a container may use at once (cgroup v2), however many it sees."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return sys.maxsize
+    return sys.maxsize if quota == "max" else max(1, int(quota) // int(period))
 
 
 @contextmanager
@@ -93,30 +143,33 @@ def connected(section: RaySection) -> Iterator[str]:
     # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     address = find(section)
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
     try:
-        context = _start_local(section) if address == LOCAL else _join(address)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
-    try:
+        try:
+            context = _start_local(section) if address == LOCAL else _join(address)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
         yield context.dashboard_url or ""
-    finally:
+    finally:  # also when a signal breaks the start off
         ray.shutdown()
 
 
 def find(section: RaySection) -> str:
-    """Where the cluster is: an address, ``auto`` for one that runs on this machine, or ``local`` to start one."""
+    """Where the cluster is: an address, or ``local`` to start one."""
     if section.address is not None:
         return section.address
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
-    from ray._private.services import find_gcs_addresses
+    # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
+    from ray._private.services import find_bootstrap_address
 
-    return "auto" if find_gcs_addresses() else LOCAL
+    address = find_bootstrap_address(None)
+    return address if address and _answers(address) else LOCAL
 
 
 def _start_local(section: RaySection) -> BaseContext:
-    cpus, gpus = local_resources()
+    ((cpus, gpus),) = local_resources()
     return ray.init(
         address=LOCAL,
         num_cpus=cpus,
@@ -128,7 +181,6 @@ def _start_local(section: RaySection) -> BaseContext:
         dashboard_port=_free_port(section.dashboard_port),
         log_to_driver=False,
         logging_level=logging.ERROR,
-        runtime_env={"env_vars": _worker_environment()},
     )
 
 
@@ -144,27 +196,17 @@ def _free_port(preferred: int) -> int:
     raise ResourceError(f"ray.dashboard_port: {preferred} and the {PORTS_TRIED} ports after it are taken: choose one")
 
 
-def _refuse_unreachable(address: str) -> None:
-    """ray.init tries for half a minute and more where nothing answers."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-
-
 def _join(address: str) -> BaseContext:
-    _refuse_unreachable(address)
-    environment: dict = {"env_vars": _worker_environment()}
-    if not _on_this_machine(address):
-        # The other nodes don't have this folder.
-        environment = {"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED}
-    return ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+    _, _, port = address.rpartition(":")
+    if port.isdigit() and not _answers(address):  # ray.init would try for minutes
+        raise ConnectionError("nothing answers there")
+    return ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _on_this_machine(address: str) -> bool:
-    host = address.removeprefix("ray://").rsplit(":", 1)[0]
-    return host in ("auto", "127.0.0.1", "localhost", ray.util.get_node_ip_address())
-
-
-def _worker_environment() -> dict[str, str]:
-    paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
+def _answers(address: str) -> bool:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True

@@ -6,7 +6,7 @@ workers; what it measures comes back through metrics.jsonl in the run's folder.
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -21,18 +21,19 @@ from monitoring.metrics_log import read_metrics
 from monitoring.progress import ProgressSink
 from monitoring.run_watcher import RunWatcher
 from monitoring.wandb_sink import WandbSink, new_run_id
-from train_config.errors import ResourceError
+from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training import cluster
 from training.cluster import Workers
 from training.continuing import check_resume, is_finished, locked, quarantine_ray_snapshot
 from training.data_size import estimate_size, size_of_store
+from training.engine import settings_path
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
 from training.signals import Interrupted, StopSignals
 
-WORKER_START_TIMEOUT_S = "300"
+WATCHER_TIMEOUT_S = 30.0
 
 
 def train(config: Config) -> int:
@@ -49,9 +50,13 @@ def train(config: Config) -> int:
     try:
         with StopSignals() as signals, locked(run):
             return _train_locked(config, run, signals)
-    except Interrupted as error:
+    except (Interrupted, SystemExit) as error:
+        # Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit.
+        signum = error.signum if isinstance(error, Interrupted) else error.code
+        if signum not in (signal.SIGINT, signal.SIGTERM):
+            raise
         print("interrupted before training began", file=sys.stderr)
-        return error.exit_code
+        return 128 + int(signum)
 
 
 def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
@@ -60,33 +65,49 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
         return 0
     if cluster.find(config.ray) == cluster.LOCAL:
-        cluster.place_workers(config.ray, *cluster.local_resources())
+        cluster.place_workers(config.ray, cluster.local_resources())
     with conversion_bar("preparing the data") as progress:
         store_path = ensure_store(config.data, run.path.parent / "stores", progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
     for remark in remarks:
         warn(remark)
-    run.clear_requests()
-    write_atomically(run.config, dump_config(config))
     return _train_on_cluster(config, run, store_path, signals)
 
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing."""
-    workers = cluster.place_workers(config.ray, *cluster.local_resources())
+    workers = cluster.place_workers(config.ray, _resources_to_plan_with(config))
     plan = make_plan(config, workers, estimate_size(config.data))
     print(dump_config(config))
     print("\n".join(plan.lines()))
     return 0
 
 
+def _resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
+    """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
+    local = cluster.local_resources()
+    if config.ray.address in (None, cluster.LOCAL):
+        return local
+    count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
+    each = config.ray.cpus_per_worker if config.ray.cpus_per_worker != "auto" else 1
+    warn(
+        f"the cluster at {config.ray.address} is not asked in a dry run: planned for {count} workers like this machine"
+    )
+    return [cluster.NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
+
+
 def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
     with cluster.connected(config.ray) as dashboard:
-        workers = cluster.place_workers(config.ray, *cluster.cluster_resources())
+        signals.reinstall()
+        workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+        if remark := cluster.missing_now(workers):
+            warn(remark)
         plan = make_plan(config, workers, size_of_store(Store(store_path), config.data))
         say(f"run {config.run.name}: {run.path}")
         say(f"{workers.count} workers on {workers.device}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(plan.lines()[1:]))
+        run.clear_requests()
+        write_atomically(run.config, dump_config(config))
         signals.hand_over(run.request_stop)
         run_id = _wandb_run_id(run)
         watcher = _watch(config, run, run_id, plan.total_steps)
@@ -94,7 +115,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
         try:
             fit.wait(signals)
         finally:
-            watcher.close()
+            watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
     return _conclude(run, fit, signals, config.ray.max_failures)
 
 
@@ -135,7 +156,9 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 
     from training.ray_worker import ray_train_loop
 
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKER_START_TIMEOUT_S)
+    # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
+    failures: dict[str, Any] = {"max_failures": config.ray.max_failures, "controller_failure_limit": 1}
+    environment: dict[str, Any] = {"worker_runtime_env": cluster.worker_environment()}
     return TorchTrainer(
         ray_train_loop,
         train_loop_config={
@@ -152,7 +175,8 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
         run_config=RunConfig(
             name=config.run.name,
             storage_path=config.run.storage_path,
-            failure_config=FailureConfig(max_failures=config.ray.max_failures),
+            failure_config=FailureConfig(**failures),
+            **environment,
         ),
         torch_config=TorchConfig(backend="nccl" if workers.use_gpu else "gloo"),
     )
@@ -165,8 +189,7 @@ def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> Run
 
 def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals, max_failures: int) -> int:
     outcome = run.read_outcome()
-    if run.metrics.exists():
-        draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
+    _draw(run)
     if fit.timed_out and outcome is None:
         say(
             "stopped without saving the last steps: the workers did not answer; "
@@ -174,11 +197,20 @@ def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals, max_failures: int
         )
         return signals.exit_code
     if outcome is None:
+        tried = f", also after {max_failures} more tries" if getattr(fit.error, "worker_failures", None) else ""
         raise ResourceError(
-            f"training broke off, also after {max_failures} more tries: {_reason(fit.error)} "
-            f"(the workers' logs are in {run.logs})"
+            f"training broke off{tried}: {_reason(fit.error)} (the workers' logs are in {run.logs})"
         ) from fit.error
     return _tell(outcome, run, signals)
+
+
+def _draw(run: RunFolder) -> None:
+    """The curves; a picture that can't be drawn is no reason to hide a result."""
+    try:
+        if run.metrics.exists():
+            draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
+    except (OSError, DataError) as error:
+        warn(f"{run.curves}: not drawn ({error})")
 
 
 def _tell(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
@@ -211,7 +243,18 @@ def _wandb_run_id(run: RunFolder) -> str:
 
 def _with_absolute_paths(config: Config, run: RunFolder) -> Config:
     """Workers run in other folders, maybe on other nodes."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(run.path.parent)})})
+    backbone = config.model.backbone
+    changes: dict[str, Any] = {
+        "run": {"storage_path": str(run.path.parent)},
+        "deepspeed": {"config": str(settings_path(config.deepspeed.config))},
+    }
+    if config.data.stage_dir is not None:
+        changes["data"] = {"stage_dir": str(Path(config.data.stage_dir).expanduser().resolve())}
+    if (folder := Path(backbone.source).expanduser()).is_dir():
+        changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    )
 
 
 def say(text: str) -> None:

@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-GRACE_S = 25.0
-"""Seconds that workers get to save and end. With what Ray needs to shut down, a run ends within 30."""
+GRACE_S = 20.0
+"""Seconds that workers get to save and end."""
+
+CLOSING_S = 6.0
+"""Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
 
 
 class Interrupted(BaseException):
@@ -17,6 +20,7 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int):
         super().__init__(signum)
+        self.signum = signum
         self.exit_code = 128 + signum
 
 
@@ -46,10 +50,19 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def hand_over(self, on_request: Callable[[], None]) -> None:
-        """From now on ask instead of raising. Installs the handlers anew: ray.init replaces that of SIGTERM."""
+        """From now on ask instead of raising."""
         self._on_request = on_request
+
+    def reinstall(self) -> None:
+        """Install the handlers anew: ray.init replaces that of SIGTERM by one that ends the process."""
         for signum in self._before:
             signal.signal(signum, self._handle)
+
+    def remaining_s(self, otherwise_s: float) -> float:
+        """Seconds left for sinks to close after a signal; ``otherwise_s`` without one."""
+        if self.received is None:
+            return otherwise_s
+        return max(1.0, self._deadline + CLOSING_S - time.monotonic())
 
     @property
     def expired(self) -> bool:

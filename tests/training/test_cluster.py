@@ -2,28 +2,43 @@ import pytest
 
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
-from training.cluster import LOCAL, connected, find, place_workers
+from training.cluster import LOCAL, NodeResources, Workers, connected, find, missing_now, place_workers
 
 
 @pytest.mark.parametrize(
-    ("cpus", "gpus", "count", "cpus_each"),
-    [(2, 0, 2, 1), (1, 0, 1, 1), (64, 0, 2, 32), (16, 4, 4, 4), (3, 0, 2, 1)],
+    ("nodes", "count", "cpus_each"),
+    [
+        ([(2, 0)], 2, 1),
+        ([(1, 0)], 1, 1),
+        ([(64, 0)], 2, 32),
+        ([(16, 4)], 4, 4),
+        ([(3, 0), (3, 0), (3, 0)], 2, 3),
+        ([(64, 0), (8, 4), (8, 4)], 8, 2),
+    ],
+    ids=str,
 )
-def test_auto_is_a_worker_a_gpu_and_two_without(cpus, gpus, count, cpus_each):
-    workers = place_workers(RaySection(), cpus, gpus)
-    assert (workers.count, workers.cpus_each, workers.use_gpu) == (count, cpus_each, gpus > 0)
+def test_auto_is_a_worker_a_gpu_and_two_without(nodes, count, cpus_each):
+    nodes = [NodeResources(*node) for node in nodes]
+    workers = place_workers(RaySection(), nodes)
+    assert (workers.count, workers.cpus_each) == (count, cpus_each)
+    assert workers.use_gpu == any(node.gpus for node in nodes)
 
 
 def test_more_workers_than_the_cluster_has_are_refused_with_what_it_has():
-    with pytest.raises(ResourceError, match=r"8 workers asked.*2 CPU cores and 0 GPUs: ask for at most 2"):
-        place_workers(RaySection(num_workers=8), cpus=2, gpus=0)
-    with pytest.raises(ResourceError, match=r"3 workers asked, one GPU each.*ask for at most 2"):
-        place_workers(RaySection(num_workers=3), cpus=64, gpus=2)
+    with pytest.raises(ResourceError, match=r"8 workers asked.*2 CPU cores and 0 GPUs on 1 machine: ask for at most 2"):
+        place_workers(RaySection(num_workers=8), [NodeResources(2, 0)])
+    with pytest.raises(ResourceError, match=r"3 workers asked, one GPU and CPU core each.*ask for at most 2"):
+        place_workers(RaySection(num_workers=3), [NodeResources(64, 2)])
 
 
-def test_more_cores_than_the_cluster_has_are_refused():
+def test_more_cores_than_one_machine_has_are_refused():
     with pytest.raises(ResourceError, match="ask for at most 4"):
-        place_workers(RaySection(num_workers=2, cpus_per_worker=6), cpus=8, gpus=0)
+        place_workers(RaySection(num_workers=2, cpus_per_worker=6), [NodeResources(4, 0), NodeResources(4, 0)])
+
+
+def test_busy_cluster_is_told(ray_address):
+    assert missing_now(Workers(count=1, cpus_each=1, use_gpu=False)) is None
+    assert "waits" in missing_now(Workers(count=2, cpus_each=100, use_gpu=False))
 
 
 def test_given_address_goes_before_the_environment(monkeypatch):
