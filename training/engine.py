@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor, nn
 
 from dataset.packed_batch import PackedBatch
-from train_config.errors import ConfigError, ResourceError
+from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
 
 OWNED_KEYS = frozenset(
@@ -41,6 +41,7 @@ OWNED_KEYS = frozenset(
 
 SHARDS_FOLDER = "deepspeed"
 LOWEST_LOSS_SCALE = 1.0
+ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,18 @@ class TrainingEngine:
         optimizer = optimizer_class(
             groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=device.type == "cuda"
         )
+        if isinstance(optimizer, FiniteAdamW):
+            # DeepSpeed would clip before the norm is taken.
+            optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
         model.to(device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        if scaler is not None and hasattr(
+            scaler, "raise_error_at_min_scale"
+        ):  # the loop counts such steps and ends the run itself
+            scaler.raise_error_at_min_scale = False
         self._shards = ShardFiles()
         self._engine.checkpoint_engine = self._shards
         # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
@@ -123,13 +132,14 @@ class TrainingEngine:
         """Clip, update and clear the gradients; leave the update out where they are not finite."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
+        loss_scale = _loss_scale(self._engine.optimizer)
         self._engine.step()
         optimizer = self._engine.optimizer
         skipped = bool(getattr(optimizer, "overflow", False))
         norm = self._engine.get_global_grad_norm()
         if self._checks_itself:
             norm = optimizer.gradient_norm
-        exhausted = skipped and _loss_scale(optimizer) <= LOWEST_LOSS_SCALE
+        exhausted = skipped and loss_scale <= LOWEST_LOSS_SCALE
         return StepResult(float("nan") if norm is None else float(norm), skipped, exhausted)
 
     def copy_shards(self) -> list[tuple[str, Any]]:
@@ -145,9 +155,16 @@ class TrainingEngine:
             CheckpointError: a file can't be loaded.
         """
         # Frozen parameters are not in the checkpoint: they came with the model.
-        self._engine.load_checkpoint(
+        groups = self._engine.optimizer.param_groups
+        settings = [{name: group[name] for name in ADAMW_SETTINGS} for group in groups]
+        loaded, _ = self._engine.load_checkpoint(
             str(folder / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
         )
+        if loaded is None:  # DeepSpeed would go on from scratch
+            raise CheckpointError(f"{folder}: DeepSpeed found no state in it")
+        # The checkpoint brings the settings that it was made with; those of the config count.
+        for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
     def full_precision_state(self) -> dict[str, Tensor]:
         """Trainable parameters and persistent buffers in fp32 on the CPU. Every rank calls it; all get the same."""
@@ -174,13 +191,14 @@ class TrainingEngine:
 
 
 class FiniteAdamW(torch.optim.AdamW):
-    """AdamW that leaves an update with a NaN or infinite gradient out, as ZeRO's optimizers do.
+    """AdamW that clips, and leaves an update with a NaN or infinite gradient out, as ZeRO's optimizers do.
 
-    For stage 0 in fp32, where DeepSpeed uses the optimizer as it is.
+    For stage 0 in fp32, where DeepSpeed uses the optimizer as it is. ``max_norm``: largest global norm, 0 for any.
     """
 
     overflow = False
     gradient_norm = math.nan
+    max_norm = 0.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -189,6 +207,8 @@ class FiniteAdamW(torch.optim.AdamW):
         self.gradient_norm = float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
         self.overflow = not math.isfinite(self.gradient_norm)
         if not self.overflow:
+            if 0 < self.max_norm < self.gradient_norm:
+                torch._foreach_mul_(gradients, self.max_norm / (self.gradient_norm + 1e-6))
             super().step(closure)
 
 
@@ -198,7 +218,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
     Raises:
         ConfigError: the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
     """
-    settings = _read_settings(Path(section.config))
+    settings = _read_settings(settings_path(section.config))
     zero = settings.setdefault("zero_optimization", {})
     if section.stage is not None:
         zero["stage"] = section.stage
@@ -228,9 +248,13 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
     }
 
 
+def settings_path(configured: str) -> Path:
+    """DeepSpeed's settings file, absolute: relative to this folder, else to the repository."""
+    path = Path(configured).expanduser()
+    return path.resolve() if path.exists() else Path(__file__).resolve().parent.parent / path
+
+
 def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_absolute() and not path.exists():
-        path = Path(__file__).resolve().parent.parent / path
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:

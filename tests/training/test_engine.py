@@ -109,6 +109,26 @@ def test_stages_take_the_same_step(process_group, stage):
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_gradient_norm_is_that_before_clipping(process_group, stage):
+    _, clipped = train_step(make_engine(stage))
+    assert clipped.gradient_norm == pytest.approx(train_step(make_engine(1))[1].gradient_norm, rel=1e-4)
+    assert clipped.gradient_norm > 1.0
+
+
+def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tmp_path):
+    folder = save(make_engine(2), tmp_path)
+    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"eps": 1e-3, "betas": [0.5, 0.6]})
+    model = build_model(config.model, seed=0)
+    groups = parameter_groups(model, 0.25)
+    engine = TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=2), CPU)
+    engine.load_shards(folder.path)
+    decaying, plain = engine._engine.optimizer.param_groups
+    assert (decaying["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    assert decaying["betas"] == (0.5, 0.6)
+    assert decaying["eps"] == 1e-3
+
+
 def test_bf16_keeps_buffers_in_fp32(process_group):
     engine = make_engine(2, "bf16", task="autoencoder")
     assert {b.dtype for b in engine.module.buffers() if b.is_floating_point()} == {torch.float32}
