@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""
@@ -42,6 +42,13 @@ class RunSection(Section):
         ),
     )
     seed: NonNegativeInt = Field(0, description="Seed of weights, shuffling, cropping and masking.")
+
+    @field_validator("storage_path")
+    @classmethod
+    def _is_a_folder(cls, path: str) -> str:
+        if "://" in path:
+            raise ValueError("must be a folder that every node sees, such as a mounted file system, not a URL")
+        return path
 
 
 class SampleSection(Section):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,7 @@ FORMAT_VERSION = 1
 PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
 LATEST = "latest"
+_NAME = re.compile(r"step-\d{8,}")
 
 
 class FileEntry(BaseModel):
@@ -152,7 +154,7 @@ class CheckpointStore:
         """Folders that bear a final name, newest first. They may still be damaged."""
         if not self.root.is_dir():
             return []
-        folders = [p for p in self.root.glob("step-*") if p.is_dir() and not p.name.endswith(PARTIAL_SUFFIX)]
+        folders = [p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
         return [CheckpointFolder(p) for p in sorted(folders, key=lambda p: p.name, reverse=True)]
 
     def partial_path(self, step: int) -> Path:
@@ -183,9 +185,12 @@ class CheckpointStore:
 
     def discard_after(self, step: int) -> None:
         """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""
-        for folder in self.complete():
-            if folder.step > step:
-                folder.path.rename(_unused(folder.path.with_name(f"damaged-{folder.path.name}")))
+        newer = [folder for folder in self.complete() if folder.step > step]
+        if newer:  # one generation of them is enough to look into
+            for old in self.root.glob("damaged-*"):
+                shutil.rmtree(old)
+        for folder in newer:
+            folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))
 
     def prune(self, keep_last: int, keep_best: int) -> None:
         """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation loss."""
@@ -218,10 +223,3 @@ def _validation_loss(folder: CheckpointFolder) -> float | None:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _unused(path: Path) -> Path:
-    candidate, number = path, 1
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate

@@ -108,9 +108,11 @@ class _HashingFile:
         self._file.flush()
 
     def close(self) -> str:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
         return self._digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import load_config
 from train_config.schema import Config
+from training.checkpoint import CheckpointStore
 from training.run_folder import RunFolder
 
 FIXED = (
@@ -25,6 +26,8 @@ FIXED = (
     "deepspeed.offload_optimizer",
 )
 """Settings that a checkpoint can't be continued without. The data itself is known by the store's checksum."""
+
+FREE = ("model.backbone.gradient_checkpointing",)
 
 HARMLESS = (
     "ray",
@@ -84,8 +87,8 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
         )
     earlier = load_config(run.config)
     changed = _differences(earlier.model_dump(), config.model_dump())
-    fixed = {key: values for key, values in changed.items() if _within(key, FIXED)}
-    if fixed:
+    fixed = {key: values for key, values in changed.items() if _within(key, FIXED) and not _within(key, FREE)}
+    if fixed and CheckpointStore(run.checkpoints).complete():
         key, (old, new) = next(iter(fixed.items()))
         raise ConfigError(
             f"{key}: the run {run.path.name} was started with {old!r}, now {new!r}: "
@@ -104,18 +107,18 @@ def is_finished(run: RunFolder, config: Config) -> bool:
 
 
 def quarantine_ray_snapshot(run: RunFolder) -> str | None:
-    """Move Ray's own record of the run aside if it can't be read; Ray Train would die of it without saying why.
+    """Move Ray's own record of the run aside: Ray Train dies of a damaged one, or of one from another version.
 
-    Esmeray does not need it: checkpoints are known by their manifests. Returns a remark if it did.
+    Esmeray does not need it: checkpoints are known by their manifests. Returns a remark if it was damaged.
     """
     path = run.ray_snapshot
-    try:
-        json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
+    aside = path.with_name(f"{path.name}.set-aside")
+    path.replace(aside)
+    try:
+        json.loads(aside.read_text())
     except ValueError:
-        aside = path.with_name(f"{path.name}.damaged")
-        path.replace(aside)
         return f"Ray's {path.name} was damaged and is now {aside.name}; the run goes on from its own checkpoints"
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -30,13 +30,24 @@ class MetricSums:
 
 @torch.no_grad()
 def evaluate(
-    engine: TrainingEngine, steps: Iterable[Iterable[PackedBatch]], control: ControlGroup
+    engine: TrainingEngine,
+    steps: Iterable[Iterable[PackedBatch]],
+    control: ControlGroup,
+    stop_requested: Callable[[], bool],
 ) -> dict[str, Tensor]:
-    """Metric sums of the task over batches, each worker its own part. Every worker calls it."""
+    """Metric sums of the task over batches, each worker its own part. Every worker calls it.
+
+    Returns:
+        Nothing where there is no batch, or where a stop was asked for in between.
+    """
     engine.module.eval()
     sums = MetricSums()
+    stopped = False
     for batches in steps:
+        stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+        if stopped:
+            break
         for batch in batches:
             sums.add(engine(batch.to(engine.device, non_blocking=True)).metrics)
     engine.module.train()
-    return sums.over_workers(control)
+    return {} if stopped else sums.over_workers(control)

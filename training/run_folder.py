@@ -16,10 +16,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+logger = logging.getLogger(__name__)
 
 Status = Literal["finished", "stopped", "diverged", "failed"]
 
@@ -79,11 +83,14 @@ class RunFolder:
             return Outcome(**json.loads(self._outcome.read_text()))
         except FileNotFoundError:
             return None
+        except (ValueError, TypeError) as error:
+            logger.warning("%s is damaged (%s) and taken for absent", self._outcome, error)
+            return None
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +23,8 @@ from dataset.store import Store
 from model.autoencoder import ESM2Autoencoder
 from model.parameter_groups import parameter_groups
 from model.registry import build_model
-from train_config.errors import DivergenceError, EsmerayError, ResourceError
+from monitoring.metrics_log import read_metrics
+from train_config.errors import CheckpointError, DivergenceError, EsmerayError, ResourceError
 from train_config.schema import Config
 from training.checkpoint import CheckpointStore, Manifest, Position
 from training.checkpoint_writer import CheckpointWriter
@@ -58,6 +60,10 @@ class Worker:
     store: Store
     wandb_run_id: str | None
     total_steps: int
+
+    def stop_requested(self) -> bool:
+        """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
+        return self.context.rank == 0 and self.run.stop_requested()
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -143,8 +149,10 @@ def restore(worker: Worker) -> Position:
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before rank 0 has swept
     found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.store.checksum, control)
+    if found is None:
+        _refuse_to_begin_again(worker)
     position = found.manifest.position if found else Position()
-    worker.log.rewind(position.step)
+    worker.log.rewind(position.step if found else -1)
     for warning in found.warnings if found else []:
         worker.log.event("warning", position.step, message=warning)
     if found:
@@ -164,6 +172,28 @@ def restore(worker: Worker) -> Position:
             cropped_residues=cropped.residues,
         )
     return position
+
+
+def _refuse_to_begin_again(worker: Worker) -> None:
+    """Step 0 is for runs that never saved anything; a folder of checkpoints that is gone is told.
+
+    Raises:
+        CheckpointError: the run saved a checkpoint once, or ``run.resume`` is ``must``.
+    """
+    saved = worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else "")
+    if int(saved) > 0 or worker.config.run.resume == "must":
+        raise CheckpointError(
+            f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
+            "restore the folder, or start anew under another run.name"
+            if int(saved) > 0
+            else f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+        )
+
+
+def _last_saved_step(run: RunFolder) -> int:
+    if not run.metrics.exists():
+        return 0
+    return max((r["step"] for r in read_metrics(run.metrics) if r.get("event") == "checkpoint"), default=0)
 
 
 def loop(worker: Worker, position: Position) -> Outcome:
@@ -198,8 +228,13 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
             return _diverged(worker, position)
         last = position.step == worker.total_steps
-        loss = validate(worker, position) if last or position.step % config.training.evaluate_every_steps == 0 else None
-        if last or position.step % config.checkpoint.every_steps == 0:
+        saving = last or position.step % config.checkpoint.every_steps == 0
+        # A checkpoint is one of the best only if its loss is known.
+        validating = position.step % config.training.evaluate_every_steps == 0 or (
+            saving and config.checkpoint.keep_best
+        )
+        loss = validate(worker, position) if last or validating else None
+        if saving:
             save(worker, position, loss)
             saved_step = position.step
         clock.start()
@@ -208,7 +243,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, leave word of how it ended."""
-    if outcome.status in ("finished", "stopped"):
+    if outcome.status != "failed":
         worker.writer.wait()
     if outcome.status == "finished":
         export_final(worker.engine, worker.config, worker.run, worker.context.rank, outcome.step)
@@ -225,9 +260,9 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
 
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out sequences; returns the loss. Every worker calls it."""
-    totals = evaluate(worker.engine, worker.validation.steps(), worker.control)
+    totals = evaluate(worker.engine, worker.validation.steps(), worker.control, worker.stop_requested)
     if not totals:
-        return None  # nothing is held out
+        return None  # nothing is held out, or a stop was asked for
     figures = _figures(worker, totals)
     worker.log.write("validation", position.step, epoch=position.epoch, **figures)
     loss = figures.get("loss")
@@ -311,7 +346,7 @@ def _next_step(
 
 
 def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None) -> StepAgreement:
-    stop = worker.context.rank == 0 and worker.run.stop_requested()
+    stop = worker.stop_requested()
     if step is None:
         return worker.control.agree(0, 0, stop=stop, failed=error is not None)
     return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
@@ -377,21 +412,35 @@ def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float
 def repeatable(error: Exception) -> int | None:
     """The exit code of a failure that trying again would repeat; None for what a machine did.
 
-    A lost peer shows as RuntimeError of the collective, a failing disk or network as OSError: those are worth another
-    try. So is an EsmerayError that says so. Everything else, out of memory included, would only happen again.
+    A lost peer shows as a RuntimeError of the collective or an error of Ray's, a failing disk or network as OSError:
+    those are worth another try. So is an EsmerayError that says so. Everything else would only happen again.
     """
     if isinstance(error, EsmerayError):
         return None if error.retryable else error.exit_code
-    if isinstance(error, torch.OutOfMemoryError):
+    if _out_of_memory(error):
         return ResourceError.exit_code
-    return None if isinstance(error, RuntimeError | OSError) else EsmerayError.exit_code
+    if isinstance(error, OSError):
+        return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
+    lost_peer = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
+    from_launcher = type(error).__module__.partition(".")[0] == "ray"
+    return None if lost_peer or from_launcher else EsmerayError.exit_code
+
+
+_LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _described(error: Exception) -> str:
     if isinstance(error, EsmerayError):
         return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the device ran out of memory: lower batch.tokens, or set model.backbone.gradient_checkpointing"
+    if _out_of_memory(error):
+        return (
+            "memory ran out: set model.backbone.gradient_checkpointing true and go on, "
+            "or lower batch.tokens under another run.name"
+        )
     return f"{type(error).__name__}: {error}"
 
 

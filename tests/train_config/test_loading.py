@@ -57,6 +57,7 @@ def test_resolved_config_reads_back_the_same(config_file):
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
         ("data:\n  source: []\n", r"run\.yaml:2: data\.source"),
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name"),
+        ("run:\n  storage_path: s3://bucket\n", r"run\.yaml:2: run\.storage_path: must be a folder"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line_with_file_and_key(config_file, text, message):

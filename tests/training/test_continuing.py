@@ -33,9 +33,14 @@ def test_unchanged_run_goes_on_without_remark(begun, tmp_path):
 
 
 def test_setting_that_cannot_change_is_named_with_both_values(begun, tmp_path):
+    (begun.checkpoints / "step-00000004").mkdir(parents=True)
     changed = tiny_config(tmp_path, batch={"tokens": 128})
     with pytest.raises(ConfigError, match=r"batch\.tokens: the run tiny was started with 256, now 128"):
         check_resume(begun, changed)
+
+
+def test_anything_may_change_before_the_first_checkpoint(begun, tmp_path):
+    assert check_resume(begun, tiny_config(tmp_path, batch={"tokens": 128})) == ["batch.tokens was 256, is now 128"]
 
 
 def test_setting_that_may_change_is_remarked(begun, tmp_path):
@@ -53,6 +58,18 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 def test_same_run_is_not_trained_twice_at_once(begun):
     with locked(begun), pytest.raises(ResourceError, match="is being trained by process"), locked(begun):
         pytest.fail("locked twice")
+
+
+def test_snapshot_of_another_ray_is_moved_aside_without_a_word(begun):
+    begun.ray_snapshot.write_text('{"ray_version": "1.0"}')
+    assert quarantine_ray_snapshot(begun) is None
+    assert not begun.ray_snapshot.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"status": "finished"}', "[]"])
+def test_damaged_outcome_is_taken_for_none(begun, content):
+    (begun.path / "outcome.json").write_text(content)
+    assert begun.read_outcome() is None
 
 
 @pytest.mark.parametrize("content", ["", '{"ray_version": "2.', "\x00\x00"])

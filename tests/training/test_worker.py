@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from ray.exceptions import RayActorError
 from transformers import AutoModel, EsmForMaskedLM
 
 from dataset.conversion import ensure_store
@@ -164,6 +165,38 @@ def test_run_without_any_good_checkpoint_never_starts_from_zero(stopped_at_6, st
     assert run_folder(stopped_at_6).read_outcome().exit_code == CheckpointError.exit_code
 
 
+@pytest.mark.parametrize("resume", ["allow", "must"])
+def test_run_whose_checkpoints_are_gone_never_starts_from_zero(resume, stopped_at_6, store_path, tmp_path):
+    shutil.rmtree(run_folder(stopped_at_6).checkpoints)
+    before = train_losses(stopped_at_6)
+    config = stopped_at_6.model_copy(update={"run": stopped_at_6.run.model_copy(update={"resume": resume})})
+    with pytest.raises(CheckpointError, match="saved one at step 6"):
+        train(config, store_path)
+    assert train_losses(config) == before
+
+
+def test_must_refuses_a_run_that_never_saved(store_path, tmp_path):
+    with pytest.raises(CheckpointError, match=r"run\.resume is 'must'"):
+        train(tiny_config(tmp_path, run={"resume": "must"}), store_path)
+
+
+def test_copy_of_a_checkpoint_beside_it_is_no_checkpoint(stopped_at_6, undisturbed, store_path):
+    checkpoints = run_folder(stopped_at_6).checkpoints
+    shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000099.bak")
+    train(stopped_at_6, store_path)
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_stop_during_an_evaluation_is_heard(store_path, tmp_path):
+    config = tiny_config(tmp_path)
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    run.request_stop()
+    outcome = train_worker(config, StandaloneContext(), store_path)
+    assert (outcome.status, outcome.step) == ("stopped", 0)
+    assert validations(config) == []
+
+
 def test_half_written_checkpoint_is_swept(stopped_at_6, undisturbed, store_path):
     partial = run_folder(stopped_at_6).checkpoints / "step-00000008.partial"
     shutil.copytree(run_folder(stopped_at_6).checkpoints / "step-00000006", partial)
@@ -318,7 +351,11 @@ def test_masked_lm_exports_what_transformers_opens(store_path, tmp_path):
         (TypeError("a bug"), 1),
         (torch.OutOfMemoryError("CUDA out of memory"), 4),
         (DataError("a damaged record"), 3),
-        (RuntimeError("Connection closed by peer"), None),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), None),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 1),
+        (FileNotFoundError("no such file"), 1),
+        (MemoryError(), 4),
+        (RayActorError(), None),
         (OSError("stale file handle"), None),
         (LoaderProcessLost("a loader process was killed"), None),
     ],
