@@ -34,7 +34,7 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
     result = train_ray("--dry-run", "--data.sample.records", "100", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "global_tokens: 32768" in result.stdout
-    for line in ("devices", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+    for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
         assert line in result.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,8 +12,6 @@ import tyro
 from train_config.errors import CheckpointError, ConfigError
 from train_config.loading import load_config
 from training.checkpoint import CheckpointFolder, CheckpointStore, best
-from training.consolidation import full_precision_state
-from training.finishing import export_state
 from training.run_folder import RunFolder
 
 
@@ -45,6 +44,12 @@ def main(argv: list[str]) -> int:
     output = options.output or run.path / f"export-{folder.path.name}"
     if output.exists() and not options.overwrite:
         raise ConfigError(f"{output} exists: choose another --output, or pass --overwrite")
+    os.environ.setdefault(
+        "DS_ACCELERATOR", "cpu"
+    )  # or DeepSpeed, whose classes are imported here, warns of having none
+    from training.consolidation import full_precision_state
+    from training.finishing import export_state
+
     state = full_precision_state(folder)
     print(export_state(state, load_config(run.config), run, folder.step, output))
     return 0

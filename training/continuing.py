@@ -12,7 +12,7 @@ from typing import Any
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import load_config
 from train_config.schema import Config
-from training.checkpoint import CheckpointStore
+from training.checkpoint import CheckpointFolder, CheckpointStore
 from training.run_folder import RunFolder
 
 FIXED = (
@@ -95,6 +95,29 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
             "set it back, or choose another run.name"
         )
     return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not _within(key, HARMLESS)]
+
+
+def check_worker_count(run: RunFolder, count: int) -> None:
+    """Refuse another number of workers than the newest checkpoint was written by, before any is started.
+
+    Raises:
+        CheckpointError: it differs; says what it was.
+    """
+    for folder in CheckpointStore(run.checkpoints).complete()[:1]:
+        try:
+            written_by = folder.manifest().world_size
+        except CheckpointError:
+            return  # damaged: the workers look for one that holds
+        if written_by != count:
+            raise other_worker_count(folder, written_by, count)
+
+
+def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) -> CheckpointError:
+    """The refusal of another number of workers."""
+    return CheckpointError(
+        f"{folder.path}: written by {written_by} workers, this run has {count}; "
+        f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
+    )
 
 
 def is_finished(run: RunFolder, config: Config) -> bool:

@@ -26,9 +26,9 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from training import cluster
 from training.cluster import Workers
-from training.continuing import check_resume, is_finished, locked, quarantine_ray_snapshot
+from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
 from training.data_size import estimate_size, size_of_store
-from training.engine import settings_path
+from training.engine import check_precision, settings_path
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
 from training.signals import Interrupted, StopSignals
@@ -65,7 +65,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
         return 0
     if cluster.find(config.ray) == cluster.LOCAL:
-        cluster.place_workers(config.ray, cluster.local_resources())
+        _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
     with conversion_bar("preparing the data") as progress:
         store_path = ensure_store(config.data, run.path.parent / "stores", progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
@@ -81,6 +81,12 @@ def dry_run(config: Config) -> int:
     print(dump_config(config))
     print("\n".join(plan.lines()))
     return 0
+
+
+def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
+    """What can be refused before any worker is started."""
+    check_precision(config.training, workers.device)
+    check_worker_count(run, workers.count)
 
 
 def _resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
@@ -100,11 +106,15 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+        _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
         plan = make_plan(config, workers, size_of_store(Store(store_path), config.data))
         say(f"run {config.run.name}: {run.path}")
-        say(f"{workers.count} workers on {workers.device}" + (f", dashboard http://{dashboard}" if dashboard else ""))
+        say(
+            f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
+            + (f", dashboard http://{dashboard}" if dashboard else "")
+        )
         say("\n".join(plan.lines()[1:]))
         run.clear_requests()
         write_atomically(run.config, dump_config(config))

@@ -77,8 +77,7 @@ class TrainingEngine:
         device: torch.device,
     ):
         settings = deepspeed_settings(training, deepspeed_section)
-        if training.amp_dtype == "fp16" and device.type == "cpu":
-            raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
+        check_precision(training, device.type)
         prepare_deepspeed(device)
         import deepspeed
 
@@ -210,6 +209,16 @@ class FiniteAdamW(torch.optim.AdamW):
             if 0 < self.max_norm < self.gradient_norm:
                 torch._foreach_mul_(gradients, self.max_norm / (self.gradient_norm + 1e-6))
             super().step(closure)
+
+
+def check_precision(training: TrainingSection, device_type: str) -> None:
+    """Refuse what the device can't do.
+
+    Raises:
+        ResourceError: fp16 on the CPU, for which DeepSpeed has no kernels.
+    """
+    if training.amp_dtype == "fp16" and device_type == "cpu":
+        raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
 
 
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from model.memory import MemoryEstimate, estimate_memory
 from train_config.schema import Config
 from training.cluster import Workers
 from training.data_size import DataSize
-from training.engine import deepspeed_settings
+from training.engine import check_precision, deepspeed_settings
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
         about = "" if self.data.exact else "about "
         memory = self.memory
         return [
-            f"devices          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
+            f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
             f"cropped          {about}{self.data.cropped_sequences:,} sequences, "
             f"{self.data.cropped_residues:,} residues left out each epoch",
@@ -53,6 +53,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
     Raises:
         ConfigError: the model or DeepSpeed's settings are wrong.
     """
+    check_precision(config.training, workers.device)
     settings = deepspeed_settings(config.training, config.deepspeed)
     stage = settings["zero_optimization"]["stage"]
     steps_per_epoch = max(1, -(-data.tokens // config.batch.global_tokens))

@@ -14,6 +14,7 @@ from train_config.errors import CheckpointError
 from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest
 from training.checkpoint_writer import load_tensors
 from training.collective import ControlGroup
+from training.continuing import other_worker_count
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,7 @@ def _problem(folder: CheckpointFolder, rank: int, world_size: int, store_checksu
     except CheckpointError as error:
         return str(error)
     if manifest.world_size != world_size:
-        raise CheckpointError(
-            f"{folder.path}: written by {manifest.world_size} workers, this run has {world_size}; "
-            f"ZeRO's shards belong to a number of workers: set ray.num_workers to {manifest.world_size}"
-        )
+        raise other_worker_count(folder, manifest.world_size, world_size)
     if manifest.store_checksum != store_checksum:
         raise CheckpointError(
             f"{folder.path}: was trained on another store (checksum {manifest.store_checksum[:12]}, "

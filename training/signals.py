@@ -11,6 +11,9 @@ from types import FrameType, TracebackType
 GRACE_S = 20.0
 """Seconds that workers get to save and end."""
 
+REPEAT_S = 2.0
+"""A second signal within so many seconds is the same request: some tools signal a process and then its whole group."""
+
 CLOSING_S = 6.0
 """Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
 
@@ -35,6 +38,7 @@ class StopSignals:
         self.received: int | None = None
         self._on_request: Callable[[], None] | None = None
         self._deadline = float("inf")
+        self._asked_at = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -77,9 +81,10 @@ class StopSignals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._on_request is None:
             raise Interrupted(signum)
+        now = time.monotonic()
         if self.received is None:
-            self.received = signum
-            self._deadline = time.monotonic() + GRACE_S
+            self.received, self._asked_at = signum, now
+            self._deadline = now + GRACE_S
             self._on_request()
-        else:
+        elif now - self._asked_at > REPEAT_S:
             self._deadline = 0.0

@@ -1,0 +1,41 @@
+import os
+import signal
+import time
+
+import pytest
+
+from training import signals
+from training.signals import Interrupted, StopSignals
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+    time.sleep(0.01)  # the handler runs in this thread at its next step
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_before_training_a_signal_raises(signum):
+    with pytest.raises(Interrupted) as caught, StopSignals():
+        send(signum)
+    assert caught.value.exit_code == 128 + signum
+
+
+def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
+    asked = []
+    with StopSignals() as stop:
+        stop.hand_over(lambda: asked.append(True))
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
+        assert (len(asked), stop.exit_code, stop.expired) == (1, 143, False)
+        assert 20 < stop.remaining_s(99.0) <= 26
+        monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+        send(signal.SIGTERM)
+        assert stop.expired
+
+
+def test_handlers_are_put_back(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as stop:
+        assert stop.remaining_s(99.0) == 99.0
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
