@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from monitoring.metrics_log import read_metrics
 from train_config.schema import Config
+from training.checkpoint import Manifest, Position
 from training.run_folder import RunFolder
 
 TINY = {
@@ -69,3 +70,19 @@ def exported_weights(config: Config) -> dict[str, torch.Tensor]:
     for path in sorted(run_folder(config).export.glob("*.safetensors")):
         weights |= {f"{path.name}/{name}": tensor for name, tensor in load_file(path).items()}
     return weights
+
+
+def a_manifest(step: int, world_size: int = 1, loss: float | None = None) -> Manifest:
+    """A manifest that names no file yet."""
+    return Manifest(
+        position=Position(step=step),
+        world_size=world_size,
+        seed=0,
+        store_checksum="",
+        wandb_run_id=None,
+        validation_loss=loss,
+        config={"a": [1, 2.5]},
+        versions={},
+        created="",
+        files={},
+    )

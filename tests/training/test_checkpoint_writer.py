@@ -3,24 +3,10 @@ import threading
 import pytest
 import torch
 
+from tests.runs import a_manifest
 from train_config.errors import CheckpointError, ResourceError
-from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position
+from training.checkpoint import CheckpointFolder, CheckpointStore
 from training.checkpoint_writer import CheckpointWriter, copy_to_host, load_tensors
-
-
-def manifest(step: int, world_size: int = 1, loss: float | None = None) -> Manifest:
-    return Manifest(
-        position=Position(step=step),
-        world_size=world_size,
-        seed=0,
-        store_checksum="",
-        wandb_run_id=None,
-        validation_loss=loss,
-        config={"a": [1, 2.5]},
-        versions={},
-        created="",
-        files={},
-    )
 
 
 def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
@@ -31,7 +17,7 @@ def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options
 def test_checkpoint_reads_back_and_verifies(tmp_path):
     store = CheckpointStore(tmp_path)
     state = {"weights": torch.arange(10.0), "step": 3}
-    writer(store).write([("shards/a.pt", state)], manifest(3))
+    writer(store).write([("shards/a.pt", state)], a_manifest(3))
     (folder,) = store.complete()
     assert folder.verify().position.step == folder.step == 3
     assert store.latest() == "step-00000003"
@@ -43,9 +29,9 @@ def test_checkpoint_reads_back_and_verifies(tmp_path):
 def test_checkpoint_exists_only_when_every_rank_has_written(tmp_path):
     store = CheckpointStore(tmp_path)
     first = writer(store, rank=0, world_size=2, asynchronous=True)
-    first.write([("a.pt", torch.ones(1))], manifest(1, world_size=2))
+    first.write([("a.pt", torch.ones(1))], a_manifest(1, world_size=2))
     assert store.complete() == []
-    writer(store, rank=1, world_size=2).write([("b.pt", torch.ones(1))], manifest(1, world_size=2))
+    writer(store, rank=1, world_size=2).write([("b.pt", torch.ones(1))], a_manifest(1, world_size=2))
     first.wait()
     (folder,) = store.complete()
     assert {entry.name for entries in folder.verify().files.values() for entry in entries} == {"a.pt", "b.pt"}
@@ -56,7 +42,7 @@ def test_state_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
     weights = torch.zeros(1000)
     copy = copy_to_host({"weights": weights})
     weights.fill_(1.0)
-    writer(store, asynchronous=True).write([("a.pt", copy)], manifest(1))
+    writer(store, asynchronous=True).write([("a.pt", copy)], a_manifest(1))
     for thread in threading.enumerate():
         if thread.name == "checkpoint-writer":
             thread.join()
@@ -72,7 +58,7 @@ def test_view_does_not_drag_its_storage_into_the_file(tmp_path):
 def test_last_and_best_are_kept(tmp_path):
     store = CheckpointStore(tmp_path)
     for step, loss in [(1, 0.5), (2, 0.1), (3, 0.4), (4, None), (5, 0.3)]:
-        writer(store).write([("a.pt", torch.ones(1))], manifest(step, loss=loss))
+        writer(store).write([("a.pt", torch.ones(1))], a_manifest(step, loss=loss))
     assert [folder.step for folder in store.complete()] == [5, 4, 2]
 
 
@@ -81,7 +67,7 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
     blocked.write_text("")
     store = CheckpointStore(blocked / "checkpoints")
     failing = writer(store, asynchronous=True)
-    failing.write([("a.pt", torch.ones(1))], manifest(1))
+    failing.write([("a.pt", torch.ones(1))], a_manifest(1))
     with pytest.raises(ResourceError, match="could not be written"):
         failing.wait()
     assert store.complete() == []
@@ -89,7 +75,7 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
 
 def test_manifest_that_was_touched_is_refused(tmp_path):
     store = CheckpointStore(tmp_path)
-    writer(store).write([("a.pt", torch.ones(1))], manifest(1))
+    writer(store).write([("a.pt", torch.ones(1))], a_manifest(1))
     path = store.complete()[0].path / "manifest.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CheckpointError, match="digest"):

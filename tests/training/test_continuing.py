@@ -1,9 +1,9 @@
 import pytest
 
-from tests.runs import run_folder, tiny_config
+from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import dump_config
-from training.checkpoint import CheckpointStore, Manifest, Position
+from training.checkpoint import CheckpointStore
 from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
 from training.run_folder import Outcome
 
@@ -83,20 +83,8 @@ def test_damaged_ray_snapshot_is_moved_aside_and_told(begun, content):
 
 def test_another_number_of_workers_is_refused_before_any_is_started(begun):
     store = CheckpointStore(begun.checkpoints)
-    manifest = Manifest(
-        position=Position(step=4),
-        world_size=2,
-        seed=0,
-        store_checksum="",
-        wandb_run_id=None,
-        validation_loss=None,
-        config={},
-        versions={},
-        created="",
-        files={},
-    )
     store.final_path(4).mkdir(parents=True)
-    (store.final_path(4) / "manifest.json").write_text(manifest.sealed().model_dump_json())
+    (store.final_path(4) / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
     check_worker_count(begun, 2)
     with pytest.raises(CheckpointError, match=r"set ray\.num_workers to 2"):
         check_worker_count(begun, 3)

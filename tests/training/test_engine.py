@@ -7,10 +7,10 @@ import torch
 from dataset.tokenizer import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
 from model.registry import build_model
-from tests.runs import tiny_config
+from tests.runs import a_manifest, tiny_config
 from train_config.errors import ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
-from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position
+from training.checkpoint import CheckpointFolder, CheckpointStore
 from training.checkpoint_writer import CheckpointWriter
 from training.consolidation import full_precision_state
 from training.engine import TrainingEngine, deepspeed_settings
@@ -42,19 +42,9 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
 
 def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
     store = CheckpointStore(root)
-    manifest = Manifest(
-        position=Position(step=step),
-        world_size=1,
-        seed=0,
-        store_checksum="",
-        wandb_run_id=None,
-        validation_loss=None,
-        config={},
-        versions={},
-        created="",
-        files={},
+    CheckpointWriter(store, 0, 1, keep_last=2, keep_best=0, asynchronous=False).write(
+        engine.copy_shards(), a_manifest(step)
     )
-    CheckpointWriter(store, 0, 1, keep_last=2, keep_best=0, asynchronous=False).write(engine.copy_shards(), manifest)
     return store.complete()[0]
 
 
