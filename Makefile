@@ -1,4 +1,4 @@
-# The same words as everywhere: make train, make test, make lint.
+# The same words as everywhere: make train, make test, make lint, make bench.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast lint format lock docs clean
+.PHONY: help train test test-fast lint format bench lock docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -28,6 +28,10 @@ $(VENV)/.installed: requirements.lock | $(BIN)/python
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.lock
 	@touch $@
 
 train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
@@ -52,9 +56,12 @@ format: $(VENV)/.installed-dev  ## put the code in form
 docs: $(VENV)/.installed  ## docs/config.md from the schema
 	$(BIN)/python -m tools config_docs
 
+bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--quick" or names of stages)
+	$(BIN)/python -m benchmarks $(ARGS)
+
 # What torch's CUDA build brings along is left out: torch pins it itself, and a CPU machine must not install it.
-lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt and requirements-dev.txt bring along
-	for name in requirements requirements-dev; do \
+lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt, -dev.txt and -bench.txt bring along
+	for name in requirements requirements-dev requirements-bench; do \
 		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate $$name.txt \
 		| grep -v -E '^(nvidia-|cuda-|triton==)' | sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' \
 		> $$name.lock; done
