@@ -57,6 +57,10 @@ def crop_starts(
     Returns:
         (N,) int64.
     """
-    windows_N = np.maximum(lengths_N.astype(np.int64) - max_length, 0) + 1
-    # The modulo favours early windows by less than windows / 2^64, which no run can notice.
-    return (keyed_bits(_PURPOSE, seed, epoch, records_N) % windows_N.astype(np.uint64)).astype(np.int64)
+    starts_N = np.zeros(lengths_N.size, dtype=np.int64)
+    longer = np.flatnonzero(lengths_N > max_length)
+    if longer.size:  # few are in most batches, and none in many
+        windows = lengths_N[longer].astype(np.uint64) - np.uint64(max_length - 1)
+        # The modulo favours early windows by less than windows / 2^64, which no run can notice.
+        starts_N[longer] = keyed_bits(_PURPOSE, seed, epoch, records_N[longer]) % windows
+    return starts_N

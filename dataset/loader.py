@@ -36,9 +36,6 @@ Indices: TypeAlias = NDArray[np.int64]
 Task: TypeAlias = Literal["autoencoder", "masked_lm"]
 Request: TypeAlias = tuple[int, Indices]
 
-_TARGETS = np.arange(256, dtype=np.int64)
-_TARGETS[NO_TARGET] = IGNORED_TARGET
-
 
 @dataclass(frozen=True)
 class StepBatches:
@@ -379,12 +376,12 @@ def _assemble(
 
 
 def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
-    lengths_N = np.diff(prepared.cu_seqlens)
+    cu_seqlens = prepared.cu_seqlens
     return PackedBatch(
         tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
-        cu_seqlens=torch.from_numpy(prepared.cu_seqlens.astype(np.int32)),
-        max_seqlen=int(lengths_N.max()),
-        positions=torch.from_numpy(token_positions(lengths_N)),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        max_seqlen=int(np.diff(cu_seqlens).max()),
+        positions=torch.from_numpy(token_positions(cu_seqlens)),
         records=torch.from_numpy(records_N.copy()),
-        targets=torch.from_numpy(_TARGETS[prepared.targets]),
+        targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
     )

@@ -4,7 +4,7 @@ In: the tokens of a packed batch. Out: the same with some replaced, and the targ
 (seed, epoch, record, position), so it is the same on any rank, in any loader process and in any order of batches.
 Nothing here needs torch, so that loader processes start fast.
 
-Shape legend: T tokens, N sequences.
+Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from dataset.random_bits import Bits, keyed_bits, positional_bits, splitmix64, t
 from dataset.tokenizer import FIRST_RESIDUE, LAST_RESIDUE, MASK, STANDARD_RESIDUES
 
 Tokens = NDArray[np.uint8]
+Places = NDArray[np.intp]
 
-NO_TARGET = 255
-"""Target, as uint8, of a token that no loss looks at; on the way to torch it becomes ``IGNORED_TARGET``."""
+NO_TARGET = 156
+"""Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
+
+_RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
+"""Which target each token becomes where every residue is reconstructed."""
 
 _PURPOSE = 2
 _NEVER = np.uint64(2**64 - 1)
@@ -46,7 +50,7 @@ def residue_targets(tokens_T: Tokens) -> Tokens:
 
     X, B, U, Z and O stay targets: they are part of the alphabet, and rare (0.02 % of the residues of UniRef90).
     """
-    return np.where(_is_residue(tokens_T), tokens_T, np.uint8(NO_TARGET))
+    return np.frombuffer(tokens_T.tobytes().translate(_RESIDUE_TARGETS), dtype=np.uint8)
 
 
 def mask_tokens(
@@ -74,41 +78,44 @@ def mask_tokens(
     Returns:
         (T,) uint8 inputs and (T,) uint8 targets, :data:`NO_TARGET` where nothing is to be predicted.
     """
-    bits_T = _token_bits(cu_seqlens, records_N, seed, epoch)
-    chosen_T = _chosen(bits_T, _is_residue(tokens_T), cu_seqlens, threshold(shares.masked))
-    chosen = np.flatnonzero(chosen_T)
+    bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
+    chosen_M = _chosen(bits_T, tokens_T, cu_seqlens, threshold(shares.masked))
+    tokens_M = tokens_T[chosen_M]
     targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
-    targets_T[chosen] = tokens_T[chosen]
+    targets_T[chosen_M] = tokens_M
     inputs_T = tokens_T.copy()
-    inputs_T[chosen] = _replacements(tokens_T[chosen], splitmix64(bits_T[chosen]), shares)
+    inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
     return inputs_T, targets_T
 
 
-def _is_residue(tokens_T: Tokens) -> NDArray[np.bool_]:
-    return (tokens_T >= FIRST_RESIDUE) & (tokens_T <= LAST_RESIDUE)
+def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
+    return (tokens >= FIRST_RESIDUE) & (tokens <= LAST_RESIDUE)
 
 
-def _token_bits(cu_seqlens: NDArray[np.integer], records_N: NDArray[np.integer], seed: int, epoch: int) -> Bits:
-    """(T,) random bits of each token."""
-    lengths_N = np.diff(cu_seqlens)
-    segments_T = np.repeat(np.arange(lengths_N.size), lengths_N)
-    positions_T = np.arange(segments_T.size) - cu_seqlens[segments_T]
-    return positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), segments_T, positions_T)
+def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64) -> Places:
+    """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
 
-
-def _chosen(
-    bits_T: Bits, is_residue_T: NDArray[np.bool_], cu_seqlens: NDArray[np.integer], below: np.uint64
-) -> NDArray[np.bool_]:
-    """(T,) the residues whose bits are below the threshold, and the lowest of each sequence."""
+    Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
+    lowest looked for.
+    """
+    is_below_T = bits_T < below
+    places = np.flatnonzero(is_below_T)
+    chosen_M = places[_is_residue(tokens_T[places])]
+    bounds_N = chosen_M.searchsorted(cu_seqlens)
+    if (bounds_N[1:] > bounds_N[:-1]).all():
+        return chosen_M
+    is_residue_T = _is_residue(tokens_T)
     residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
     lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
-    lowest_T = np.repeat(lowest_N, np.diff(cu_seqlens))
-    return is_residue_T & ((residue_bits_T < below) | (residue_bits_T == lowest_T))
+    is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
+    return np.flatnonzero(is_residue_T & (is_below_T | is_lowest_T))
 
 
 def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskingShares) -> Tokens:
     """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
-    random_M = STANDARD_RESIDUES[(splitmix64(bits_M) % np.uint64(STANDARD_RESIDUES.size)).astype(np.intp)]
     masked_M = bits_M < threshold(shares.mask_token)
-    drawn_M = ~masked_M & (bits_M < threshold(shares.mask_token + shares.random_token))
-    return np.where(masked_M, np.uint8(MASK), np.where(drawn_M, random_M, tokens_M))
+    replaced_M = np.where(masked_M, np.uint8(MASK), tokens_M)
+    drawn = np.flatnonzero(~masked_M & (bits_M < threshold(shares.mask_token + shares.random_token)))
+    residues = splitmix64(bits_M[drawn]) % np.uint64(STANDARD_RESIDUES.size)
+    replaced_M[drawn] = STANDARD_RESIDUES[residues.astype(np.intp)]
+    return replaced_M

@@ -9,6 +9,7 @@ Shape legend: T tokens, N sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from dataset.cropping import crop_starts, cropped_lengths
 from dataset.masking import MaskingShares, Tokens, mask_tokens, residue_targets
-from dataset.tokenizer import cumulative_lengths, tokenize_packed
+from dataset.tokenizer import cumulative_lengths, tokenize_pieces
 from train_config.errors import DataError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -29,8 +30,10 @@ class SequenceStore(Protocol):
     def lengths(self) -> NDArray[np.uint32]:
         """(number of records,) residues of each sequence."""
 
-    def sequence(self, index: int) -> NDArray[np.uint8]:
-        """The residues of one sequence, ASCII."""
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> Sequence[bytes | memoryview]:
+        """A part of each of N sequences, ASCII, from its start and of its length."""
 
 
 @dataclass(frozen=True)
@@ -75,29 +78,23 @@ def prepare_batch(
     """
     whole_N = store.lengths[records_N]
     lengths_N = cropped_lengths(whole_N, settings.max_length)
-    starts_N = np.zeros_like(lengths_N)
     if settings.random_crops:
         starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
-    residues = _read(store, records_N, starts_N, starts_N + lengths_N)
-    if residues.size != lengths_N.sum():
-        raise DataError(_disagreement(store, records_N))
-    tokens_T = tokenize_packed(residues, lengths_N)
+    else:
+        starts_N = np.zeros_like(lengths_N)
+    tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
     cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    if cu_seqlens[-1] != tokens_T.size:
+        raise DataError(_disagreement(store, records_N))
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens)
     inputs_T, targets_T = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
     return PreparedBatch(inputs_T, targets_T, cu_seqlens)
 
 
-def _read(
-    store: SequenceStore, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """Residues of all windows, end to end."""
-    windows = zip(records_N.tolist(), starts_N.tolist(), ends_N.tolist(), strict=True)
-    return np.concatenate([store.sequence(record)[start:end] for record, start, end in windows])
-
-
 def _disagreement(store: SequenceStore, records_N: NDArray[np.int64]) -> str:
     """Which record's sequence has another length than the store's array of lengths says."""
-    wrong = next((r for r in records_N.tolist() if store.sequence(r).size != store.lengths[r]), -1)
+    whole_N = store.lengths[records_N].astype(np.int64)
+    pieces = store.windows(records_N, np.zeros_like(whole_N), whole_N)
+    wrong = next((r for r, piece, size in zip(records_N, pieces, whole_N, strict=True) if len(piece) != size), -1)
     return f"record {wrong} of the store has another length than its array of lengths says: convert the source again"

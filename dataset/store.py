@@ -13,7 +13,7 @@ parent had open: both would make a view that was taken before a fork, or kept to
 Python's lives as long as its last view. It is opened when first needed, shared by the stores of one file, and never
 carried over to another process by a fork or a pickle.
 
-Shape legend: N records of the store, L residues of one record.
+Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from typing import Literal, NamedTuple
 
 import lmdb
 import numpy as np
+from numpy.typing import NDArray
 
 from dataset.store_format import (
     DATA_FILE,
+    HEADER_BYTES,
     LMDB_MAJOR,
     Frame,
     Kind,
@@ -98,6 +100,22 @@ class Store:
         block, place = self._file.find(index)
         start, end = block.residue_offsets[place : place + 2]
         return block.residues[start:end]
+
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> list[memoryview]:
+        """A part of each of N records, as read-only views of the mapped file: no NumPy call for each record.
+
+        Args:
+            records_N: (N,) indices of records.
+            starts_N: (N,) residues of each record to leave out at its start.
+            lengths_N: (N,) residues to take; where a record has fewer, what follows it in the file comes too.
+
+        Raises:
+            IndexError: no such record.
+            DataError: a record's block is damaged.
+        """
+        return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
         """The id of one record.
@@ -182,17 +200,46 @@ class _OpenFile:
             raise self._damaged(str(error)) from error
         self.lengths = self._array(Kind.LENGTHS, "<u4", manifest.num_records)
         self.hashes = self._array(Kind.HASHES, "<u8", manifest.num_records)
-        self._starts: list[int] = self._array(Kind.STARTS, "<u8", manifest.num_blocks).tolist()
+        starts_B = self._array(Kind.STARTS, "<u8", manifest.num_blocks).astype(np.int64)
+        self._starts: list[int] = starts_B.tolist()
+        self._starts_B = starts_B
+        # Of each block that was read, where in the file its residues start, and where the offset of record 0 would be.
+        self._residues_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
+        self._offsets_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
+        # The number that starts at any byte: offsets lie wherever LMDB has put their block.
+        self._numbers = np.ndarray((manifest.data_bytes - 3,), dtype="<u4", buffer=self._bytes, strides=(1,))
 
     def find(self, index: int) -> tuple[_Block, int]:
         """The block of a record and the record's place in it."""
         if not 0 <= index < self._manifest.num_records:
             raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
         number = bisect_right(self._starts, index) - 1
+        return self._block(number), index - self._starts[number]
+
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> list[memoryview]:
+        if records_N.size and not 0 <= records_N.min() <= records_N.max() < self._manifest.num_records:
+            raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
+        blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
+        if len(self._blocks) < len(self._starts):
+            for number in set(blocks_N.tolist()):
+                self._block(number)
+        begins_N = self._numbers[self._offsets_at_B[blocks_N] + 4 * records_N] + self._residues_at_B[blocks_N]
+        begins_N += starts_N
+        views, whole = zip(begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True), self._bytes
+        return [whole[begin:end] for begin, end in views]
+
+    def _block(self, number: int) -> _Block:
+        """A block that was checked, now or before."""
         block = self._blocks.get(number)
         if block is None:  # two threads may both read it; they find the same
-            block = self._blocks[number] = self._read_block(number)
-        return block, index - self._starts[number]
+            block = self._read_block(number)
+            payload_at = self._extents[key_bytes(number)][0] + HEADER_BYTES
+            self._offsets_at_B[number] = payload_at - 4 * self._starts[number]
+            self._residues_at_B[number] = payload_at + 8 * len(block.residue_offsets)
+            self._blocks[number] = block  # last, for what is found here is taken to be complete
+        return block
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
         for start in self._starts:
@@ -200,10 +247,8 @@ class _OpenFile:
             yield block.residues
 
     def verify_blocks(self) -> None:
-        for number, start in enumerate(self._starts):
-            lengths = np.diff(self._read_block(number).residue_offsets)
-            if not np.array_equal(lengths, self.lengths[start : start + len(lengths)]):
-                raise self._damaged(f"block {number} disagrees with the lengths of its records")
+        for number in range(len(self._starts)):
+            self._read_block(number)
 
     def _read_block(self, number: int) -> _Block:
         found = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
@@ -217,6 +262,8 @@ class _OpenFile:
         num_residues, num_id_bytes = int(residue_offsets[-1]), int(id_offsets[-1])
         if len(text) != num_residues + num_id_bytes:
             raise self._damaged(f"block {number} is not as long as its offsets say")
+        if not np.array_equal(np.diff(residue_offsets), self.lengths[found.first : found.first + found.num_items]):
+            raise self._damaged(f"block {number} disagrees with the lengths of its records")
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
     def _array(self, kind: Kind, dtype: str, count: int) -> np.ndarray:

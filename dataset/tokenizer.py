@@ -10,13 +10,16 @@ Shape legend: T tokens, N sequences, R residues.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.multiples import multiples
 from train_config.errors import DataError
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from dataset.packed_batch import PackedBatch
@@ -55,6 +58,20 @@ def _residue_table() -> NDArray[np.uint8]:
 
 RESIDUE_TABLE = _residue_table()
 """(256,) uint8: the id of each ASCII residue; <unk> for any other byte."""
+
+_BETWEEN = b"\xff\xfe"
+"""Joins sequences; :data:`_JOINED_TABLE` makes <eos><cls> of it. Outside ASCII, so that no residue is meant by it."""
+
+_BETWEEN_TEXT = _BETWEEN.decode("latin-1")
+
+
+def _joined_table() -> bytes:
+    table = RESIDUE_TABLE.copy()
+    table[list(_BETWEEN)] = EOS, CLS
+    return table.tobytes()
+
+
+_JOINED_TABLE = _joined_table()
 
 
 def tokenize_residues(residues_R: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -136,17 +153,46 @@ def tokenize_packed(residues_R: NDArray[np.uint8], lengths_N: NDArray[np.integer
     Raises:
         ValueError: the lengths do not add up to R.
     """
-    if int(lengths_N.sum()) != residues_R.size:
-        raise ValueError(f"lengths add up to {int(lengths_N.sum())} residues, but {residues_R.size} were given")
-    ends_N = np.cumsum(lengths_N.astype(np.int64) + 2)
-    starts_N = ends_N - lengths_N - 2
-    is_residue_T = np.ones(residues_R.size + 2 * lengths_N.size, dtype=bool)
-    is_residue_T[starts_N] = False
-    is_residue_T[ends_N - 1] = False
-    tokens_T = np.empty(is_residue_T.size, dtype=np.uint8)
-    tokens_T[starts_N] = CLS
-    tokens_T[ends_N - 1] = EOS
-    tokens_T[is_residue_T] = tokenize_residues(residues_R)
+    ends_N = np.cumsum(lengths_N, dtype=np.int64)
+    num_residues = int(ends_N[-1]) if ends_N.size else 0
+    if num_residues != residues_R.size:
+        raise ValueError(f"lengths add up to {num_residues} residues, but {residues_R.size} were given")
+    residues, bounds = np.ascontiguousarray(residues_R).data, [0, *ends_N.tolist()]
+    return tokenize_pieces([residues[start:end] for start, end in pairwise(bounds)])
+
+
+def tokenize_pieces(sequences: Sequence[bytes | memoryview]) -> NDArray[np.uint8]:
+    """Ids of ASCII sequences, each between its own <cls> and <eos>: joined by two bytes that stand for <eos><cls>.
+
+    Every byte is looked up once, and no work is done in Python for each sequence.
+
+    Args:
+        sequences: N of them. The two bytes, which are outside ASCII, are not looked for in them.
+
+    Returns:
+        (T,) uint8, read-only.
+    """
+    return _tokenize_joined(_BETWEEN.join([b"", *sequences, b""]))
+
+
+def _tokenize_joined(joined: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(joined.translate(_JOINED_TABLE), dtype=np.uint8)[1:-1]
+
+
+def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None:
+    """Ids of sequences given as text, each between its own <cls> and <eos>, if every character is a residue.
+
+    Returns:
+        (T,) uint8, or None where some character is none.
+    """
+    try:
+        joined = _BETWEEN_TEXT.join(["", *sequences, ""]).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    tokens_T = _tokenize_joined(joined)
+    # Every id below the residues' is then one that joining has put there; anything else in the text adds to them.
+    if np.count_nonzero(tokens_T < FIRST_RESIDUE) != SPECIAL_TOKENS_PER_SEQUENCE * len(sequences):
+        return None
     return tokens_T
 
 
@@ -162,29 +208,49 @@ def pack_sequences(sequences: Sequence[str]) -> PackedBatch:
     Raises:
         DataError: there is no sequence.
     """
-    import torch  # here, so that loader processes, which need the table alone, start without it
+    if not sequences:
+        raise DataError("no sequences to pack: give at least one")
+    tokens_T = tokenize_residue_texts(sequences)
+    if tokens_T is not None:
+        return packed_from_tokens(tokens_T, sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE)
+    tokens = [encode(sequence) for sequence in sequences]
+    return packed_from_tokens(np.concatenate(tokens), sequence_lengths(tokens))
+
+
+def sequence_lengths(sequences: Sequence[Sized]) -> NDArray[np.int64]:
+    """(N,) int64: the length of each."""
+    return np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+
+
+def packed_from_tokens(tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> PackedBatch:
+    """The batch of these tokens, without targets, whose ``records`` count from 0.
+
+    Args:
+        tokens_T: (T,) ids, special tokens included.
+        lengths_N: (N,) tokens of each sequence.
+    """
+    import torch  # here, so that loader processes, which need the tables alone, start without it
 
     from dataset.packed_batch import PackedBatch
 
-    if not sequences:
-        raise DataError("no sequences to pack: give at least one")
-    tokens = [encode(sequence) for sequence in sequences]
-    lengths_N = np.array([ids.size for ids in tokens])
+    cu_seqlens = cumulative_lengths(lengths_N)
     return PackedBatch(
-        tokens=torch.from_numpy(np.concatenate(tokens)),
-        cu_seqlens=torch.from_numpy(cumulative_lengths(lengths_N)),
+        tokens=torch.from_numpy(tokens_T.astype(np.int64)),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=int(lengths_N.max()),
-        positions=torch.from_numpy(token_positions(lengths_N)),
-        records=torch.arange(len(sequences)),
+        positions=torch.from_numpy(token_positions(cu_seqlens)),
+        records=torch.arange(lengths_N.size),
     )
 
 
 def cumulative_lengths(lengths_N: NDArray[np.integer]) -> NDArray[np.int32]:
     """(N+1,) int32: where each sequence starts when they lie end to end, and where the last ends."""
-    return np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int32)
+    cu_seqlens = np.zeros(lengths_N.size + 1, dtype=np.int32)
+    np.cumsum(lengths_N, out=cu_seqlens[1:])
+    return cu_seqlens
 
 
-def token_positions(lengths_N: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(T,) int64: the position of each token in its own sequence, from 0."""
-    starts_N = np.cumsum(lengths_N) - lengths_N
-    return np.arange(int(lengths_N.sum()), dtype=np.int64) - np.repeat(starts_N, lengths_N)
+def token_positions(cu_seqlens: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(T,) int64: the position of each token in its own sequence, from 0; ``cu_seqlens`` says where each starts."""
+    positions_T = np.repeat(cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens))
+    return np.subtract(multiples(1, positions_T.size).view(np.int64), positions_T, out=positions_T)

@@ -20,11 +20,12 @@ class Sequences:
     """The least that can stand for a store."""
 
     def __init__(self, sequences: list[str]) -> None:
-        self.sequences = [np.frombuffer(text.encode(), dtype=np.uint8) for text in sequences]
+        self.sequences = [text.encode() for text in sequences]
         self.lengths = np.array([len(text) for text in sequences], dtype=np.uint32)
 
-    def sequence(self, index: int) -> np.ndarray:
-        return self.sequences[index]
+    def windows(self, records: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+        places = zip(records, starts, lengths, strict=True)
+        return [self.sequences[record][start : start + length] for record, start, length in places]
 
 
 def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = False) -> PreparationSettings:
