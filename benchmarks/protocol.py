@@ -89,7 +89,7 @@ def measure_case(case: Case, device: Device, effort: Effort = FULL, show: Show =
         turn = number % len(case.contenders)
         for contender in case.contenders[turn:] + case.contenders[:turn]:
             show(f"{contender.name}: round {number + 1} of {rounds}")
-            samples[contender.name].append(sample(contender.run, contender.kind, device))
+            samples[contender.name].append(sample(contender, contender.run, device))
     return Measured(samples, warm_ups, {**facts, **case.facts})
 
 
@@ -99,7 +99,7 @@ def warm_up(contender: Contender, device: Device, most_s: float = MOST_WARM_UP_S
     medians: list[float] = []
     start_s = time.perf_counter()
     while len(medians) < MOST_MEDIANS:
-        repeats = [sample(run, contender.kind, device) for _ in range(REPEATS_PER_MEDIAN)]
+        repeats = [sample(contender, run, device) for _ in range(REPEATS_PER_MEDIAN)]
         medians.append(median(repeats))
         if len(medians) >= 2 and agree(medians[-2], medians[-1]):
             return WarmUp(medians, settled=True)
@@ -113,8 +113,10 @@ def agree(first: float, second: float) -> bool:
     return abs(first - second) <= AGREEMENT * max(abs(first), abs(second))
 
 
-def sample(run: Callable[[], float], kind: str, device: Device) -> float:
+def sample(contender: Contender, run: Callable[[], float], device: Device) -> float:
     """One measurement: the work done per second, or the value that was returned."""
+    if contender.before is not None:
+        contender.before()
     gc.collect()
     synchronize = _synchronizer(device)
     synchronize()
@@ -122,7 +124,7 @@ def sample(run: Callable[[], float], kind: str, device: Device) -> float:
     result = run()
     synchronize()
     elapsed_s = time.perf_counter() - start_s
-    return result / elapsed_s if kind == "rate" else result
+    return result / elapsed_s if contender.kind == "rate" else result
 
 
 def _synchronizer(device: Device) -> Callable[[], None]:

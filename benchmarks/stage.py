@@ -29,12 +29,14 @@ class Setting:
         device: cuda where there is a GPU.
         quick: a smoke run: everything is done once, on as little work as shows that it works.
         folder: an empty folder of this stage on the repository's disk, removed afterwards.
+        fasta: proteins to work on; None for those at hand (:mod:`benchmarks.proteins`).
         note: shows one line of what is being prepared.
     """
 
     device: Device
     quick: bool
     folder: Path
+    fasta: Path | None = None
     note: Callable[[str], None] = lambda _: None
 
 
@@ -49,12 +51,14 @@ class Contender:
             subprocess that times itself).
         kind: see ``run``. A value is not warmed up here: whoever measures it does that.
         short: a shorter piece of the same work for warming up; ``run`` where it is left out.
+        before: done before each ``run`` and not timed (removing what the last one wrote).
     """
 
     name: str
     run: Callable[[], float]
     kind: Literal["rate", "value"] = "rate"
     short: Callable[[], float] | None = None
+    before: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""Measure each stage of the data and model path beside what people use for it today.
+
+Without a name every stage runs. Results go to benchmarks/results/MACHINE: results.json with every sample, results.md
+and results.png. Naming stages measures these again and leaves the others as they are. Ctrl-C keeps what is finished.
+
+Examples:
+  python -m benchmarks
+  python -m benchmarks embedding loading
+  python -m benchmarks --quick
+  python -m benchmarks --list
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import BaseModel, Field
+
+from benchmarks.catalogue import load_stages, require_packages
+from benchmarks.stage import Stage
+from train_config.command_line import run
+
+RESULTS_ROOT = Path(__file__).resolve().parent / "results"
+
+TERMINATED = 143
+"""Exit code after SIGTERM (128 + 15), as shells report it."""
+
+
+class Arguments(BaseModel):
+    """What to measure, and where results go."""
+
+    stages: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STAGE ...]")] = Field(
+        (), description="Stages to measure; all if none is named."
+    )
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Do everything once on little work: a smoke run of two minutes, whose figures mean nothing."
+    )
+    output: Path | None = Field(
+        None, description="Folder of the results. Default: benchmarks/results/MACHINE, with --quick its folder quick."
+    )
+    fasta: Path | None = Field(
+        None, description="Proteins to work on, in place of the UniRef90 sample of development or the embedded sample."
+    )
+    list_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = Field(
+        False, description="Show the stages and what each has to reach, and end."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Parse, check that all peers are there, measure."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks", description=__doc__)
+    stages = load_stages(arguments.stages)
+    if arguments.list_:
+        print("\n".join(line for stage in stages for line in _listed(stage)))
+        return 0
+    require_packages(stages)
+    # Peers' tokenizers and hubs neither report nor ask for anything while time is taken.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    return _measure(stages, arguments, shlex.join(["python", "-m", "benchmarks", *argv]))
+
+
+def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
+    from benchmarks.machine import describe_machine  # here: they load torch and matplotlib
+    from benchmarks.runner import Run, run_stages
+
+    machine = describe_machine()
+    default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
+    output = (arguments.output or default).absolute()
+    try:
+        broken = run_stages(stages, Run(machine, output, arguments.quick, command, arguments.fasta))
+    except KeyboardInterrupt:
+        print(f"stopped; what was finished is in {output}", file=sys.stderr)
+        raise
+    print(f"results: {output}/results.md, results.json and results.png")
+    if broken:
+        print(f"{len(broken)} of {len(stages)} stages broke: {', '.join(broken)}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _listed(stage: Stage) -> list[str]:
+    lines = [f"{stage.name}: {stage.summary}"]
+    for comparison in stage.comparisons:
+        floors = ", ".join(f"{floor:g} on {device}" for device, floor in comparison.floors.items())
+        lines.append(f"  {comparison.title}, beside {comparison.peer_name}: {floors or 'no floor'}")
+    return lines
+
+
+def _terminate(*_: object) -> None:
+    """Leave by an exception, so that temporary folders are removed on the way out."""
+    raise SystemExit(TERMINATED)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(main))
