@@ -1,0 +1,20 @@
+"""transformers' EsmTokenizer without a download: made from the vocabulary that it would fetch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import EsmTokenizer
+
+from dataset.tokenizer import VOCABULARY
+
+MAX_TOKENS = 1024
+"""What facebook/esm2_* set as model_max_length: 1022 residues between <cls> and <eos>."""
+
+
+def esm_tokenizer(folder: Path) -> EsmTokenizer:
+    """EsmTokenizer as ``from_pretrained("facebook/esm2_t6_8M_UR50D")`` gives it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
+    return EsmTokenizer(str(vocabulary), model_max_length=MAX_TOKENS)
