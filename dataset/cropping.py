@@ -58,7 +58,7 @@ def crop_starts(
         (N,) int64.
     """
     starts_N = np.zeros(lengths_N.size, dtype=np.int64)
-    longer = np.flatnonzero(lengths_N > max_length)
+    longer = (lengths_N > max_length).nonzero()[0]
     if longer.size:  # few are in most batches, and none in many
         windows = lengths_N[longer].astype(np.uint64) - np.uint64(max_length - 1)
         # The modulo favours early windows by less than windows / 2^64, which no run can notice.

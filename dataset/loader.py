@@ -380,7 +380,7 @@ def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
     return PackedBatch(
         tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-        max_seqlen=int(np.diff(cu_seqlens).max()),
+        max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
         positions=torch.from_numpy(token_positions(cu_seqlens)),
         records=torch.from_numpy(records_N.copy()),
         targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),

@@ -42,6 +42,9 @@ _REQUEST = struct.Struct("<qI")
 _REPLY = struct.Struct("<?II")
 """True, N and T: T tokens, T targets and N+1 int32 offsets follow. False, 0 and a size: a failure as JSON follows."""
 
+_KEPT_BYTES = 32 << 20
+"""The most that glibc allows to be kept (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
+
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
 
@@ -134,10 +137,12 @@ class LoaderProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The worker's own module search path, and one thread for NumPy, which has nothing to compute with more."""
+    """The worker's own module search path, one thread for NumPy, which has nothing to compute with more, and memory
+    that glibc keeps for the next batch: given back after each, its pages come anew, which costs more than masking."""
     paths = [path or str(Path.cwd()) for path in sys.path]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)}
+    keeping = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(_KEPT_BYTES))
+    return {**os.environ, **one_thread, **keeping, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

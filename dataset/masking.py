@@ -23,9 +23,6 @@ Places = NDArray[np.intp]
 NO_TARGET = 156
 """Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
 
-_RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
-"""Which target each token becomes where every residue is reconstructed."""
-
 _PURPOSE = 2
 _NEVER = np.uint64(2**64 - 1)
 
@@ -50,7 +47,9 @@ def residue_targets(tokens_T: Tokens) -> Tokens:
 
     X, B, U, Z and O stay targets: they are part of the alphabet, and rare (0.02 % of the residues of UniRef90).
     """
-    return np.frombuffer(tokens_T.tobytes().translate(_RESIDUE_TARGETS), dtype=np.uint8)
+    targets_T = tokens_T.copy()
+    targets_T[(~_is_residue(tokens_T)).nonzero()[0]] = NO_TARGET
+    return targets_T
 
 
 def mask_tokens(
@@ -89,7 +88,7 @@ def mask_tokens(
 
 
 def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
-    return (tokens >= FIRST_RESIDUE) & (tokens <= LAST_RESIDUE)
+    return tokens - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE  # what is less than the first wraps round
 
 
 def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64) -> Places:
@@ -98,24 +97,25 @@ def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], bel
     Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
     lowest looked for.
     """
-    is_below_T = bits_T < below
-    places = np.flatnonzero(is_below_T)
-    chosen_M = places[_is_residue(tokens_T[places])]
+    is_residue_T = _is_residue(tokens_T)
+    is_chosen_T = bits_T < below
+    is_chosen_T &= is_residue_T
+    chosen_M = is_chosen_T.nonzero()[0]
     bounds_N = chosen_M.searchsorted(cu_seqlens)
     if (bounds_N[1:] > bounds_N[:-1]).all():
         return chosen_M
-    is_residue_T = _is_residue(tokens_T)
     residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
     lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
     is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
-    return np.flatnonzero(is_residue_T & (is_below_T | is_lowest_T))
+    return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
 
 
 def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskingShares) -> Tokens:
     """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
-    masked_M = bits_M < threshold(shares.mask_token)
-    replaced_M = np.where(masked_M, np.uint8(MASK), tokens_M)
-    drawn = np.flatnonzero(~masked_M & (bits_M < threshold(shares.mask_token + shares.random_token)))
-    residues = splitmix64(bits_M[drawn]) % np.uint64(STANDARD_RESIDUES.size)
-    replaced_M[drawn] = STANDARD_RESIDUES[residues.astype(np.intp)]
+    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
+    others = (bits_M >= threshold(shares.mask_token)).nonzero()[0]
+    bits = bits_M[others]
+    drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]
+    is_drawn = bits < threshold(shares.mask_token + shares.random_token)
+    replaced_M[others] = np.where(is_drawn, drawn, tokens_M[others])
     return replaced_M

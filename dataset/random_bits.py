@@ -88,7 +88,7 @@ def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
     before_N = cu_seqlens[:-1].astype(np.uint64)
     before_N -= np.uint64(1)
     before_N *= _GAMMA
-    bits_T = np.repeat(keys_N - before_N, np.diff(cu_seqlens))
+    bits_T = (keys_N - before_N).repeat(cu_seqlens[1:] - cu_seqlens[:-1])
     bits_T += multiples(int(_GAMMA), bits_T.size)
     return _mix(bits_T)
 

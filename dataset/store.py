@@ -219,7 +219,8 @@ class _OpenFile:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        if records_N.size and not 0 <= records_N.min() <= records_N.max() < self._manifest.num_records:
+        # Negative numbers are the largest when taken as unsigned.
+        if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
             raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
         if len(self._blocks) < len(self._starts):

@@ -246,11 +246,12 @@ def packed_from_tokens(tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int6
 def cumulative_lengths(lengths_N: NDArray[np.integer]) -> NDArray[np.int32]:
     """(N+1,) int32: where each sequence starts when they lie end to end, and where the last ends."""
     cu_seqlens = np.zeros(lengths_N.size + 1, dtype=np.int32)
-    np.cumsum(lengths_N, out=cu_seqlens[1:])
+    cu_seqlens[1:] = lengths_N.cumsum()
     return cu_seqlens
 
 
 def token_positions(cu_seqlens: NDArray[np.integer]) -> NDArray[np.int64]:
     """(T,) int64: the position of each token in its own sequence, from 0; ``cu_seqlens`` says where each starts."""
-    positions_T = np.repeat(cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens))
+    starts_N = cu_seqlens[:-1].astype(np.int64)
+    positions_T = starts_N.repeat(cu_seqlens[1:] - cu_seqlens[:-1])
     return np.subtract(multiples(1, positions_T.size).view(np.int64), positions_T, out=positions_T)
