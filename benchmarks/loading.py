@@ -191,7 +191,6 @@ STAGE = Stage(
         Comparison(AUTOENCODER, OURS, PEER, {"cpu": 150.0, "cuda": 150.0}),
         Comparison(AUTOENCODER, OURS, GOAL, {"cpu": 1.0, "cuda": 1.0}),
         Comparison(MASKED_LM, OURS, PEER),
-        Comparison(MASKED_LM, OURS, GOAL),
         Comparison(WAITING, WAIT, ONE_PERCENT, {"cuda": 1.0}),
     ),
     packages=("transformers",),

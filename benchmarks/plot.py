@@ -30,6 +30,7 @@ def png(results: Results) -> bytes:
         axes = figure.add_subplot()
         if rows:
             _draw(axes, rows)
+            figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
         axes.set_title(f"{results.machine.slug}: how many times better than the peer", loc="left", fontweight="bold")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=130)
@@ -53,13 +54,6 @@ def _draw(axes: Axes, rows: list[tuple[CaseResult, ComparisonResult]]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("ratio, ours to peer (log scale); bar: median of the rounds, whisker: smallest and largest")
-    axes.legend(
-        handles=_legend(),
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.9 / (0.7 + len(rows) * 0.42)),
-        ncols=4,
-        frameon=False,
-    )
 
 
 def _places(rows: list[tuple[CaseResult, ComparisonResult]]) -> list[float]:

@@ -47,14 +47,14 @@ class PickleDataset(Dataset):
     def __init__(self, path: Path) -> None:
         self._environment = lmdb.open(str(path), readonly=True, lock=False, readahead=False, meminit=False)
         with self._environment.begin() as transaction:
-            self._number: int = pickle.loads(transaction.get(b"num_examples"))  # noqa: S301 - what TAPE's users do
+            self._number: int = pickle.loads(transaction.get(b"num_examples", b""))  # noqa: S301 - what TAPE's users do
 
     def __len__(self) -> int:
         return self._number
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with self._environment.begin() as transaction:
-            return pickle.loads(transaction.get(str(index).encode()))  # noqa: S301 - what TAPE's users do
+            return pickle.loads(transaction.get(str(index).encode(), b""))  # noqa: S301 - what TAPE's users do
 
     def items(self) -> Iterator[dict[str, Any]]:
         """All records, in order."""
