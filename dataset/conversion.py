@@ -134,7 +134,8 @@ def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | N
 def _sample_batches(data: DataSection) -> Iterator[RecordBatch]:
     records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
-        yield RecordBatch([record_id for record_id, _ in batch], [sequence for _, sequence in batch])
+        ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
+        yield RecordBatch(ids, sequences)
 
 
 def _sample_source(data: DataSection) -> SampleSource:

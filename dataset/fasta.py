@@ -3,40 +3,33 @@
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
 as they stand in the files. Left to :mod:`dataset.ingest`: what a sequence and an id may be.
 
-xopen decompresses, dnaio parses. Between the two sits a stream that looks at every byte, because dnaio 1.2 decodes by
-the locale and skips lines that start with '#', even inside a record. ``threads=0`` decompresses in this process, where
-a truncated file is an error. Line numbers are found by reading the file again, once something is known to be wrong.
+:mod:`dataset.read_ahead` reads and decompresses, :mod:`dataset.plain_fasta` parses what is laid out plainly. From the
+first text that is not, dnaio parses the rest of the file. Before dnaio sits a stream that looks at every byte, because
+dnaio 1.2 decodes by the locale and skips lines that start with '#', even inside a record. Line numbers are found by
+:mod:`dataset.fasta_places`, once something is known to be wrong.
 """
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import io
-import lzma
-import os
 import re
-import sys
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, Protocol
 
 import dnaio
+import numpy as np
 from dnaio.exceptions import FileFormatError
-from xopen import xopen
 
+from dataset.fasta_places import BYTE_ORDER_MARK, place_of_line, place_of_record
+from dataset.plain_fasta import PlainFasta, Records
+from dataset.read_ahead import ReadAhead
 from dataset.store_format import SourceFile
 from train_config.errors import DataError
-
-if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdError
-else:
-    from backports.zstd import ZstdError
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -45,12 +38,9 @@ BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
 
-_RECORDS_AT_ONCE = 32
+_RECORDS_AT_ONCE = 256
 _CHUNK_BYTES = 256 * 1024
-_BOM = b"\xef\xbb\xbf"
 _COMMENT_LINE = re.compile(rb"[\r\n][\t\x0b\x0c\x1c-\x1f ]*#")
-# zlib.error and isal's IsalError are what a flipped bit inside the compressed data raises.
-_DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, ZstdError)
 
 
 class Origin(NamedTuple):
@@ -69,14 +59,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Raw records: header lines without '>' and sequences without line breaks, ASCII alone.
+    """Raw records: header lines without '>' and sequences without line breaks, in ASCII.
 
     Attributes:
         origins: where they came from, in order; empty for records that were not read from a file.
     """
 
-    headers: list[str]
-    sequences: list[str]
+    headers: list[bytes]
+    sequences: list[bytes]
     origins: list[Origin] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -87,7 +77,7 @@ class RecordBatch:
         # From the end: a file that fills no batch shares its start with the one after it.
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         if origin is None:
-            return f"record {self.headers[index]!r}"
+            return f"record {self.headers[index].decode('ascii')!r}"
         return place_of_record(origin.path, origin.number + index - origin.start, residue)
 
 
@@ -102,8 +92,14 @@ class FastaSource:
         """
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
-        self.bytes_read = 0
         self.finished: list[SourceFile] = []
+        self._bytes_finished = 0
+        self._opened: ReadAhead | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the files, as they lie on disk, that went into what was parsed so far."""
+        return self._bytes_finished + (self._opened.bytes_read if self._opened else 0)
 
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of at least :data:`BATCH_RESIDUES` residues (the last excepted), running on from file to file.
@@ -111,44 +107,58 @@ class FastaSource:
         Raises:
             DataError: a file can't be read, is truncated or is not FASTA.
         """
-        headers: list[str] = []
-        sequences: list[str] = []
-        origins: list[Origin] = []
+        batch = RecordBatch([], [])
         residues = 0
         for path in self.paths:
             number = 1
-            origins.append(Origin(len(headers), path, number))
-            records = self._records(path)
-            while some := list(islice(records, _RECORDS_AT_ONCE)):
-                headers += [record.name for record in some]
-                read = [record.sequence for record in some]
-                sequences += read
-                residues += sum(map(len, read))
-                number += len(some)
-                if residues >= BATCH_RESIDUES or len(headers) >= BATCH_RECORDS:
-                    yield RecordBatch(headers, sequences, origins)
-                    headers, sequences, origins, residues = [], [], [Origin(0, path, number)], 0
+            batch.origins.append(Origin(len(batch), path, number))
+            for records in self._records(path):
+                ends_N = np.cumsum(records.lengths)
+                start, done = 0, 0
+                while start < len(ends_N):
+                    full = int(np.searchsorted(ends_N, done + BATCH_RESIDUES - residues)) + 1
+                    end = min(full, start + BATCH_RECORDS - len(batch), len(ends_N))
+                    batch.headers.extend(records.headers[start:end])
+                    batch.sequences.extend(records.sequences[start:end])
+                    number += end - start
+                    residues += int(ends_N[end - 1]) - done
+                    start, done = end, int(ends_N[end - 1])
+                    if residues >= BATCH_RESIDUES or len(batch) >= BATCH_RECORDS:
+                        yield batch
+                        batch, residues = RecordBatch([], [], [Origin(0, path, number)]), 0
             if number == 1:
                 raise DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
-        if headers:
-            yield RecordBatch(headers, sequences, origins)
+        if len(batch):
+            yield batch
 
-    def _records(self, path: Path) -> Iterator[dnaio.SequenceRecord]:
-        with _reading(path), path.open("rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            raw = _CountedFile(file, self._count)
-            with xopen(io.BufferedReader(raw, _CHUNK_BYTES), "rb", threads=0) as decompressed:
-                checked = io.BufferedReader(_CheckedStream(decompressed, path), _CHUNK_BYTES)
-                yield from dnaio.FastaReader(checked)
-            while raw.read(_CHUNK_BYTES):  # what stands after the end of the compressed data belongs to the checksum
-                pass
-        digest = raw.sha256.hexdigest()
-        self.finished.append(
-            SourceFile(path=str(path.resolve()), bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=digest)
-        )
+    def _records(self, path: Path) -> Iterator[Records]:
+        with _reading(path), ReadAhead(path) as text:
+            self._opened = text
+            plain = PlainFasta()
+            records: Records | None = None
+            for chunk in text:
+                records = plain.feed(chunk)
+                if records is None:
+                    break
+                yield records
+            else:
+                records = plain.finish()
+                if records is not None:
+                    yield records
+            if records is None:
+                yield from _unusual_records(_CheckedStream(_Rest(plain.unparsed(), text), path))
+            self.finished.append(text.source_file())
+            self._bytes_finished += text.bytes_read
+            self._opened = None
 
-    def _count(self, num_bytes: int) -> None:
-        self.bytes_read += num_bytes
+
+def _unusual_records(checked: _CheckedStream) -> Iterator[Records]:
+    reader = iter(dnaio.FastaReader(io.BufferedReader(checked, _CHUNK_BYTES)))
+    while some := list(islice(reader, _RECORDS_AT_ONCE)):
+        headers = [record.name.encode("ascii") for record in some]
+        sequences = [record.sequence.encode("ascii") for record in some]
+        lengths_N = np.fromiter(map(len, sequences), dtype=np.int64, count=len(some))
+        yield Records(headers, sequences, lengths_N)
 
 
 def find_files(sources: list[str]) -> list[Path]:
@@ -202,33 +212,31 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-class _CountedFile(io.RawIOBase):
-    """The file as it lies on disk: counts the bytes for the progress bar and hashes them."""
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
-    def __init__(self, file: io.FileIO, count: Callable[[int], None]) -> None:
-        self._file = file
-        self._count = count
-        self.name = str(file.name)
-        self.sha256 = hashlib.sha256()
 
-    def readable(self) -> bool:
-        return True
+class _Rest:
+    """What is left of a file's text when some of it was taken and not used."""
 
-    def readinto(self, buffer) -> int:
-        num_bytes = self._file.readinto(buffer) or 0
-        self.sha256.update(memoryview(buffer)[:num_bytes])
-        self._count(num_bytes)
-        return num_bytes
+    def __init__(self, unused: bytes, text: ReadAhead) -> None:
+        self._waiting = unused
+        self._text = text
+
+    def read(self, size: int, /) -> bytes:
+        waiting = self._waiting or bytes(self._text.take())
+        self._waiting = waiting[size:]
+        return waiting[:size]
 
 
 class _CheckedStream(io.RawIOBase):
     """The decompressed bytes, each looked at before dnaio sees it; a byte order mark is dropped.
 
     Raises (from ``readinto``):
-        DataError: damaged compression, no '>' at the start, a byte outside ASCII, a NUL, a line that starts with '#'.
+        DataError: no '>' at the start, a byte outside ASCII, a NUL, a line that starts with '#'.
     """
 
-    def __init__(self, decompressed: BinaryIO, path: Path) -> None:
+    def __init__(self, decompressed: _Readable, path: Path) -> None:
         self._decompressed = decompressed
         self._path = path
         self._waiting = b""
@@ -240,24 +248,16 @@ class _CheckedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer) -> int:
-        chunk = self._waiting or self._read(len(buffer))
+        chunk = self._waiting or self._decompressed.read(len(buffer))
         if self._at_start:
             self._at_start = False
-            while 0 < len(chunk) < len(_BOM) and (more := self._read(len(_BOM))):
+            while 0 < len(chunk) < len(BYTE_ORDER_MARK) and (more := self._decompressed.read(len(BYTE_ORDER_MARK))):
                 chunk += more
-            chunk = chunk.removeprefix(_BOM) or self._read(len(buffer))
+            chunk = chunk.removeprefix(BYTE_ORDER_MARK) or self._decompressed.read(len(buffer))
         chunk, self._waiting = chunk[: len(buffer)], chunk[len(buffer) :]
         self._check(chunk)
         buffer[: len(chunk)] = chunk
         return len(chunk)
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._decompressed.read(size)
-        except _DECOMPRESSION_ERRORS as error:
-            if getattr(error, "errno", None) is not None:
-                raise  # the system's own refusal, not a decompressor's
-            raise DataError(_damaged(self._path, error)) from error
 
     def _check(self, chunk: bytes) -> None:
         if not self._started:
@@ -296,85 +296,3 @@ class _CheckedStream(io.RawIOBase):
 
     def _refuse(self, test: Callable[[str], bool], problem: str) -> None:
         raise DataError(f"{place_of_line(self._path, test)}: {problem}")
-
-
-def _damaged(path: Path, error: Exception) -> str:
-    place = _last_place(path)
-    if isinstance(error, EOFError):
-        return f"{path}: the compressed file is truncated {place}; copy or download it again"
-    if place.startswith("before"):
-        kind = path.suffix.lstrip(".") or "compressed"
-        return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
-    return f"{path}: the compressed data is damaged {place} ({error}); copy or download it again"
-
-
-class _Line(NamedTuple):
-    number: int
-    record: int
-    record_id: str
-    text: str
-
-
-def _scan(path: Path) -> Iterator[_Line]:
-    """Every line with its number and the record that it belongs to, as far as the file can be read.
-
-    Splits lines as dnaio does, at \\n, \\r and \\r\\n; Latin-1 decodes any byte to itself.
-    """
-    record, record_id = 0, ""
-    try:
-        with xopen(path, "rb", threads=0) as file:
-            for number, raw in enumerate(io.TextIOWrapper(file, encoding="latin-1"), start=1):
-                text = raw.removeprefix(_BOM.decode("latin-1")) if number == 1 else raw
-                if text.lstrip().startswith(">"):
-                    record += 1
-                    record_id = (text.strip()[1:].split(None, 1) or [""])[0]
-                yield _Line(number, record, record_id, text)
-    except _DECOMPRESSION_ERRORS:
-        return  # the caller is already reporting that damage; what was read so far is what it wants to name
-
-
-def _in_record(line: _Line) -> str:
-    name = f" {line.record_id!r}" if line.record_id else ""
-    return f", record {line.record}{name}" if line.record else ""
-
-
-def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
-    """File, line and record of the first line that passes the test."""
-    found = next((line for line in _scan(path) if test(line.text)), None)
-    return str(path) if found is None else f"{path}, line {found.number}{_in_record(found)}"
-
-
-def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
-    """File, line and id of the record with this number (from 1), or of the line that holds one of its residues.
-
-    Args:
-        residue: index in the sequence as it was read, from 0.
-    """
-    seen = -1
-    for line in _scan(path):
-        if line.record < number:
-            continue
-        text = line.text.strip()
-        if seen < 0:
-            seen = 0
-            if residue is None:
-                return f"{path}, line {line.number}{_in_record(line)}"
-            continue
-        if residue is not None and seen <= residue < seen + len(text):
-            return f"{path}, line {line.number}, column {residue - seen + 1}{_in_record(line)}"
-        seen += len(text)
-    return f"{path}, record {number}"
-
-
-def place_of_id(paths: list[Path], record_id: str) -> str | None:
-    """File, line and record of the first record with this id."""
-    for path in paths:
-        for line in _scan(path):
-            if line.record_id == record_id and line.text.lstrip().startswith(">"):
-                return f"{path}, line {line.number}"
-    return None
-
-
-def _last_place(path: Path) -> str:
-    last = next(iter(deque(_scan(path), maxlen=1)), None)
-    return "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"

@@ -9,6 +9,7 @@ Shape legend: N records of the block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -17,11 +18,15 @@ import numpy as np
 import xxhash
 
 from dataset.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
-from dataset.fasta import RecordBatch, place_of_id
+from dataset.fasta import RecordBatch
+from dataset.fasta_places import place_of_id
 from dataset.hash_set import HashSet64
 from dataset.store_format import IngestCounts
 from train_config.errors import DataError
 from train_config.schema import IngestSection
+
+_BLANK = ord(" ")
+"""White space of ASCII ends here."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class CleanBlock:
         hashes: (N,) uint64, XXH3-64 of each sequence.
     """
 
-    ids: list[str]
+    ids: list[bytes]
     residues: bytes
     lengths: np.ndarray
     hashes: np.ndarray
@@ -60,7 +65,7 @@ class Ingest:
         self._policies = policies
         self._paths = paths or []
         self._seen = HashSet64()
-        self._next_suffix: dict[str, int] = {}
+        self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
         """One batch as a block; None when the policies drop all of it.
@@ -70,22 +75,20 @@ class Ingest:
         """
         self.counts.records_read += len(batch)
         ids = _ids(batch)
-        kept = list(range(len(batch)))
-        sequences = list(map(str.encode, batch.sequences))
-        if not all_stored(b"".join(sequences)) or not all(sequences):
-            kept, sequences = self._clean_each(batch, sequences)
+        kept: Sequence[int] = range(len(batch))
+        sequences = batch.sequences
+        residues, lengths = b"".join(sequences), _lengths(sequences)
+        if not all_stored(residues) or not lengths.all():
+            kept, sequences = self._clean_each(batch, batch.sequences)
+            residues, lengths = b"".join(sequences), _lengths(sequences)
             ids = [ids[index] for index in kept]
-        fresh = self._settle_ids(batch, kept, ids)
-        if not all(fresh):
-            ids, sequences = list(compress(ids, fresh)), list(compress(sequences, fresh))
+        fresh_N = self._settle_ids(batch, kept, ids)
+        if not fresh_N.all():
+            ids, sequences = list(compress(ids, fresh_N)), list(compress(sequences, fresh_N))
+            residues, lengths = b"".join(sequences), lengths[fresh_N]
         if not ids:
             return None
-        return CleanBlock(
-            ids=ids,
-            residues=b"".join(sequences),
-            lengths=np.fromiter(map(len, sequences), dtype=np.uint32, count=len(ids)),
-            hashes=_hashes(sequences),
-        )
+        return CleanBlock(ids, residues, lengths, _hashes(sequences))
 
     def _clean_each(self, batch: RecordBatch, raw_sequences: list[bytes]) -> tuple[list[int], list[bytes]]:
         """Indices and residues of the records that stay, as to their residues."""
@@ -135,24 +138,24 @@ class Ingest:
             )
         self.counts.records_skipped_empty += 1
 
-    def _settle_ids(self, batch: RecordBatch, kept: list[int], ids: list[str]) -> list[bool]:
-        """Which records stay, as to their ids; renames in place those that the policy renames."""
-        fresh: list[bool] = self._seen.add(_hashes(list(map(str.encode, ids)))).tolist()
-        for position in (position for position, is_fresh in enumerate(fresh) if not is_fresh):
+    def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes]) -> np.ndarray:
+        """(N,) bool: which records stay, as to their ids; renames in place those that the policy renames."""
+        fresh_N = self._seen.add(_hashes(ids))
+        for position in np.flatnonzero(~fresh_N).tolist():
             match self._policies.duplicate_ids:
                 case "error":
                     self._refuse_duplicate(batch, kept[position], ids[position])
-                    fresh[position] = True
+                    fresh_N[position] = True
                 case "first":
                     self.counts.records_skipped_duplicate_id += 1
                 case "rename":
                     ids[position] = self._renamed(ids[position])
                     self.counts.ids_renamed += 1
-                    fresh[position] = True
-        return fresh
+                    fresh_N[position] = True
+        return fresh_N
 
-    def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: str) -> None:
-        place, first = batch.place(index), place_of_id(self._paths, record_id)
+    def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
+        place, first = batch.place(index), place_of_id(self._paths, record_id.decode("ascii"))
         if first is not None and place.startswith(f"{first},"):
             return  # two ids with one hash: this is the first record of its id
         raise DataError(
@@ -160,21 +163,27 @@ class Ingest:
             "make ids unique, or set duplicate_ids to first or rename"
         )
 
-    def _renamed(self, record_id: str) -> str:
+    def _renamed(self, record_id: bytes) -> bytes:
         number = self._next_suffix.get(record_id, 2)
-        while not self._seen.add(_hashes([f"{record_id}.{number}".encode()]))[0]:
+        while not self._seen.add(_hashes([b"%b.%d" % (record_id, number)]))[0]:
             number += 1
         self._next_suffix[record_id] = number + 1
-        return f"{record_id}.{number}"
+        return b"%b.%d" % (record_id, number)
 
 
-def _ids(batch: RecordBatch) -> list[str]:
+def _ids(batch: RecordBatch) -> list[bytes]:
     """The first word of each header."""
+    if all(batch.headers) and np.frombuffer(b"".join(batch.headers), np.uint8).min() > _BLANK:
+        return batch.headers.copy()
     try:
         return [header.split(None, 1)[0] for header in batch.headers]
     except IndexError:
         index = next(index for index, header in enumerate(batch.headers) if not header.split())
         raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'") from None
+
+
+def _lengths(texts: list[bytes]) -> np.ndarray:
+    return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
 
 
 def _hashes(texts: list[bytes]) -> np.ndarray:

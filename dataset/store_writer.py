@@ -79,17 +79,19 @@ class StoreWriter:
         Raises:
             ResourceError: the disk is full.
         """
-        ids = "".join(block.ids).encode("ascii")
-        id_lengths = np.fromiter(map(len, block.ids), dtype=np.uint32, count=len(block.ids))
+        id_lines = b"\n".join([*block.ids, b""])
+        id_ends = np.flatnonzero(np.frombuffer(id_lines, dtype=np.uint8) == ord("\n"))
+        id_lengths = np.diff(id_ends, prepend=-1) - 1
+        ids = id_lines.replace(b"\n", b"")
         parts: list[bytes | memoryview] = [_offsets(block.lengths), _offsets(id_lengths), block.residues, ids]
         value = frame(Kind.BLOCK, self._num_records, len(block.ids), parts)
-        _check_value_size(len(value), f"the records from {block.ids[0]!r} to {block.ids[-1]!r}")
+        _check_value_size(len(value), f"the records from {block.ids[0].decode()!r} to {block.ids[-1].decode()!r}")
         self._put(key_bytes(len(self._starts)), value)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
         self._num_records += len(block.ids)
-        self._ids_sha256.update("\n".join([*block.ids, ""]).encode("ascii"))
+        self._ids_sha256.update(id_lines)
 
     def finish(
         self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts

@@ -1,0 +1,110 @@
+"""Where in a FASTA file something stands, in words for a message: file, line, column, record.
+
+Nobody counts lines while a file is converted. Once something is known to be wrong, the file is read again from its
+start, a line at a time, up to the place.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from xopen import xopen
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdError
+else:
+    from backports.zstd import ZstdError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# zlib.error and isal's IsalError are what a flipped bit inside the compressed data raises.
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, ZstdError)
+
+
+class _Line(NamedTuple):
+    number: int
+    record: int
+    record_id: str
+    text: str
+
+
+def _scan(path: Path) -> Iterator[_Line]:
+    """Every line with its number and the record that it belongs to, as far as the file can be read.
+
+    Splits lines as dnaio does, at \\n, \\r and \\r\\n; Latin-1 decodes any byte to itself.
+    """
+    record, record_id = 0, ""
+    try:
+        with xopen(path, "rb", threads=0) as file:
+            for number, raw in enumerate(io.TextIOWrapper(file, encoding="latin-1"), start=1):
+                text = raw.removeprefix(BYTE_ORDER_MARK.decode("latin-1")) if number == 1 else raw
+                if text.lstrip().startswith(">"):
+                    record += 1
+                    record_id = (text.strip()[1:].split(None, 1) or [""])[0]
+                yield _Line(number, record, record_id, text)
+    except DECOMPRESSION_ERRORS:
+        return  # the caller is already reporting that damage; what was read so far is what it wants to name
+
+
+def _in_record(line: _Line) -> str:
+    name = f" {line.record_id!r}" if line.record_id else ""
+    return f", record {line.record}{name}" if line.record else ""
+
+
+def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
+    """File, line and record of the first line that passes the test."""
+    found = next((line for line in _scan(path) if test(line.text)), None)
+    return str(path) if found is None else f"{path}, line {found.number}{_in_record(found)}"
+
+
+def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
+    """File, line and id of the record with this number (from 1), or of the line that holds one of its residues.
+
+    Args:
+        residue: index in the sequence as it was read, from 0.
+    """
+    seen = -1
+    for line in _scan(path):
+        if line.record < number:
+            continue
+        text = line.text.strip()
+        if seen < 0:
+            seen = 0
+            if residue is None:
+                return f"{path}, line {line.number}{_in_record(line)}"
+            continue
+        if residue is not None and seen <= residue < seen + len(text):
+            return f"{path}, line {line.number}, column {residue - seen + 1}{_in_record(line)}"
+        seen += len(text)
+    return f"{path}, record {number}"
+
+
+def place_of_id(paths: list[Path], record_id: str) -> str | None:
+    """File, line and record of the first record with this id."""
+    for path in paths:
+        for line in _scan(path):
+            if line.record_id == record_id and line.text.lstrip().startswith(">"):
+                return f"{path}, line {line.number}"
+    return None
+
+
+def _last_place(path: Path) -> str:
+    last = next(iter(deque(_scan(path), maxlen=1)), None)
+    return "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
+
+
+def damage(path: Path, error: Exception) -> str:
+    """What a decompressor's error means, and how far the file can be read."""
+    place = _last_place(path)
+    if isinstance(error, EOFError):
+        return f"{path}: the compressed file is truncated {place}; copy or download it again"
+    if place.startswith("before"):
+        kind = path.suffix.lstrip(".") or "compressed"
+        return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
+    return f"{path}: the compressed data is damaged {place} ({error}); copy or download it again"
