@@ -1,9 +1,11 @@
-"""Attention over packed sequences, registered with transformers under the name ``esmeray_packed``.
+"""Attention over packed sequences: the fastest way that the device and dtype allow, and its name in transformers.
 
-In: queries, keys and values of all sequences of a batch end to end, and the ``cu_seqlens`` and ``max_seqlen`` keyword
-arguments that the model's forward was given. Out: what attention within each sequence alone gives. Any Hugging Face
-transformer that uses the AttentionInterface becomes padding-free with it; the mask function returns None, since where
-sequences end is told by ``cu_seqlens``.
+In: queries, keys and values of all sequences of a batch end to end, and where each starts. Out: what attention within
+each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
+:mod:`model.cpu_attention`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
+
+Registered as ``esmeray_packed``, it makes any Hugging Face transformer that uses the AttentionInterface padding-free;
+the mask function returns None, since where sequences end is told by the ``cu_seqlens`` given to the model's forward.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -16,11 +18,45 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from model.cpu_attention import cpu_attention, kernel_takes
+
 PACKED_ATTENTION = "esmeray_packed"
 """Name of the attention implementation, for a transformers config's ``_attn_implementation``."""
 
 _LARGEST_FLASH_HEAD = 256
 _FLASH_HEAD_MULTIPLE = 8
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    scaling: float,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention within each packed sequence.
+
+    Args:
+        query: (T, H, d).
+        key, value: (T, H_kv, d); H_kv divides H (grouped queries).
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+        max_seqlen: tokens of the longest sequence.
+        scaling: factor of the scores.
+        causal: attend to earlier tokens alone.
+        dropout: probability of dropping a score.
+
+    Returns:
+        (T, H, d).
+    """
+    if _flash_takes(query, dropout):
+        return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
+    if not causal and dropout == 0.0 and kernel_takes(query, key):
+        return cpu_attention(query, key, value, cu_seqlens, scaling)
+    return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
 
 
 def packed_attention(
@@ -65,9 +101,15 @@ def packed_attention(
     if sliding_window is not None or softcap is not None:
         raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped scores")
     causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
-    if _flash_takes(query, dropout):
-        return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal), None
-    return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout), None
+    out_THd = attend(
+        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
+        cu_seqlens,
+        max_seqlen,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=causal,
+        dropout=dropout,
+    )
+    return out_THd.unsqueeze(0), None
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
@@ -83,13 +125,13 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
 
 
 def _flash_segments(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scaling: float | None, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scaling: float, causal: bool
 ) -> Tensor:
-    """One kernel for all sequences: (1, H, T, d) to (1, T, H, d), with no synchronisation."""
+    """One kernel for all sequences, with no synchronisation."""
     out_THd = varlen_attn(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        query,
+        key,
+        value,
         cu_seqlens,
         cu_seqlens,
         max_seqlen,
@@ -99,24 +141,24 @@ def _flash_segments(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(out_THd, Tensor)
-    return out_THd.unsqueeze(0)
+    return out_THd
 
 
 @torch.compiler.disable
 def _sdpa_segments(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float | None, causal: bool, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, causal: bool, dropout: float
 ) -> Tensor:
-    """One call per sequence: (1, H, T, d) to (1, T, H, d). On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
+    """One call per sequence. On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
     lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
-    segments = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    segments = zip(*(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]
     outputs = [
         functional.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
-        )
+            q[None], k[None], v[None], dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+        )[0]
         for q, k, v in segments
     ]
-    return torch.cat(outputs, dim=2).transpose(1, 2)
+    return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
 def _no_mask(*_: object, **__: object) -> None:

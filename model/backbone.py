@@ -1,15 +1,14 @@
 """ESM-2 as a function of a packed batch: tokens in, one feature vector per token out.
 
 Weights come from a size name (drawn from the seed), a local folder or the hub. The modules are Hugging Face's, so that
-every checkpoint fits; this wrapper computes the embeddings itself (``token_dropout`` rescales by the share of masked
-tokens of each sequence, which Hugging Face takes over the batch row) and tells the attention where sequences end.
+every checkpoint fits; the forward is Esmeray's: the embeddings here (``token_dropout`` rescales by the share of masked
+tokens of each sequence, which Hugging Face takes over the batch row), the layers in :mod:`model.encoder`.
 
 Shape legend: T tokens in the batch, N sequences, D channels.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers.models.esm.modeling_esm import EsmRotaryEmbedding
 from transformers.utils import logging as transformers_logging
 
 from dataset.packed_batch import PackedBatch
-from model.attention import PACKED_ATTENTION
+from model.encoder import encode
 from model.esm2 import has_random_weights, read_config, weights_folder
 from model.float32_buffers import Float32Buffers
 from train_config.errors import ConfigError, DataError
@@ -43,8 +42,8 @@ class _Rotary(Float32Buffers, EsmRotaryEmbedding):
 class EsmBackbone(nn.Module):
     """An EsmModel that takes packed batches.
 
-    Takes over ``model``: its attention, config and rotary module are replaced. Absolute positions (ESM-1b folders) are
-    supported as well as rotary ones.
+    Takes over ``model``: its rotary module is replaced. Absolute positions (ESM-1b folders) are supported as well as
+    rotary ones.
 
     Args:
         model: the Hugging Face module.
@@ -56,13 +55,11 @@ class EsmBackbone(nn.Module):
         super().__init__()
         self.model = model
         self.frozen = frozen
-        _use_packed_attention(model)
+        self.gradient_checkpointing = gradient_checkpointing
         _keep_rotary_float32(model)
         for head in (model.contact_head, model.pooler):  # no loss reaches them; kept for the export
             if head is not None:
                 head.requires_grad_(False)
-        if gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
         if frozen:
             self.requires_grad_(False)
             self.eval()
@@ -94,13 +91,8 @@ class EsmBackbone(nn.Module):
             ConfigError: a sequence is longer than the absolute positions of the model reach.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            outputs = self.model(
-                inputs_embeds=self._embed(batch).unsqueeze(0),
-                position_ids=batch.positions.unsqueeze(0),
-                cu_seqlens=batch.cu_seqlens,
-                max_seqlen=batch.max_seqlen,
-            )
-            return outputs.last_hidden_state[0]
+            checkpointing = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+            return encode(self.model, self._embed(batch), batch, gradient_checkpointing=checkpointing)
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""
@@ -219,16 +211,6 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def _use_packed_attention(model: EsmModel) -> None:
-    """Select packed attention on a copy of the config: models built from one config share it by reference."""
-    shared = model.config
-    own = copy.deepcopy(shared)
-    own._attn_implementation = PACKED_ATTENTION
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = own  # type: ignore[assignment]
 
 
 def _keep_rotary_float32(model: EsmModel) -> None:
