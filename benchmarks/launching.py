@@ -1,0 +1,215 @@
+"""What Ray Train costs: the same worker loop started by ``train_ray.py`` and by torchrun, in turns.
+
+Both train a masked LM from the same config and store with as many workers: one a GPU, or two of one core each. The Ray
+run is a user's own: a local cluster with its dashboard, reports, progress and metrics; the other is
+:mod:`benchmarks.worker_program`, which knows no Ray. Only steady steps count, as the run's metrics.jsonl has them: not
+the first ones, and neither start-up nor checkpoints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.proteins import MAX_RESIDUES, Proteins, read_proteins, write_fasta
+from benchmarks.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+
+RAY = "Ray Train"
+TORCHRUN = "torchrun"
+CASE = "the same worker loop"
+
+SIZES = {"cpu": "esm2_t6_8M", "cuda": "esm2_t30_150M"}
+TOKENS = {"cpu": 2048, "cuda": 32768}
+"""Token budget of the one packed batch that each worker takes in a step."""
+STEPS = {"cpu": (5, 20), "cuda": (10, 60)}
+"""Optimizer steps that are not measured, and those that are."""
+QUICK_SIZE = {"layers": 1, "hidden_size": 32, "heads": 2}
+QUICK_PROTEINS, QUICK_STEPS = 200, (1, 3)
+WORKERS_WITHOUT_GPU = 2
+ROUNDS = 5
+RAY_NICENESS = int(os.environ.get("RAY_worker_niceness", "15"))
+"""Ray lets other processes of the machine go before its workers; the workers of torchrun do the same here."""
+END_TIMEOUT_S = 60.0
+_NEVER = 10**9
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_LAST_WORDS = 2000
+
+
+@dataclass
+class Launches:
+    """Starts the loop under either launcher.
+
+    Attributes:
+        setting: device and folder.
+        store: the store that all runs read.
+        workers: how many.
+        warmup_steps, steps: not measured, and measured.
+        losses: of each run's steps, to see that all did the same.
+    """
+
+    setting: Setting
+    store: Path
+    workers: int
+    warmup_steps: int
+    steps: int
+    losses: list[list[float]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def with_ray(self) -> float:
+        """Real tokens per second of a run by ``train_ray.py``."""
+        return self._measured(lambda config: [sys.executable, "train_ray.py", "--config", str(config)])
+
+    def with_torchrun(self) -> float:
+        """Real tokens per second of a run by torchrun."""
+        polite = ["nice", "-n", str(RAY_NICENESS)]
+        launcher = [*polite, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        program = [str(self.workers), "-m", "benchmarks.worker_program"]
+        return self._measured(lambda config: [*launcher, *program, str(config), str(self.store)])
+
+    def _measured(self, command: Callable[[Path], list[str]]) -> float:
+        from monitoring.metrics_log import read_metrics
+        from train_config.loading import dump_config
+        from train_config.schema import Config
+        from training.run_folder import RunFolder
+
+        name = f"run-{next(self._numbers)}"
+        config = Config.model_validate(self._settings(name))
+        path = self.setting.folder / f"{name}.yaml"
+        path.write_text(dump_config(config), encoding="utf-8")
+        _run(command(path))
+        metrics = read_metrics(RunFolder(config.run.storage_path, config.run.name).metrics)
+        records = [record for record in metrics if record["kind"] == "train"]
+        if len(records) != self.warmup_steps + self.steps:
+            raise RuntimeError(f"{name} trained {len(records)} steps in place of {self.warmup_steps + self.steps}")
+        self._compare([record["loss"] for record in records])
+        return tokens_per_s(records[self.warmup_steps :])
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        device = self.setting.device
+        tokens = TOKENS[device]
+        return {
+            "run": {"name": name, "storage_path": str(self.setting.folder.resolve())},
+            "data": {"source": [str(self.store)], "max_length": MAX_RESIDUES, "validation_share": 0.0},
+            "batch": {"tokens": tokens, "global_tokens": tokens * self.workers},
+            "model": {
+                "task": "masked_lm",
+                "backbone": {"source": SIZES[device], **(QUICK_SIZE if self.setting.quick else {})},
+            },
+            "training": {"max_steps": self.warmup_steps + self.steps, "evaluate_every_steps": _NEVER},
+            "checkpoint": {"every_steps": _NEVER},
+            "ray": {
+                "address": "local",
+                "num_workers": self.workers,
+                "cpus_per_worker": "auto" if device == "cuda" else 1,
+            },
+            "wandb": {"mode": "disabled"},
+        }
+
+    def _compare(self, losses: list[float]) -> None:
+        """The same loop on the same data: every step has the same loss, but for the order of sums on a GPU."""
+        self.losses.append(losses)
+        tolerance = 1e-2 if self.setting.device == "cuda" else 1e-6
+        worst = max(abs(a - b) / abs(a) for a, b in zip(self.losses[0], losses, strict=True))
+        if not worst <= tolerance:
+            raise WrongWorkError(f"losses of two runs of the same config differ by {worst:.1e} relative")
+
+
+def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
+    """Real tokens over all the time that the steps took."""
+    return sum(record["tokens"] for record in records) / sum(record["step_s"] for record in records)
+
+
+def _run(command: list[str]) -> None:
+    """Run a launcher to its end.
+
+    Raises:
+        RuntimeError: it failed; its last words are in the message.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    with _ended_with_us(
+        subprocess.Popen(
+            command, cwd=_REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    ) as process:
+        said, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}: {said[-_LAST_WORDS:]}")
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Ask the launcher to end where this process is stopped: killed, it would leave its workers behind."""
+    try:
+        yield process
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    proteins = read_proteins(setting.fasta)
+    setting.note("writing the store")
+    warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
+    launches = Launches(setting, _make_store(setting, proteins), _worker_count(setting), warmup_steps, steps)
+    yield Case(
+        CASE,
+        "tokens/s",
+        (
+            Contender(RAY, launches.with_ray, kind="value"),
+            Contender(TORCHRUN, launches.with_torchrun, kind="value"),
+        ),
+        rounds=ROUNDS,
+        facts=_facts(setting, proteins, launches),
+    )
+
+
+def _worker_count(setting: Setting) -> int:
+    if setting.device == "cpu":
+        return WORKERS_WITHOUT_GPU
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _make_store(setting: Setting, proteins: Proteins) -> Path:
+    from dataset.conversion import convert
+    from train_config.schema import IngestSection
+
+    sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
+    fasta, store = setting.folder / "proteins.fasta", setting.folder / "store"
+    write_fasta(fasta, sequences, len(sequences))
+    convert([str(fasta)], store, IngestSection())
+    return store.resolve()
+
+
+def _facts(setting: Setting, proteins: Proteins, launches: Launches) -> Facts:
+    return {
+        **proteins.facts,
+        "model": "toy" if setting.quick else SIZES[setting.device],
+        "workers": launches.workers,
+        "token budget of each worker's step": TOKENS[setting.device],
+        "first steps not measured": launches.warmup_steps,
+        "steps measured": launches.steps,
+    }
+
+
+STAGE = Stage(
+    name="launching",
+    summary="the worker loop started by Ray Train, beside the same started by torchrun",
+    cases=_cases,
+    comparisons=(Comparison(CASE, RAY, TORCHRUN, {"cpu": 0.97, "cuda": 0.97}),),
+    packages=("ray", "deepspeed"),
+    distributions=("ray", "deepspeed", "transformers"),
+)
