@@ -35,7 +35,7 @@ QUICK_SIZE = {"layers": 1, "hidden_size": 32, "heads": 2}
 QUICK_PROTEINS, QUICK_STEPS = 200, (1, 3)
 WORKERS_WITHOUT_GPU = 2
 ROUNDS = 5
-RAY_NICENESS = int(os.environ.get("RAY_worker_niceness", "15"))
+RAY_NICENESS = int(os.environ.get("RAY_worker_niceness", "15"))  # noqa: SIM112 (so Ray spells it)
 """Ray lets other processes of the machine go before its workers; the workers of torchrun do the same here."""
 END_TIMEOUT_S = 60.0
 _NEVER = 10**9
