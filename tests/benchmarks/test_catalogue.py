@@ -1,0 +1,76 @@
+"""The stages: complete, documented, quick to list, and with the floors that were set."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.catalogue import load_stages, require_packages, stage_names
+from benchmarks.stage import Reference
+from tests.benchmarks.toy_stage import toy_stage
+from tests.conftest import REPOSITORY
+from train_config.errors import ConfigError
+
+FLOORS = {
+    ("conversion", "cpu"): [4.0, 0.6, 0.8],
+    ("loading", "cpu"): [150.0, 1.0],
+    ("loading", "cuda"): [150.0, 1.0, 1.0],
+    ("tokenizer", "cpu"): [300.0],
+    ("embedding", "cpu"): [8.0, 1.3, 8.0, 8.0, 1.5, 8.0],
+    ("embedding", "cuda"): [0.5, 5.0],
+    ("memory", "cpu"): [1.0] * 4,
+    ("memory", "cuda"): [1 / 0.6] * 4,
+    ("training", "cpu"): [3.0, 1.0],
+    ("training", "cuda"): [1 / 0.6, 0.45],
+    ("launching", "cpu"): [0.97],
+    ("launching", "cuda"): [0.97],
+}
+"""What each stage has to reach, in the order of its rows. Lowering one is a decision, not a side effect."""
+
+
+@pytest.mark.parametrize(("stage", "device"), FLOORS)
+def test_the_floors_are_those_that_were_set(stage: str, device: str):
+    comparisons = load_stages([stage])[0].comparisons
+    assert [c.floors[device] for c in comparisons if device in c.floors] == FLOORS[stage, device]  # type: ignore[index]
+
+
+def test_every_stage_has_floors():
+    assert {stage for stage, _ in FLOORS} == set(stage_names())
+
+
+@pytest.mark.parametrize("name", stage_names())
+def test_a_stage_is_named_as_its_module_and_says_what_it_measures(name: str):
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert module.STAGE.name == name
+    assert len(module.__doc__.split()) > 40
+    rows = [(c.case, c.ours, c.peer_name) for c in module.STAGE.comparisons]
+    assert len(rows) == len(set(rows))
+    assert all(c.peer.value > 0 for c in module.STAGE.comparisons if isinstance(c.peer, Reference))
+
+
+def test_listing_the_stages_loads_neither_torch_nor_a_peer():
+    code = (
+        "import sys; from benchmarks.catalogue import load_stages; load_stages(); "
+        "sys.exit(','.join({'torch', 'transformers', 'esm', 'pyfastx', 'ray'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_misspelt_stage_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean 'embedding'"):
+        load_stages(["embeding"])
+
+
+def test_named_stages_come_in_the_order_of_the_data():
+    assert [stage.name for stage in load_stages(["tokenizer", "conversion"])] == ["conversion", "tokenizer"]
+
+
+def test_a_missing_peer_is_one_line_that_says_how_to_install_it():
+    stage = toy_stage("conversion")
+    object.__setattr__(stage, "packages", ("no_such_package",))
+    with pytest.raises(ConfigError, match="no_such_package: 'make bench' installs the peers"):
+        require_packages([stage])
