@@ -2,15 +2,20 @@
 
 In: :class:`~dataset.ingest.CleanBlock` in order. Out: the files of a store (:mod:`dataset.store_format`) in a folder
 that someone else made and will rename; the manifest comes last.
+
+A thread of its own checksums and writes one transaction while the next is gathered: zlib, LMDB and the system let go of
+Python's global lock. What fails there is raised by the next call that has something to write.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -20,6 +25,7 @@ from dataset.ingest import CleanBlock
 from dataset.publishing import disk_full
 from dataset.store_format import (
     DATA_FILE,
+    HEADER_BYTES,
     LMDB_MAJOR,
     MANIFEST_FILE,
     MAX_VALUE_BYTES,
@@ -41,6 +47,16 @@ DEFAULT_MAP_SIZE_BYTES = 1 << 30
 """Address space, not disk: LMDB's file is as large as what was written."""
 
 TRANSACTION_BYTES = 8 << 20
+
+
+class _Value(NamedTuple):
+    """What :func:`~dataset.store_format.frame` makes a value of, and its key."""
+
+    key: bytes
+    kind: Kind
+    first: int
+    num_items: int
+    parts: list[bytes | memoryview]
 
 
 class StoreWriter:
@@ -65,7 +81,9 @@ class StoreWriter:
             metasync=False,
             lib_version=LMDB_MAJOR,
         )
-        self._pending: list[tuple[bytes, bytes]] = []
+        self._thread = ThreadPoolExecutor(1, "store-writer")
+        self._writing: Future[None] | None = None
+        self._pending: list[_Value] = []
         self._pending_bytes = 0
         self._num_records = 0
         self._starts: list[int] = []
@@ -84,9 +102,9 @@ class StoreWriter:
         id_lengths = np.diff(id_ends, prepend=-1) - 1
         ids = id_lines.replace(b"\n", b"")
         parts: list[bytes | memoryview] = [_offsets(block.lengths), _offsets(id_lengths), block.residues, ids]
-        value = frame(Kind.BLOCK, self._num_records, len(block.ids), parts)
-        _check_value_size(len(value), f"the records from {block.ids[0].decode()!r} to {block.ids[-1].decode()!r}")
-        self._put(key_bytes(len(self._starts)), value)
+        num_bytes = sum(map(len, parts)) + HEADER_BYTES
+        _check_value_size(num_bytes, f"the records from {block.ids[0].decode()!r} to {block.ids[-1].decode()!r}")
+        self._put(_Value(key_bytes(len(self._starts)), Kind.BLOCK, self._num_records, len(block.ids), parts), num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
@@ -109,16 +127,17 @@ class StoreWriter:
         self._put_array(Kind.HASHES, hashes)
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
-        with self._disk():
-            self._environment.sync(True)
-        self._environment.close()
+        syncing = self._thread.submit(self._sync)  # meanwhile what was written is read back out of the page cache
         checksum = content_checksum(lengths, hashes, self._ids_sha256.digest())
         manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
+        syncing.result()
+        self.close()
         (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
         """Let go of data.mdb, finished or not."""
+        self._thread.shutdown(cancel_futures=True)
         self._environment.close()
 
     def _describe(
@@ -151,27 +170,41 @@ class StoreWriter:
 
     def _put_array(self, kind: Kind, array: np.ndarray) -> None:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
-        self._put(kind.key, frame(kind, 0, len(array), [_bytes(array)]))
+        self._put(_Value(kind.key, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # by itself: these values are the only ones that grow with the store
+        self._wait()
 
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._pending.append((key, value))
-        self._pending_bytes += len(value)
+    def _put(self, value: _Value, num_bytes: int) -> None:
+        self._pending.append(value)
+        self._pending_bytes += num_bytes
         if self._pending_bytes >= TRANSACTION_BYTES:
             self._commit()
 
     def _commit(self) -> None:
-        """Write what is pending as one transaction, again with a larger map for as long as it does not fit."""
+        """Have what is pending written as one transaction, once the one before it is."""
+        self._wait()
+        self._writing = self._thread.submit(self._write, self._pending)
+        self._pending, self._pending_bytes = [], 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, values: list[_Value]) -> None:
+        """One transaction, again with a larger map for as long as it does not fit."""
         while True:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
-                    for key, value in self._pending:
-                        transaction.put(key, value, append=True)
-                break
+                    for key, kind, first, num_items, parts in values:
+                        transaction.put(key, frame(kind, first, num_items, parts), append=True)
+                return
             except lmdb.MapFullError:
-                # The transaction was rolled back as a whole; what it held is still pending.
+                # The transaction was rolled back as a whole.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
-        self._pending, self._pending_bytes = [], 0
+
+    def _sync(self) -> None:
+        with self._disk():
+            self._environment.sync(True)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
