@@ -42,7 +42,7 @@ SIZES = {"cpu": "esm2_t6_8M", "cuda": "esm2_t33_650M"}
 SEQUENCES = {"cpu": 8, "cuda": 32}
 """Of a padded micro-batch: the Trainer's default on the CPU, and what fits 80 GB when the longest protein is in it."""
 ACCUMULATION = 2
-STEPS = {"cpu": (2, 6), "cuda": (5, 20)}
+STEPS = {"cpu": (2, 4), "cuda": (5, 20)}
 """Optimizer steps that are not measured, and those that are."""
 QUICK_SIZE = {"layers": 1, "hidden_size": 32, "heads": 2}
 QUICK_PROTEINS, QUICK_SEQUENCES, QUICK_STEPS = 200, 4, (1, 2)
