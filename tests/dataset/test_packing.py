@@ -33,6 +33,11 @@ def uniref_tokens(shared_data: Path) -> np.ndarray:
         return np.array([min(len(record.sequence), 1022) + 2 for record in records])
 
 
+@pytest.fixture(scope="module")
+def sample_tokens(sample: list[tuple[str, str]]) -> np.ndarray:
+    return np.array([len(sequence) + 2 for _, sequence in sample])
+
+
 def batch_tokens(plan: EpochPlan, lengths_N: np.ndarray) -> np.ndarray:
     return np.add.reduceat(lengths_N[plan.records], plan.offsets[:-1])
 
@@ -115,6 +120,12 @@ def test_real_proteins_fill_98_percent_of_the_budget(uniref_tokens, budget, epoc
     plan = plan_epoch(uniref_tokens, budget, 2048, seed=0, epoch=epoch)
     assert plan.fill_share >= 0.98
     assert plan.fill_share == pytest.approx(batch_tokens(plan, uniref_tokens).mean() / budget)
+
+
+@pytest.mark.parametrize("budget", [4096, 8192])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_embedded_sample_fills_98_percent_of_the_budget(sample_tokens, budget, epoch):
+    assert plan_epoch(sample_tokens, budget, 2048, seed=0, epoch=epoch).fill_share >= 0.98
 
 
 @pytest.mark.parametrize("window", [1, 64, 512])

@@ -15,6 +15,8 @@ import lmdb
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dataset.store import Store
 from dataset.store_format import DATA_FILE, MANIFEST_FILE, read_manifest
@@ -86,6 +88,58 @@ def test_a_tiny_store_gives_aligned_arrays(tmp_path):
     store = Store(make_store(tmp_path, [("a", "MKV")]))
     assert store.lengths.flags.aligned and store.sequence_hashes.flags.aligned
     assert contents(store) == [("a", "MKV")]
+
+
+def test_windows_are_parts_of_the_records_and_views_of_the_map(pristine_store, sample):
+    store = Store(pristine_store)
+    random = np.random.default_rng(0)
+    records = random.permutation(len(sample))
+    starts = random.integers(0, store.lengths[records])
+    lengths = random.integers(0, store.lengths[records] - starts + 1)
+    windows = store.windows(records, starts, lengths)
+    for window, record, start, length in zip(windows, records, starts, lengths, strict=True):
+        assert bytes(window).decode() == sample[record][1][start : start + length]
+    assert all(window.readonly and window.obj is windows[0].obj for window in windows)
+    assert store.windows(records[:0], starts[:0], lengths[:0]) == []
+
+
+@given(records=st.lists(st.text("ACDEFGHIKLMNPQRSTVWY", min_size=1, max_size=30), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_windows_of_a_tiny_store_are_its_records_wherever_lmdb_has_put_them(tmp_path_factory, records):
+    named = [(f"{'i' * index}{index}", sequence) for index, sequence in enumerate(records)]
+    store = Store(make_store(tmp_path_factory.mktemp("tiny"), named))
+    everything = np.arange(len(records))
+    windows = store.windows(everything, np.zeros_like(everything), store.lengths.astype(np.int64))
+    assert [bytes(window).decode() for window in windows] == records
+
+
+@pytest.mark.parametrize("index", [-1, 3000, 10**12])
+def test_windows_of_records_that_are_not_there_are_an_index_error(pristine_store, index):
+    with pytest.raises(IndexError, match="of 3000"):
+        Store(pristine_store).windows(np.array([5, index]), np.zeros(2, np.int64), np.ones(2, np.int64))
+
+
+def test_windows_check_each_block_when_it_is_first_read(store_path):
+    first, last = np.array([0]), np.array([2999])
+    start, length = np.array([0]), np.array([5])
+    damaged = bytearray((store_path / DATA_FILE).read_bytes())
+    damaged[damaged.rindex(Store(store_path).sequence(2999).tobytes())] ^= 1
+    (store_path / DATA_FILE).unlink()  # a new inode: the old one is mapped
+    (store_path / DATA_FILE).write_bytes(damaged)
+    store = Store(store_path)
+    assert bytes(store.windows(first, start, length)[0]) == store.sequence(0)[:5].tobytes()
+    for records in (last, np.array([0, 2999])):
+        with pytest.raises(DataError, match="its checksum does not hold"):
+            store.windows(records, np.zeros_like(records), np.ones_like(records))
+
+
+def test_a_block_whose_records_are_not_as_long_as_the_array_says_is_refused(store_path):
+    store = Store(store_path)
+    store._file.lengths = store.lengths + np.eye(1, len(store), 5, dtype=np.uint32)[0]
+    with pytest.raises(DataError, match="block 0 disagrees with the lengths of its records"):
+        store.windows(np.array([0]), np.array([0]), np.array([1]))
+    with pytest.raises(DataError, match="block 0 disagrees"):
+        store.verify_blocks()
 
 
 @pytest.mark.parametrize("index", [-1, 3000, 10**12])

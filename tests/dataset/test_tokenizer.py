@@ -136,6 +136,17 @@ def test_packed_text_is_the_sequences_end_to_end():
     assert batch.targets is None
 
 
+@settings(deadline=None)
+@given(texts=st.lists(any_text | st.sampled_from(["\xff\xfe", "M\xfe", "\x00\x01"]), min_size=1, max_size=8))
+def test_packed_text_is_each_sequence_encoded_alone_whatever_the_text(texts):
+    batch = pack_sequences(texts)
+    alone = [encode(text).tolist() for text in texts]
+    assert batch.tokens.tolist() == [token for ids in alone for token in ids]
+    assert batch.cu_seqlens.diff().tolist() == [len(ids) for ids in alone]
+    assert batch.positions.tolist() == [position for ids in alone for position in range(len(ids))]
+    assert batch.max_seqlen == max(map(len, alone))
+
+
 def test_packing_no_text_is_refused():
     with pytest.raises(DataError, match="no sequences to pack"):
         pack_sequences([])
