@@ -31,7 +31,8 @@ OURS = "esmeray"
 PEER = "pyfastx, pickle, put"
 COPY = "cp"
 COPY_AND_SYNC = "cp, then sync"
-ONCE, LARGER = "the file", f"{TIMES_LARGER} times the file"
+ONCE, LARGER = "esmeray, the file", f"esmeray, {TIMES_LARGER} times the file"
+PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
@@ -46,7 +47,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
     larger = setting.folder / "larger.fasta"
     setting.note(f"writing {TIMES_LARGER * records:,} records")
     larger_bytes = write_fasta(larger, proteins.sequences, TIMES_LARGER * records)
-    yield _memory(setting, {ONCE: fasta, LARGER: larger}, {**facts, "larger file in MB": round(larger_bytes / 1e6, 1)})
+    facts = {**facts, "larger file in MB": round(larger_bytes / 1e6, 1)}
+    yield _memory(setting, {ONCE: fasta, LARGER: larger}, records, facts)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class _Paths:
 
 
 def _throughput(setting: Setting, paths: _Paths, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
-    from benchmarks.peers.tape import convert_fasta
+    from benchmarks.peers.pickle_lmdb import convert_fasta
 
     megabytes = file_bytes / 1e6
 
@@ -95,22 +97,32 @@ def _throughput(setting: Setting, paths: _Paths, proteins: Proteins, file_bytes:
     )
 
 
-def _memory(setting: Setting, fastas: dict[str, Path], facts: Facts) -> Case:
+def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Facts) -> Case:
+    """Peaks of ours at both sizes and of the peer at the larger; what a further record costs is among the facts."""
     from benchmarks.fresh_process import peak_of
 
-    def contender(name: str, fasta: Path) -> Contender:
-        target = setting.folder / "measured"
+    target = setting.folder / "measured"
+    peaks: dict[str, float] = {}
 
+    def contender(name: str, function: str, fasta: Path) -> Contender:
         def run() -> float:
             arguments = {"fasta": str(fasta), "target": str(target)}
-            return peak_of("benchmarks.conversion:convert_measured", arguments).total_bytes / 1e6
+            peaks[name] = peak_of(f"benchmarks.conversion:{function}", arguments).total_bytes
+            if ONCE in peaks and LARGER in peaks:
+                further = (TIMES_LARGER - 1) * records
+                facts["bytes of memory for each further record"] = round((peaks[LARGER] - peaks[ONCE]) / further)
+            return peaks[name] / 1e6
 
         return Contender(name, run, kind="value", before=lambda: _remove(target))
 
     return Case(
         name="peak memory",
         unit="MB",
-        contenders=tuple(contender(name, fasta) for name, fasta in fastas.items()),
+        contenders=(
+            contender(ONCE, "convert_measured", fastas[ONCE]),
+            contender(LARGER, "convert_measured", fastas[LARGER]),
+            contender(PEER_LARGER, "pickle_measured", fastas[LARGER]),
+        ),
         better="lower",
         rounds=3,
         facts=facts,
@@ -118,12 +130,21 @@ def _memory(setting: Setting, fastas: dict[str, Path], facts: Facts) -> Case:
 
 
 def convert_measured(meter: Meter, fasta: str, target: str) -> None:
-    """The conversion whose memory is measured, in its process."""
+    """Our conversion, in the process whose memory is measured."""
     import dataset.conversion  # noqa: F401 - loaded before the work
 
     meter.libraries_loaded()
     meter.work_begins()
     _convert(Path(fasta), Path(target))
+
+
+def pickle_measured(meter: Meter, fasta: str, target: str) -> None:
+    """The peer's conversion, in the process whose memory is measured."""
+    from benchmarks.peers.pickle_lmdb import convert_fasta
+
+    meter.libraries_loaded()
+    meter.work_begins()
+    convert_fasta(Path(fasta), Path(target))
 
 
 def _convert(fasta: Path, target: Path) -> None:
@@ -148,7 +169,7 @@ def _remove(path: Path) -> None:
 
 def _check(folder: Path, proteins: Proteins) -> Facts:
     """Both hold the same records."""
-    from benchmarks.peers.tape import PickleDataset, convert_fasta
+    from benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
     from dataset.store import Store
 
     folder.mkdir()
@@ -178,6 +199,7 @@ STAGE = Stage(
         Comparison(
             "peak memory", LARGER, ONCE, {"cpu": 0.8, "cuda": 0.8}, label="peak memory, flat in the file's size"
         ),
+        Comparison("peak memory", LARGER, PEER_LARGER),
     ),
     packages=("pyfastx",),
     distributions=("lmdb", "pyfastx"),

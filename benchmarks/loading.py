@@ -142,7 +142,7 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
     from torch.utils.data import DataLoader
     from transformers import DataCollatorForLanguageModeling
 
-    from benchmarks.peers.tape import PickleDataset, padded_batches, write_pickles
+    from benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
     from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
 
     folder.mkdir(parents=True)
@@ -155,7 +155,8 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
         def collate(items: list[dict[str, Any]]) -> Any:
             return collator([tokenizer(i["primary"], truncation=True, max_length=MAX_TOKENS) for i in items])
 
-    return DataLoader(PickleDataset(folder / "pickles"), PEER_BATCH, shuffle=shuffle, num_workers=0, collate_fn=collate)
+    dataset: Any = PickleDataset(folder / "pickles")
+    return DataLoader(dataset, PEER_BATCH, shuffle=shuffle, num_workers=0, collate_fn=collate)
 
 
 def _check(folder: Path, sequences: Sequence[str]) -> Facts:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-from torch.utils.data import Dataset
 
 _MAP_SIZE_BYTES = 2**36
 """Sparse: only what is written takes space."""
@@ -41,8 +40,11 @@ def convert_fasta(fasta: Path, target: Path) -> int:
     return write_pickles(target, pyfastx.Fastx(str(fasta), format="fasta"))
 
 
-class PickleDataset(Dataset):
-    """Records of such an LMDB; ours and trusted, since unpickling can run code."""
+class PickleDataset:
+    """Records of such an LMDB, as a map-style dataset; ours and trusted, since unpickling can run code.
+
+    No subclass of torch's Dataset, which a DataLoader doesn't ask for: writing is measured in a process without torch.
+    """
 
     def __init__(self, path: Path) -> None:
         self._environment = lmdb.open(str(path), readonly=True, lock=False, readahead=False, meminit=False)
