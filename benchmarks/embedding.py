@@ -52,7 +52,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     sequences = spread_by_length(proteins.sequences, PROTEINS[setting.device])
     if setting.quick:
         sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
-    for name, (size, rounds) in CASES.items():
+    for name, (size, rounds) in list(CASES.items())[: 1 if setting.quick else None]:
         yield _case(name, size, rounds, setting, proteins, sequences)
     if setting.device == "cuda":
         yield _large_case(setting, proteins, sequences[:LARGE_PROTEINS])

@@ -30,7 +30,7 @@ PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
 PEER_BATCH = 16
 MASK_SHARE = 0.15
 STEPS, QUICK_STEPS = 20, 2
-CPU_TOKENS, CUDA_TOKENS = 2_048, 32_768
+CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
 
 OURS = "esmeray TrainingBatches"
 PEER = "EsmTokenizer, DataLoader, LMDB of pickles"
@@ -91,7 +91,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
     from benchmarks.loading_wait import WaitMeter
 
     cuda = setting.device == "cuda"
-    tokens = CUDA_TOKENS if cuda else CPU_TOKENS
+    tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
     steps = QUICK_STEPS if setting.quick else STEPS
     meter = WaitMeter(_batches(store, "masked_lm", tokens, num_workers=1, pin_memory=cuda), setting.device)
     return Case(

@@ -31,7 +31,8 @@ def png(results: Results) -> bytes:
         if rows:
             _draw(axes, rows)
             figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
-        axes.set_title(f"{results.machine.slug}: how many times better than the peer", loc="left", fontweight="bold")
+        smoke = " (smoke run: means nothing)" if results.smoke else ""
+        axes.set_title(f"{results.machine.slug}: how many times better than the peer{smoke}", loc="left", weight="bold")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
@@ -41,7 +42,7 @@ def _draw(axes: Axes, rows: list[tuple[CaseResult, ComparisonResult]]) -> None:
     places = _places(rows)
     smallest = min(min(c.low, c.floor or c.low) for _, c in rows)
     largest = max(max(c.high, c.floor or c.high) for _, c in rows)
-    left, right = min(smallest * 0.6, 0.5), largest * 4
+    left, right = min(smallest * 0.6, 0.5), largest * 1.5
     for place, (_, comparison) in zip(places, rows, strict=True):
         _bar(axes, place, comparison, left)
     axes.set_xscale("log")
@@ -73,9 +74,9 @@ def _bar(axes: Axes, place: float, comparison: ComparisonResult, left: float) ->
     axes.errorbar(comparison.ratio, place, xerr=error, color="#333333", capsize=3, linewidth=1, fmt="none")
     if comparison.floor is not None:
         axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=_FLOOR_COLOUR, linewidth=2.2)
-    end = max(comparison.high, comparison.floor or 0)
+    floor = "" if comparison.floor is None else f"  (floor {ratio_text(comparison.floor)})"
     axes.annotate(
-        f"{ratio_text(comparison.ratio)}×", (end, place), xytext=(6, 0), textcoords="offset points", va="center"
+        f"{ratio_text(comparison.ratio)}×{floor}", (1.01, place), xycoords=("axes fraction", "data"), va="center"
     )
 
 

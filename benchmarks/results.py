@@ -29,6 +29,8 @@ WARM_UP_PROTOCOL = (
     "then all contenders in turns, round by round"
 )
 
+NO_WARM_UP = "none: a smoke run"
+
 
 class Entry(BaseModel):
     """Base of what the file holds: unknown keys are refused."""
@@ -88,6 +90,11 @@ class Results(Entry):
     machine: Machine
     cases: list[CaseResult] = []
 
+    @property
+    def smoke(self) -> bool:
+        """Whether any of it is of a smoke run."""
+        return any(case.warm_up == NO_WARM_UP for case in self.cases)
+
 
 class Origin(BaseModel):
     """When, how and with what a case was measured."""
@@ -112,7 +119,7 @@ def case_result(stage: Stage, case: Case, measured: Measured, device: Device, or
         command=origin.command,
         revision=origin.revision,
         versions=origin.versions,
-        warm_up=WARM_UP_PROTOCOL if origin.warmed_up else "none: a smoke run",
+        warm_up=WARM_UP_PROTOCOL if origin.warmed_up else NO_WARM_UP,
         rounds=max(map(len, measured.samples.values())),
         contenders=[_contender_result(contender, measured) for contender in case.contenders],
         comparisons=[_comparison_result(comparison, case, measured, device) for comparison in comparisons],
