@@ -23,6 +23,9 @@ Places = NDArray[np.intp]
 NO_TARGET = 156
 """Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
 
+_RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
+"""The target of each token where every residue is reconstructed."""
+
 _PURPOSE = 2
 _NEVER = np.uint64(2**64 - 1)
 
@@ -47,9 +50,7 @@ def residue_targets(tokens_T: Tokens) -> Tokens:
 
     X, B, U, Z and O stay targets: they are part of the alphabet, and rare (0.02 % of the residues of UniRef90).
     """
-    targets_T = tokens_T.copy()
-    targets_T[(~_is_residue(tokens_T)).nonzero()[0]] = NO_TARGET
-    return targets_T
+    return np.frombuffer(bytearray(tokens_T.data).translate(_RESIDUE_TARGETS), dtype=np.uint8)
 
 
 def mask_tokens(
