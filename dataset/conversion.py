@@ -108,7 +108,7 @@ def _convert_locked(
     progress: ProgressCallback | None,
     map_size_bytes: int | None,
 ) -> StoreManifest:
-    ingest = Ingest(policies, source.paths)
+    ingest = Ingest(policies, source.paths, source.kernel)
     with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
         for batch in source.batches():
             block = ingest.clean(batch)
@@ -135,7 +135,7 @@ def _sample_batches(data: DataSection) -> Iterator[RecordBatch]:
     records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
         ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
-        yield RecordBatch(ids, sequences)
+        yield RecordBatch.of(ids, sequences)
 
 
 def _sample_source(data: DataSection) -> SampleSource:

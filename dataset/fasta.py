@@ -25,9 +25,11 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
+from dataset.fasta_kernel import load_kernel
 from dataset.fasta_places import BYTE_ORDER_MARK, place_of_line, place_of_record
-from dataset.plain_fasta import PlainFasta, Records
+from dataset.plain_fasta import PlainFasta
 from dataset.read_ahead import ReadAhead
+from dataset.records import Records
 from dataset.store_format import SourceFile
 from train_config.errors import DataError
 
@@ -37,6 +39,12 @@ COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
+
+KERNEL_BYTES = 64 << 20
+"""From this size on the compiled parser is used; compiling it, once, takes as long as parsing so much without it."""
+
+_LARGEST_BATCH = 1.5
+"""What was parsed at once stays together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
 
 _RECORDS_AT_ONCE = 256
 _CHUNK_BYTES = 256 * 1024
@@ -59,18 +67,33 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Raw records: header lines without '>' and sequences without line breaks, in ASCII.
+    """Raw records and where they came from.
 
     Attributes:
+        records: the records.
         origins: where they came from, in order; empty for records that were not read from a file.
     """
 
-    headers: list[bytes]
-    sequences: list[bytes]
+    records: Records
     origins: list[Origin] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, headers: list[bytes], sequences: list[bytes]) -> RecordBatch:
+        """Records that were not read from a file."""
+        return cls(Records.of(headers, sequences))
+
     def __len__(self) -> int:
-        return len(self.headers)
+        return len(self.records)
+
+    @property
+    def headers(self) -> list[bytes]:
+        """Header lines without '>'."""
+        return self.records.headers.split()
+
+    @property
+    def sequences(self) -> list[bytes]:
+        """Sequences without line breaks."""
+        return self.records.sequences
 
     def place(self, index: int, residue: int | None = None) -> str:
         """File, line and record of one record, or of one of its residues, for a message."""
@@ -92,6 +115,7 @@ class FastaSource:
         """
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
+        self.kernel = load_kernel() if self.bytes_total >= KERNEL_BYTES else None
         self.finished: list[SourceFile] = []
         self._bytes_finished = 0
         self._opened: ReadAhead | None = None
@@ -107,34 +131,38 @@ class FastaSource:
         Raises:
             DataError: a file can't be read, is truncated or is not FASTA.
         """
-        batch = RecordBatch([], [])
-        residues = 0
+        parts: list[Records] = []
+        origins: list[Origin] = []
+        num_records = num_residues = 0
         for path in self.paths:
             number = 1
-            batch.origins.append(Origin(len(batch), path, number))
+            origins.append(Origin(num_records, path, number))
             for records in self._records(path):
-                ends_N = np.cumsum(records.lengths)
+                ends_N = np.cumsum(records.lengths, dtype=np.int64)
                 start, done = 0, 0
-                while start < len(ends_N):
-                    full = int(np.searchsorted(ends_N, done + BATCH_RESIDUES - residues)) + 1
-                    end = min(full, start + BATCH_RECORDS - len(batch), len(ends_N))
-                    batch.headers.extend(records.headers[start:end])
-                    batch.sequences.extend(records.sequences[start:end])
+                while start < len(records):
+                    end = start + BATCH_RECORDS - num_records
+                    if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
+                        end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
+                    end = min(end, len(records))
+                    parts.append(records.part(start, end))
                     number += end - start
-                    residues += int(ends_N[end - 1]) - done
+                    num_records += end - start
+                    num_residues += int(ends_N[end - 1]) - done
                     start, done = end, int(ends_N[end - 1])
-                    if residues >= BATCH_RESIDUES or len(batch) >= BATCH_RECORDS:
-                        yield batch
-                        batch, residues = RecordBatch([], [], [Origin(0, path, number)]), 0
+                    if num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS:
+                        yield RecordBatch(Records.joined(parts), origins)
+                        parts, origins = [], [Origin(0, path, number)]
+                        num_records = num_residues = 0
             if number == 1:
                 raise DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
-        if len(batch):
-            yield batch
+        if parts:
+            yield RecordBatch(Records.joined(parts), origins)
 
     def _records(self, path: Path) -> Iterator[Records]:
         with _reading(path), ReadAhead(path) as text:
             self._opened = text
-            plain = PlainFasta()
+            plain = PlainFasta(self.kernel)
             records: Records | None = None
             for chunk in text:
                 records = plain.feed(chunk)
@@ -157,8 +185,7 @@ def _unusual_records(checked: _CheckedStream) -> Iterator[Records]:
     while some := list(islice(reader, _RECORDS_AT_ONCE)):
         headers = [record.name.encode("ascii") for record in some]
         sequences = [record.sequence.encode("ascii") for record in some]
-        lengths_N = np.fromiter(map(len, sequences), dtype=np.int64, count=len(some))
-        yield Records(headers, sequences, lengths_N)
+        yield Records.of(headers, sequences)
 
 
 def find_files(sources: list[str]) -> list[Path]:

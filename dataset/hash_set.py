@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataset.fasta_kernel import Kernel
+
 _PLACES = 8
 _EMPTY = np.uint64(0)
 _BUCKETS_AT_ONCE = 1 << 13
@@ -19,7 +21,8 @@ _BUCKETS_AT_ONCE = 1 << 13
 class HashSet64:
     """Set of uint64 that only grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self._kernel = kernel
         self._table_BS = np.zeros((1 << 16, _PLACES), dtype=np.uint64)
         self._count = 0
 
@@ -30,10 +33,10 @@ class HashSet64:
         """Insert all; (N,) bool: True where the hash was in neither the set nor an earlier place of ``hashes_N``."""
         # 0 marks an empty place, so the hash 0 is kept as 1.
         values_N = np.maximum(hashes_N, np.uint64(1))
-        in_order = np.sort(values_N)
         while 2 * (self._count + len(values_N)) > self._table_BS.size:
             self._grow()
-        if (in_order[1:] != in_order[:-1]).all():
+        in_order = None if self._kernel else np.sort(values_N)
+        if in_order is None or (in_order[1:] != in_order[:-1]).all():
             fresh_N = self._insert(values_N)
         else:
             unique, first = np.unique(values_N, return_index=True)
@@ -44,14 +47,19 @@ class HashSet64:
 
     def _grow(self) -> None:
         old_BS = self._table_BS
-        self._table_BS = np.zeros((2 * len(old_BS), _PLACES), dtype=np.uint64)
+        # Not zeros(), whose memory is had in pages of 4 KiB; what NumPy allocates for empty() may be had in huge ones.
+        self._table_BS = np.empty((2 * len(old_BS), _PLACES), dtype=np.uint64)
+        self._table_BS.fill(_EMPTY)
         for start in range(0, len(old_BS), _BUCKETS_AT_ONCE):  # in parts, for the sake of memory
+            part_BS = old_BS[start : start + _BUCKETS_AT_ONCE]
             # A place at a time, so that the values of one bucket, which want the same new one, don't meet in one call.
-            for places in old_BS[start : start + _BUCKETS_AT_ONCE].T:
+            for places in [part_BS] if self._kernel else part_BS.T:
                 self._insert(places[places != _EMPTY])
 
     def _insert(self, unique: np.ndarray) -> np.ndarray:
         """Each value goes into its bucket, or the next one with a place; True where a value was not there."""
+        if self._kernel:
+            return self._kernel.insert(self._table_BS, unique)
         mask, places = len(self._table_BS) - 1, self._table_BS.reshape(-1)
         new = np.zeros(len(unique), dtype=bool)
         pending, values = None, unique

@@ -15,18 +15,16 @@ from itertools import compress
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from dataset.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
 from dataset.fasta import RecordBatch
+from dataset.fasta_kernel import Kernel
 from dataset.fasta_places import place_of_id
 from dataset.hash_set import HashSet64
+from dataset.records import Lines, hashes_of, lengths_of
 from dataset.store_format import IngestCounts
 from train_config.errors import DataError
 from train_config.schema import IngestSection
-
-_BLANK = ord(" ")
-"""White space of ASCII ends here."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class CleanBlock:
         hashes: (N,) uint64, XXH3-64 of each sequence.
     """
 
-    ids: list[bytes]
+    ids: Lines
     residues: bytes
     lengths: np.ndarray
     hashes: np.ndarray
@@ -54,17 +52,18 @@ class Ingest:
     record as a duplicate.
     """
 
-    def __init__(self, policies: IngestSection, paths: list[Path] | None = None) -> None:
+    def __init__(self, policies: IngestSection, paths: list[Path] | None = None, kernel: Kernel | None = None) -> None:
         """Start with no ids seen.
 
         Args:
             policies: what to do with records that are not plain.
             paths: the files being read, to name the first of two records with one id.
+            kernel: what is compiled, for many records.
         """
         self.counts = IngestCounts()
         self._policies = policies
         self._paths = paths or []
-        self._seen = HashSet64()
+        self._seen = HashSet64(kernel)
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
@@ -74,28 +73,42 @@ class Ingest:
             DataError: a record that the policies refuse.
         """
         self.counts.records_read += len(batch)
-        ids = _ids(batch)
-        kept: Sequence[int] = range(len(batch))
-        sequences = batch.sequences
-        residues, lengths = b"".join(sequences), _lengths(sequences)
-        if not all_stored(residues) or not lengths.all():
-            kept, sequences = self._clean_each(batch, batch.sequences)
-            residues, lengths = b"".join(sequences), _lengths(sequences)
-            ids = [ids[index] for index in kept]
-        fresh_N = self._settle_ids(batch, kept, ids)
+        records = batch.records
+        if not records.ids.lengths.all():
+            index = int(np.argmin(records.ids.lengths))
+            raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'")
+        if not records.lengths.all() or not all_stored(records.residues):
+            kept, sequences = self._clean_each(batch)
+            ids = records.ids.split()
+            return self._block(batch, kept, [ids[index] for index in kept], sequences)
+        fresh_N = self._seen.add(records.id_hashes)
+        if fresh_N.all():
+            return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
+        return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
+
+    def _block(
+        self,
+        batch: RecordBatch,
+        kept: Sequence[int],
+        ids: list[bytes],
+        sequences: list[bytes],
+        fresh_N: np.ndarray | None = None,
+    ) -> CleanBlock | None:
+        """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
+        fresh_N = self._seen.add(hashes_of(ids)) if fresh_N is None else fresh_N
+        self._settle_ids(batch, kept, ids, fresh_N)
         if not fresh_N.all():
             ids, sequences = list(compress(ids, fresh_N)), list(compress(sequences, fresh_N))
-            residues, lengths = b"".join(sequences), lengths[fresh_N]
         if not ids:
             return None
-        return CleanBlock(ids, residues, lengths, _hashes(sequences))
+        return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences))
 
-    def _clean_each(self, batch: RecordBatch, raw_sequences: list[bytes]) -> tuple[list[int], list[bytes]]:
+    def _clean_each(self, batch: RecordBatch) -> tuple[list[int], list[bytes]]:
         """Indices and residues of the records that stay, as to their residues."""
         kept: list[int] = []
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []
-        for index, raw in enumerate(raw_sequences):
+        for index, raw in enumerate(batch.sequences):
             cleaned = clean(raw)
             residues = self._without_bad(batch, index, cleaned)
             if residues is None:
@@ -138,9 +151,8 @@ class Ingest:
             )
         self.counts.records_skipped_empty += 1
 
-    def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes]) -> np.ndarray:
-        """(N,) bool: which records stay, as to their ids; renames in place those that the policy renames."""
-        fresh_N = self._seen.add(_hashes(ids))
+    def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
+        """Apply the policy to ids that are not new: say in place who stays, and under which name."""
         for position in np.flatnonzero(~fresh_N).tolist():
             match self._policies.duplicate_ids:
                 case "error":
@@ -152,7 +164,6 @@ class Ingest:
                     ids[position] = self._renamed(ids[position])
                     self.counts.ids_renamed += 1
                     fresh_N[position] = True
-        return fresh_N
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         place, first = batch.place(index), place_of_id(self._paths, record_id.decode("ascii"))
@@ -165,29 +176,10 @@ class Ingest:
 
     def _renamed(self, record_id: bytes) -> bytes:
         number = self._next_suffix.get(record_id, 2)
-        while not self._seen.add(_hashes([b"%b.%d" % (record_id, number)]))[0]:
+        while not self._seen.add(hashes_of([b"%b.%d" % (record_id, number)]))[0]:
             number += 1
         self._next_suffix[record_id] = number + 1
         return b"%b.%d" % (record_id, number)
-
-
-def _ids(batch: RecordBatch) -> list[bytes]:
-    """The first word of each header."""
-    if all(batch.headers) and np.frombuffer(b"".join(batch.headers), np.uint8).min() > _BLANK:
-        return batch.headers.copy()
-    try:
-        return [header.split(None, 1)[0] for header in batch.headers]
-    except IndexError:
-        index = next(index for index, header in enumerate(batch.headers) if not header.split())
-        raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'") from None
-
-
-def _lengths(texts: list[bytes]) -> np.ndarray:
-    return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
-
-
-def _hashes(texts: list[bytes]) -> np.ndarray:
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, texts), dtype=np.uint64, count=len(texts))
 
 
 def _bad_character(character: str) -> str:

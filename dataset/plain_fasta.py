@@ -13,9 +13,10 @@ Shape legend: N records of the text, M lines.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+
+from dataset.fasta_kernel import Columns, Kernel
+from dataset.records import Records
 
 LONGEST_RECORD_BYTES = 64 << 20
 """A record that is longer is left to dnaio; no protein is a thousandth of it, so it may be no FASTA at all."""
@@ -24,27 +25,14 @@ _LINE_FEED, _BLANK, _COMMENT, _HEADER = b"\n #>"
 _MARK = b"\x01"
 
 
-class Records(NamedTuple):
-    """Some records as they stand in a file.
-
-    Attributes:
-        headers: N header lines without '>'.
-        sequences: N, without line feeds.
-        lengths: (N,) int64, characters of each sequence.
-    """
-
-    headers: list[bytes]
-    sequences: list[bytes]
-    lengths: np.ndarray
-
-
 class PlainFasta:
     """Takes a file's text in chunks of any size, gives its records.
 
     Whatever gives None leaves the text as it was, to be had from :meth:`unparsed`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self._kernel = kernel
         self._size = 0
         self._buffer = bytearray()
         self._allocate(1 << 20)
@@ -58,7 +46,7 @@ class PlainFasta:
         last_header = self._buffer.rfind(b"\n>", searched, self._size) + 1
         if last_header:
             return self._take(last_header)
-        return Records([], [], np.empty(0, np.int64)) if self._size < LONGEST_RECORD_BYTES else None
+        return Records.of([], []) if self._size < LONGEST_RECORD_BYTES else None
 
     def finish(self) -> Records | None:
         """The last record, once there is no more text; None when it is not plain, or there was none at all."""
@@ -82,6 +70,7 @@ class PlainFasta:
         self._buffer = buffer
         self._text = np.frombuffer(buffer, dtype=np.uint8)
         self._is_control = np.empty(num_bytes, dtype=bool)
+        self._columns = Columns(num_bytes) if self._kernel else None
 
     def _append(self, chunk: memoryview) -> None:
         end = self._size + len(chunk)
@@ -92,6 +81,17 @@ class PlainFasta:
 
     def _take(self, end: int) -> Records | None:
         """The records of the text before ``end``, which are complete; the text after it moves to the front."""
+        if self._kernel and self._columns:
+            records = self._kernel.parse(self._text[:end], self._columns)
+        else:
+            records = self._parse(end)
+        if records is not None:
+            rest = self._size - end
+            self._buffer[:rest] = self._buffer[end : self._size]
+            self._size = rest
+        return records
+
+    def _parse(self, end: int) -> Records | None:
         text = self._text[:end]
         # As int8, a byte outside ASCII is negative, so one comparison finds these along with the control characters.
         is_control = np.less(text.view(np.int8), _BLANK, out=self._is_control[:end])
@@ -116,10 +116,4 @@ class PlainFasta:
             return None
         if blank_ends:
             headers = list(map(bytes.rstrip, headers))
-        # Between one header and the next stand a sequence and one line feed a line.
-        lengths_N = np.diff(header_starts_N - header_lines_N, append=end - len(line_ends_M))
-        lengths_N -= header_ends_N - header_starts_N
-        rest = self._size - end
-        self._buffer[:rest] = self._buffer[end : self._size]
-        self._size = rest
-        return Records(headers, sequences, lengths_N)
+        return Records.of(headers, sequences)

@@ -23,7 +23,9 @@ from dataset.fasta_places import DECOMPRESSION_ERRORS, damage
 from dataset.store_format import SourceFile
 from train_config.errors import DataError
 
-CHUNK_BYTES = 512 * 1024
+CHUNK_BYTES = 384 * 1024
+"""A little more than a batch of :mod:`dataset.fasta`, which needs no cutting then."""
+
 _RAW_CHUNK_BYTES = 256 * 1024
 
 

@@ -97,19 +97,19 @@ class StoreWriter:
         Raises:
             ResourceError: the disk is full.
         """
-        id_lines = b"\n".join([*block.ids, b""])
-        id_ends = np.flatnonzero(np.frombuffer(id_lines, dtype=np.uint8) == ord("\n"))
-        id_lengths = np.diff(id_ends, prepend=-1) - 1
-        ids = id_lines.replace(b"\n", b"")
-        parts: list[bytes | memoryview] = [_offsets(block.lengths), _offsets(id_lengths), block.residues, ids]
+        offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
+        parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
         num_bytes = sum(map(len, parts)) + HEADER_BYTES
-        _check_value_size(num_bytes, f"the records from {block.ids[0].decode()!r} to {block.ids[-1].decode()!r}")
-        self._put(_Value(key_bytes(len(self._starts)), Kind.BLOCK, self._num_records, len(block.ids), parts), num_bytes)
+        if num_bytes > MAX_VALUE_BYTES:
+            ids = [record_id.decode("ascii") for record_id in block.ids.split()]
+            _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
+        key = key_bytes(len(self._starts))
+        self._put(_Value(key, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
         self._starts.append(self._num_records)
         self._lengths.append(block.lengths)
         self._hashes.append(block.hashes)
-        self._num_records += len(block.ids)
-        self._ids_sha256.update(id_lines)
+        self._num_records += len(block.lengths)
+        self._ids_sha256.update(block.ids.text)
 
     def finish(
         self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts

@@ -13,7 +13,7 @@ from train_config.schema import IngestSection
 
 
 def batch(*records: tuple[str, str]) -> RecordBatch:
-    return RecordBatch([header.encode() for header, _ in records], [sequence.encode() for _, sequence in records])
+    return RecordBatch.of([header.encode() for header, _ in records], [sequence.encode() for _, sequence in records])
 
 
 def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
@@ -22,7 +22,7 @@ def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
     ends = np.cumsum(block.lengths)
     return [
         (name.decode(), block.residues[end - length : end].decode())
-        for name, end, length in zip(block.ids, ends, block.lengths, strict=True)
+        for name, end, length in zip(block.ids.split(), ends, block.lengths, strict=True)
     ]
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset import plain_fasta, read_ahead
+from dataset import fasta, plain_fasta, read_ahead
 from dataset.fasta import FastaSource
+from dataset.fasta_kernel import Kernel, load_kernel
 from dataset.plain_fasta import PlainFasta
+from dataset.records import Records
 from train_config.errors import DataError
 
 plain_header = st.text("ab |>#.:", max_size=8)
@@ -45,12 +47,22 @@ def read(path: Path) -> list[tuple[bytes, bytes]] | str:
     return [pair for batch in batches for pair in zip(batch.headers, batch.sequences, strict=True)]
 
 
+@pytest.fixture(scope="module", params=["NumPy", "compiled"])
+def kernel(request) -> Kernel | None:
+    if request.param == "NumPy":
+        return None
+    return load_kernel() or pytest.skip("needs a C++ compiler")
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=fasta_text(), chunk_bytes=st.integers(1, 40))
-def test_any_text_reads_as_dnaio_reads_it_or_is_refused_in_the_same_words(tmp_path_factory, text, chunk_bytes):
+def test_any_text_reads_as_dnaio_reads_it_or_is_refused_in_the_same_words(tmp_path_factory, kernel, text, chunk_bytes):
     path = tmp_path_factory.mktemp("text") / "in.fasta"
     path.write_bytes(text)
-    with patch.object(read_ahead, "CHUNK_BYTES", chunk_bytes):
+    with (
+        patch.object(read_ahead, "CHUNK_BYTES", chunk_bytes),
+        patch.object(fasta, "PlainFasta", lambda _: PlainFasta(kernel)),
+    ):
         found = read(path)
     with patch.object(PlainFasta, "feed", lambda plain, chunk: plain._append(chunk)):  # nothing is plain: dnaio's
         assert found == read(path)
@@ -58,8 +70,8 @@ def test_any_text_reads_as_dnaio_reads_it_or_is_refused_in_the_same_words(tmp_pa
 
 @settings(max_examples=100, deadline=None)
 @given(text=plain_text, sizes=st.lists(st.integers(1, 30), min_size=1))
-def test_plain_text_is_never_left_to_dnaio_wherever_chunks_end(text, sizes):
-    plain, at, found = PlainFasta(), 0, []
+def test_plain_text_is_never_left_to_dnaio_wherever_chunks_end(kernel, text, sizes):
+    plain, at, found = PlainFasta(kernel), 0, []
     while at < len(text):
         for size in sizes:
             records = plain.feed(memoryview(text.encode()[at : at + size]))
@@ -68,10 +80,14 @@ def test_plain_text_is_never_left_to_dnaio_wherever_chunks_end(text, sizes):
     found.append(plain.finish())
     assert None not in found
     assert plain.unparsed() == b""
-    for records in found:
-        assert records.lengths.tolist() == list(map(len, records.sequences))
-        assert len(records.headers) == len(records.sequences)
-    assert sum(len(records.headers) for records in found) == text.count("\n>") + 1
+    joined = Records.joined(found)
+    same = Records.of(joined.headers.split(), joined.sequences)
+    assert len(joined) == text.count("\n>") + 1
+    assert joined.headers.text == same.headers.text
+    assert joined.ids.text == same.ids.text
+    for name in ("lengths", "id_hashes", "hashes"):
+        assert getattr(joined, name).tolist() == getattr(same, name).tolist()
+        assert getattr(joined, name).dtype == getattr(same, name).dtype
 
 
 @pytest.mark.parametrize(
@@ -90,8 +106,8 @@ def test_plain_text_is_never_left_to_dnaio_wherever_chunks_end(text, sizes):
     ],
     ids=repr,
 )
-def test_what_is_not_plain_is_left_as_it_was(text):
-    plain = PlainFasta()
+def test_what_is_not_plain_is_left_as_it_was(kernel, text):
+    plain = PlainFasta(kernel)
     if plain.feed(memoryview(text.encode())) is not None:
         assert plain.finish() is None
     assert plain.unparsed() == text.encode()
@@ -101,5 +117,5 @@ def test_a_file_without_headers_is_not_taken_into_memory_whole(monkeypatch):
     monkeypatch.setattr(plain_fasta, "LONGEST_RECORD_BYTES", 100)
     plain = PlainFasta()
     fed = [plain.feed(memoryview(text)) for text in (b">a\nMK\n>b\n", b"MKV" * 20, b"MKV" * 20)]
-    assert [records and records.headers for records in fed] == [[b"a"], [], None]
+    assert [None if records is None else records.headers.split() for records in fed] == [[b"a"], [], None]
     assert plain.unparsed() == b">b\n" + b"MKV" * 40

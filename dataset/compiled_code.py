@@ -1,0 +1,105 @@
+"""Compiles a C++ source on the machine that runs it, once, and keeps what was compiled.
+
+In: a C++ source. Out: the loaded library, or None where it can't be made (no C++ compiler, say): the caller has a
+slower way, and one warning says what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
+_MACHINE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
+"""From the fastest to what any compiler takes; the first that compiles is used."""
+
+_COMPILE_TIMEOUT_S = 120
+
+
+@functools.cache
+def load(source: Path) -> ctypes.CDLL | None:
+    """The library compiled from a source, from the cache where it is there.
+
+    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, compiler and processor, so
+    that machines which share a home folder don't share machine code.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        _LOG.warning("no C++ compiler was found, so %s takes a slower way; install g++ or clang++", source.stem)
+        return None
+    try:
+        library = _cache_folder() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+        if not library.exists():
+            _compile(compiler, source, library)
+        return ctypes.CDLL(str(library))
+    except (OSError, subprocess.SubprocessError) as error:
+        _LOG.warning("%s could not be compiled, so a slower way is taken: %s", source.name, _reason(error))
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """The compiler's first complaint, or what else went wrong."""
+    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+
+
+def _cache_folder() -> Path:
+    """Where compiled libraries are kept; a folder of this process alone if the user's can't be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return _private_folder()
+    return folder if os.access(folder, os.W_OK | os.X_OK) else _private_folder()
+
+
+@functools.cache
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="esmeray-kernels-"))
+
+
+def _fingerprint(source: Path, compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    parts = [source.read_text(encoding="utf-8"), version, _processor(), repr(_FLAGS)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What decides which machine code the processor takes."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    """Compile under another name and rename, since several processes may come here at once.
+
+    Raises:
+        CalledProcessError: the compiler refuses the source with every set of flags.
+        OSError: the disk is full.
+    """
+    handle, partial = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        for number, machine_flags in enumerate(_MACHINE_FLAGS, start=1):
+            command = [compiler, *_FLAGS, *machine_flags, str(source), "-o", partial]
+            last = number == len(_MACHINE_FLAGS)
+            done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=_COMPILE_TIMEOUT_S)
+            if done.returncode == 0:
+                break
+        Path(partial).chmod(0o755)
+        os.replace(partial, library)  # noqa: PTH105 - atomic on every system
+    finally:
+        Path(partial).unlink(missing_ok=True)

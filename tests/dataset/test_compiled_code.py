@@ -1,0 +1,53 @@
+"""A source is compiled once; where that can't be done, one warning says what is missing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dataset import compiled_code
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled_code.load.cache_clear()
+    yield tmp_path / "cache" / "esmeray" / "kernels"
+    compiled_code.load.cache_clear()
+
+
+def source(folder: Path, text: str = 'extern "C" int answer() { return 42; }') -> Path:
+    path = folder / "answer.cpp"
+    path.write_text(text)
+    return path
+
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")
+
+
+@needs_compiler
+def test_what_was_compiled_is_kept_for_the_next_process(tmp_path, own_cache, monkeypatch):
+    assert compiled_code.load(source(tmp_path)).answer() == 42
+    (library,) = own_cache.iterdir()
+    compiled_code.load.cache_clear()
+    monkeypatch.setattr(compiled_code, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compiled_code.load(source(tmp_path)).answer() == 42
+    assert list(own_cache.iterdir()) == [library]
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_is_a_warning(tmp_path, own_cache, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert compiled_code.load(source(tmp_path, "no C++ at all")) is None
+    assert "answer.cpp could not be compiled" in caplog.text
+    assert list(own_cache.iterdir()) == []
+
+
+def test_no_compiler_is_a_warning_with_the_remedy(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert compiled_code.load(source(tmp_path)) is None
+    assert "install g++ or clang++" in caplog.text
