@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 using Hash = uint64_t (*)(const void*, size_t);
 
@@ -20,29 +19,6 @@ static bool all_above(const uint8_t* bytes, int64_t size, int8_t limit) {
 static uint8_t* append(uint8_t* to, const uint8_t* from, int64_t size) {
     std::memcpy(to, from, size);
     return to + size;
-}
-
-// One sequence without its line feeds; null where its lines are not plain. Sets `at` to the next header, or the end.
-// Guessing takes every line to be as long as the first, which is a third of the time: wherever a line feed stands at that
-// distance, 64 bytes are copied unseen. A guess that was wrong leaves a line feed among the residues.
-static uint8_t* copy_sequence(const uint8_t*& at, const uint8_t* end, uint8_t* residues, bool guess) {
-    int64_t width = 0;
-    while (at < end && *at != '>') {
-        if (*at == '#') return nullptr;
-        if (guess && width && end - at > 64 && at[width] == '\n') {
-            std::memcpy(residues, at, 64);
-            residues += width;
-            at += width + 1;
-            continue;
-        }
-        const auto* line_end = static_cast<const uint8_t*>(std::memchr(at, '\n', end - at));
-        if (!line_end || line_end == at) return nullptr;
-        const int64_t length = line_end - at;
-        residues = append(residues, at, length);
-        at = line_end + 1;
-        if (!width && length <= 64) width = length;
-    }
-    return residues;
 }
 
 // text: whole records, from a '>' to a line feed. Each output has room for as much as the text can give.
@@ -68,15 +44,13 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
         *ids++ = '\n';
         id_lengths[n] = id_length;
         id_hashes[n] = hash(start, id_length);
-        uint8_t* const first_residue = residues;
-        bool plain = false;
-        for (bool guess : {true, false}) {
-            at = line_end + 1;
-            residues = copy_sequence(at, end, first_residue, guess);
-            plain = residues && all_above(first_residue, residues - first_residue, ' ');
-            if (plain) break;
+        const uint8_t* const first_residue = residues;
+        for (at = line_end + 1; at < end && *at != '>'; at = line_end + 1) {
+            line_end = static_cast<const uint8_t*>(std::memchr(at, '\n', end - at));
+            if (!line_end || line_end == at || *at == '#') return -1;
+            residues = append(residues, at, line_end - at);
         }
-        if (!plain) return -1;
+        if (!all_above(first_residue, residues - first_residue, ' ')) return -1;
         lengths[n] = residues - first_residue;
         hashes[n] = hash(first_residue, lengths[n]);
     }

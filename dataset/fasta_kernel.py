@@ -20,11 +20,11 @@ from dataset.records import Lines, Records
 
 
 class Columns:
-    """Room for what the kernel writes: all that a text of some size can give, and 64 bytes that it may overrun."""
+    """Room for what the kernel writes: all that a text of some size can give."""
 
     def __init__(self, num_bytes: int) -> None:
         most_records = num_bytes // 2 + 1
-        self.headers, self.ids, self.residues = (np.empty(num_bytes + 64, dtype=np.uint8) for _ in range(3))
+        self.headers, self.ids, self.residues = (np.empty(num_bytes + 1, dtype=np.uint8) for _ in range(3))
         self.header_lengths, self.id_lengths, self.lengths = (np.empty(most_records, np.uint32) for _ in range(3))
         self.id_hashes, self.hashes = (np.empty(most_records, np.uint64) for _ in range(2))
         arrays = (self.headers, self.ids, self.residues, self.header_lengths, self.id_lengths, self.lengths)

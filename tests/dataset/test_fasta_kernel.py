@@ -27,14 +27,6 @@ def test_hashes_of_any_length_are_those_of_xxhash(kernel):
     assert records.id_hashes.tolist() == [xxhash.xxh3_64_intdigest(b"%d" % length) for length in lengths]
 
 
-def test_lines_of_any_width_are_joined_even_where_a_guess_of_the_width_is_wrong(kernel):
-    # The short last line and the header behind it are together as long as a whole line is.
-    for width in [*range(4, 70), 100]:
-        text = b">a\n%b\nMK\n>%b\nMKV\n>c\n" % (b"M" * width, b"b" * (width - 4))
-        records = PlainFasta(kernel).feed(memoryview(text + b"V" * 100))
-        assert records.sequences == [b"M" * width + b"MK", b"MKV"], width
-
-
 @pytest.mark.parametrize("policies", [{}, {"duplicate_ids": "rename"}, {"duplicate_ids": "first"}], ids=str)
 def test_a_store_is_the_same_to_the_byte_with_and_without_it(tmp_path, kernel, sample, monkeypatch, policies):
     records = sample if not policies else [*sample, *sample[:100]]
