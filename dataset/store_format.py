@@ -25,7 +25,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import zlib
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,6 +33,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_config.errors import DataError
 from train_config.schema import IngestSection
+
+try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 FORMAT = "esmeray-store"
 FORMAT_VERSION = 1
@@ -95,9 +99,9 @@ def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -
     """Header and payload as the bytes of one value."""
     payload_bytes = sum(len(part) for part in parts)
     header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
-    crc = zlib.crc32(header)
+    crc = crc32(header)
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
 
 
@@ -115,7 +119,7 @@ def unframe(value: memoryview, kind: Kind) -> Frame:
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:
         raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
-    if zlib.crc32(payload, zlib.crc32(value[:_CRC_AT])) != crc:
+    if crc32(payload, crc32(value[:_CRC_AT])) != crc:
         raise ValueError("its checksum does not hold")
     return Frame(first, count, payload)
 
@@ -253,7 +257,7 @@ def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
     with data_file.open("rb", buffering=0) as file:
         for page in pages:
             file.seek(page * page_bytes)
-            crc = zlib.crc32(file.read(page_bytes), crc)
+            crc = crc32(file.read(page_bytes), crc)
     return crc
 
 

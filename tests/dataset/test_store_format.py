@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 
 import pytest
 
-from dataset.store_format import FORMAT_VERSION, Kind, frame, key_bytes, read_manifest, unframe
+from dataset.store_format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, key_bytes, read_manifest, unframe
 from train_config.errors import DataError
 
 
 def test_a_frame_gives_back_what_was_framed():
     found = unframe(memoryview(frame(Kind.BLOCK, 7, 3, [b"ab", memoryview(b"cd")])), Kind.BLOCK)
     assert (found.first, found.num_items, bytes(found.payload)) == (7, 3, b"abcd")
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])
+def test_the_checksum_is_the_crc_32_of_zlib_whoever_computes_it(size):
+    payload = bytes(range(256)) * (size // 256 + 1)
+    value = frame(Kind.BLOCK, 0, 1, [payload[: size // 2], payload[size // 2 : size]])
+    crc_at = HEADER_BYTES - 4
+    expected = zlib.crc32(value[:crc_at] + value[HEADER_BYTES:])
+    assert int.from_bytes(value[crc_at:HEADER_BYTES], "little") == expected
 
 
 def test_any_flipped_bit_of_a_frame_is_noticed():
