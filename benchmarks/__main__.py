@@ -70,6 +70,8 @@ def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
     from benchmarks.runner import Run, run_stages
 
     machine = describe_machine()
+    if machine.gpu is None:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     try:

@@ -32,7 +32,8 @@ def png(results: Results) -> bytes:
             _draw(axes, rows)
             figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
         smoke = " (smoke run: means nothing)" if results.smoke else ""
-        axes.set_title(f"{results.machine.slug}: how many times better than the peer{smoke}", loc="left", weight="bold")
+        title = f"{results.machine.slug}: how many times better than the peer{smoke}"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
