@@ -1,7 +1,7 @@
 """The compiled part of conversion: parsing plain FASTA, hashing what was parsed, noticing ids that were there before.
 
 In: text, and tables that NumPy holds. Out: columns of records. Without a compiler :mod:`dataset.plain_fasta` and
-:mod:`dataset.hash_set` do the same in NumPy, at a fifth of the speed. ``fasta_kernel.cpp`` is compiled once a machine
+:mod:`dataset.hash_set` do the same in NumPy, at a fourth of the speed. ``fasta_kernel.cpp`` is compiled once a machine
 (:mod:`dataset.compiled_code`), in about a second, so it is for files that take longer.
 
 Shape legend: N records or hashes, B buckets, S places of a bucket.
