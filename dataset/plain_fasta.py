@@ -6,7 +6,7 @@ without blanks in sequences. Of such text this gives what dnaio gives, record fo
 holds it to that; anything else (CRLF, a byte order mark, blank lines, what isn't FASTA) is dnaio's.
 
 dnaio's FASTA reader is a loop over lines in Python: 3.8 us for a record of 350 residues in lines of 60. This takes 0.75
-us and, given the compiled kernel (:mod:`dataset.fasta_kernel`), 0.17 us, hashes included (one shared core of an AMD EPYC
+us and, given the compiled kernel (:mod:`dataset.fasta_kernel`), 0.17 us, hashes included (a shared core of an AMD EPYC
 9004). Without the kernel, every byte is looked at in a few vector operations, the places where headers start
 and end are marked, the line feeds between are deleted, and the text is split at the marks.
 
