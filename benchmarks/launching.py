@@ -134,11 +134,17 @@ def _run(command: list[str]) -> None:
         RuntimeError: it failed; its last words are in the message.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    with _ended_with_us(
-        subprocess.Popen(
-            command, cwd=_REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-    ) as process:
+    process = subprocess.Popen(
+        command,
+        cwd=_REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Linux shares cores out by session (sched(7), autogroup), and Ray makes one of its own.
+        start_new_session=True,
+    )
+    with _ended_with_us(process):
         said, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}: {said[-_LAST_WORDS:]}")
