@@ -38,11 +38,11 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 
 def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int | None = None) -> Embedder:
     """Packed batches of whole sequences through our backbone."""
-    from model.embedding import embed
+    from model.embedding import embed, optimize_for_inference
 
     with quiet_transformers():
         model = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
-    backbone = EsmBackbone(model, frozen=True).to(device=device, dtype=dtype)
+    backbone = optimize_for_inference(EsmBackbone(model, frozen=True).to(device), dtype)
     budget = max_tokens or MAX_TOKENS[device]
 
     def run(sequences: Sequence[str]) -> Tensor:

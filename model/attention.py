@@ -101,8 +101,11 @@ def packed_attention(
     if sliding_window is not None or softcap is not None:
         raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped scores")
     causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
+    query_THd, key_THd, value_THd = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     out_THd = attend(
-        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
+        query_THd,
+        key_THd,
+        value_THd,
         cu_seqlens,
         max_seqlen,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
