@@ -12,10 +12,21 @@ import torch
 class WorkerContext(Protocol):
     """What the training loop needs to know of whatever started it."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    device: torch.device
+    @property
+    def rank(self) -> int:
+        """Of this worker, among all."""
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+
+    @property
+    def local_rank(self) -> int:
+        """Of this worker, among those on its machine."""
+
+    @property
+    def device(self) -> torch.device:
+        """What it computes on."""
 
     def report(self, metrics: dict[str, float]) -> None:
         """Tell the launcher how training stands. Every rank calls it equally often: it may be a barrier."""
