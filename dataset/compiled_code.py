@@ -1,7 +1,8 @@
 """Compiles a C++ source on the machine that runs it, once, and keeps what was compiled.
 
-In: a C++ source. Out: the loaded library, or None where it can't be made (no C++ compiler, say): the caller has a
-slower way, and one warning says what is missing.
+In: a C++ source and its constants. Out: the loaded library, or None where it can't be made (no C++ compiler, say): the
+caller has a slower way, and one warning says what is missing. A source includes no header of torch, so that it compiles
+in seconds; one that uses OpenMP runs in torch's own threads, since the loader finds the library that torch brought.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
+_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+_OPENMP_FLAGS = ("-fopenmp",)
 _MACHINE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 """From the fastest to what any compiler takes; the first that compiles is used."""
 
@@ -27,20 +30,25 @@ _COMPILE_TIMEOUT_S = 120
 
 
 @functools.cache
-def load(source: Path) -> ctypes.CDLL | None:
+def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL | None:
     """The library compiled from a source, from the cache where it is there.
 
-    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, compiler and processor, so
-    that machines which share a home folder don't share machine code.
+    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, set of constants, compiler
+    and processor, so that machines which share a home folder don't share machine code.
+
+    Args:
+        source: the C++ file.
+        openmp: compile for several threads, where the compiler can.
+        constants: macros that the source expects.
     """
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         _LOG.warning("no C++ compiler was found, so %s takes a slower way; install g++ or clang++", source.stem)
         return None
     try:
-        library = _cache_folder() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+        library = _cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, openmp, constants)}.so"
         if not library.exists():
-            _compile(compiler, source, library)
+            _compile(compiler, source, library, openmp, constants)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("%s could not be compiled, so a slower way is taken: %s", source.name, _reason(error))
@@ -68,9 +76,14 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="esmeray-kernels-"))
 
 
-def _fingerprint(source: Path, compiler: str) -> str:
+def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    parts = [source.read_text(encoding="utf-8"), version, _processor(), repr(_FLAGS)]
+    parts = [
+        source.read_text(encoding="utf-8"),
+        version,
+        _processor(),
+        repr((_FLAGS, openmp, sorted(constants.items()))),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -83,19 +96,21 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
     """Compile under another name and rename, since several processes may come here at once.
 
     Raises:
         CalledProcessError: the compiler refuses the source with every set of flags.
         OSError: the disk is full.
     """
+    macros = [f"-D{name}={value}" for name, value in constants.items()]
+    tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
     handle, partial = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
-        for number, machine_flags in enumerate(_MACHINE_FLAGS, start=1):
-            command = [compiler, *_FLAGS, *machine_flags, str(source), "-o", partial]
-            last = number == len(_MACHINE_FLAGS)
+        for number, flags in enumerate(tries, start=1):
+            command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", partial]
+            last = number == len(tries)
             done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=_COMPILE_TIMEOUT_S)
             if done.returncode == 0:
                 break

@@ -2,7 +2,7 @@
 
 In: queries, keys and values of all sequences end to end, as the projections give them, and optionally the rotary
 tables: the kernel rotates while it copies a head into its cache, which saves the passes over memory. One call does all
-sequences and heads of a batch. The kernel is ``model/kernels/packed_attention.cpp``.
+sequences and heads of a batch. The kernel is ``cpu_attention.cpp``, compiled for each head size.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -10,12 +10,13 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.kernels import library
+from dataset import compiled_code
 from model.rotary import RotaryTables
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -34,7 +35,12 @@ def kernel_takes(query: Tensor, key: Tensor) -> bool:
     """
     head = query.shape[-1]
     fits = query.device.type == "cpu" and query.dtype in _DTYPES and query.shape == key.shape
-    return fits and head % 2 == 0 and head <= _LARGEST_HEAD and library.load("packed_attention", HEAD=head) is not None
+    return fits and head % 2 == 0 and head <= _LARGEST_HEAD and _kernel(head) is not None
+
+
+def _kernel(head: int) -> ctypes.CDLL | None:
+    """The library for heads of this many channels; compiling it takes seconds, once a machine."""
+    return compiled_code.load(Path(__file__).with_suffix(".cpp"), openmp=True, HEAD=head)
 
 
 @torch.compiler.disable
@@ -108,7 +114,7 @@ def _call(
     rotary: RotaryTables | None,
 ) -> None:
     num_tokens, heads, head = inputs[0].shape
-    kernels = library.load("packed_attention", HEAD=head)
+    kernels = _kernel(head)
     assert kernels is not None  # kernel_takes was asked before
     if cu_seqlens.dtype != torch.int32 or int(cu_seqlens[-1]) != num_tokens:
         raise ValueError(f"cu_seqlens must be int32 and end at {num_tokens}, the number of tokens")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from dataset import compiled_code
 from model import cpu_attention as module
 from model.cpu_attention import cpu_attention, kernel_takes
-from model.kernels import library
 from model.rotary import rotary_tables, rotate
 
 LENGTHS = [5, 1, 64, 130, 17, 16, 200]
@@ -87,12 +87,12 @@ def test_a_processor_without_avx512_gets_the_same(dtype, monkeypatch, tmp_path):
 
     here = run()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_MACHINE_FLAGS", (("-march=x86-64-v3", "-fopenmp"),))
-    library.load.cache_clear()
+    monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (("-march=x86-64-v3",),))
+    compiled_code.load.cache_clear()
     try:
         there = run()
     finally:
-        library.load.cache_clear()
+        compiled_code.load.cache_clear()
     assert all(error(one, other.double()) < TOLERANCES[dtype] for one, other in zip(there, here, strict=True))
 
 

@@ -42,7 +42,7 @@ def test_backbone_settings_reach_the_task(task):
     model = build_model(tiny_section(task, frozen=True), seed=0)
     assert model.backbone.frozen and not model.backbone.training
     model = build_model(tiny_section(task, checkpointing=True), seed=0)
-    assert model.backbone.model.encoder.layer[0].gradient_checkpointing
+    assert model.backbone.gradient_checkpointing
 
 
 @pytest.mark.parametrize(("task", "loss"), [("autoencoder", 4.471039), ("masked_lm", 3.542034)])
