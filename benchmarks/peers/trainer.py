@@ -95,7 +95,7 @@ class _CountingTrainer(Trainer):
     computed_tokens = 0
 
     def _get_train_sampler(self, *arguments: Any, **keywords: Any) -> Any:
-        sampler = super()._get_train_sampler(*arguments, **keywords)
+        sampler: Any = super()._get_train_sampler(*arguments, **keywords)
         group = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return SpreadGroups(sampler, group) if self.args.train_sampling_strategy == "group_by_length" else sampler
 
@@ -131,7 +131,8 @@ class _StepReporter(TrainerCallback):
         now = time.perf_counter()
         self._seconds, self._ended = now - self._ended, now
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        logs = keywords["logs"]
         if "loss" not in logs:
             return
         tokens, computed = self._trainer.take_counts()
