@@ -28,7 +28,7 @@ from dataset.store_format import (
     SampleSource,
     SourceFile,
     StoreManifest,
-    file_sha256,
+    file_xxh128,
 )
 from dataset.store_writer import StoreWriter
 from train_config.errors import DataError
@@ -210,7 +210,7 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
         return False
     if str(path.resolve()) == recorded.path and status.st_mtime_ns == recorded.mtime_ns:
         return True
-    return file_sha256(path) == recorded.sha256
+    return file_xxh128(path) == recorded.xxh128
 
 
 def _describe(source: list[SourceFile] | SampleSource) -> str:

@@ -25,7 +25,7 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
         ResourceError: the node's disk is full or can't be written.
     """
     store = Store(store_path)
-    name = f"{store.path.name}-{store.manifest.data_sha256[:16]}"
+    name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
         if not _is_good(target):

@@ -39,7 +39,7 @@ from dataset.store_format import (
     Frame,
     Kind,
     StoreManifest,
-    file_sha256,
+    file_xxh128,
     index_crc32,
     key_bytes,
     read_manifest,
@@ -164,8 +164,8 @@ class Store:
                 )
             if index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
                 raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {_REMEDY}")
-            if full and file_sha256(data_file) != manifest.data_sha256:
-                raise DataError(f"{data_file}: damaged: its SHA-256 is not the manifest's; {_REMEDY}")
+            if full and file_xxh128(data_file) != manifest.data_xxh128:
+                raise DataError(f"{data_file}: damaged: its checksum is not the manifest's; {_REMEDY}")
         except OSError as error:
             raise DataError(f"{data_file}: can't be read: {error.strerror}; {_REMEDY}") from error
 

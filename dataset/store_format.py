@@ -2,9 +2,9 @@
 
 A store is a folder of two files.
 
-``manifest.json`` is written last. It says what the store holds and carries a SHA-256 of itself, the size and SHA-256 of
-``data.mdb``, and a CRC-32 of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and its
-B-tree), so that a damaged pointer is noticed before LMDB maps the file and follows it out of the map.
+``manifest.json`` is written last. It says what the store holds and carries a SHA-256 of itself, the size and XXH3-128
+of ``data.mdb``, and a CRC-32 of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and
+its B-tree), so that a damaged pointer is noticed before LMDB maps the file and follows it out of the map.
 
 ``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
 :data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a :class:`Frame`: a header of
@@ -29,6 +29,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_config.errors import DataError
@@ -40,7 +41,7 @@ except ImportError:
     from zlib import crc32
 
 FORMAT = "esmeray-store"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LMDB_MAJOR = 0
 """``lib_version`` of py-lmdb for the 0.9 engine; LMDB 1.0 writes another file format."""
 
@@ -129,12 +130,12 @@ class _Record(BaseModel):
 
 
 class SourceFile(_Record):
-    """One file that a store was made of, as it was then; ``sha256`` is that of the bytes on disk, compressed or not."""
+    """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not."""
 
     path: str
     bytes: int
     mtime_ns: int
-    sha256: str
+    xxh128: str
 
 
 class SampleSource(_Record):
@@ -177,7 +178,7 @@ class StoreManifest(_Record):
     """
 
     format: Literal["esmeray-store"] = "esmeray-store"
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     engine: Literal["lmdb-0.9"] = "lmdb-0.9"
     num_records: int
     num_residues: int
@@ -185,7 +186,7 @@ class StoreManifest(_Record):
     alphabet: str
     checksum: str
     data_bytes: int
-    data_sha256: str
+    data_xxh128: str
     page_bytes: int
     index_pages: list[int]
     index_crc32: int
@@ -261,10 +262,10 @@ def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
     return crc
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, hex."""
+def file_xxh128(path: Path) -> str:
+    """XXH3-128 of a file's bytes, hex: notices damage as surely as SHA-256 at ten times its speed; no signature."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -173,6 +173,6 @@ def test_the_checksum_of_a_source_is_that_of_the_file_on_disk(tmp_path, shared_d
     assert sum(len(batch) for batch in source.batches()) == 1678
     (file,) = source.finished
     assert source.bytes_read == source.bytes_total == file.bytes
-    from dataset.store_format import file_sha256
+    from dataset.store_format import file_xxh128
 
-    assert file.sha256 == file_sha256(shared_data / "deeploc_valid.fasta.gz")
+    assert file.xxh128 == file_xxh128(shared_data / "deeploc_valid.fasta.gz")

@@ -209,7 +209,7 @@ STORE_DAMAGES = {
     "truncated": (_truncate, "truncated or replaced"),
     "a flipped byte in its header": (_flip_in_header, "the checksum of its index does not hold"),
     "a changed manifest": (_flip_in_manifest, "its checksum does not hold"),
-    "another format version": (_other_version, "a store of format version 99, this Esmeray reads version 1"),
+    "another format version": (_other_version, "a store of format version 99, this Esmeray reads version 2"),
     "no manifest": (lambda store: (store / MANIFEST_FILE).unlink(), "not a store, it has no manifest.json"),
     "no data": (lambda store: (store / DATA_FILE).unlink(), "can't be read"),
     "no JSON": (lambda store: (store / MANIFEST_FILE).write_text("{"), "not JSON"),

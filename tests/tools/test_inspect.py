@@ -24,7 +24,7 @@ def test_the_report_shows_counts_lengths_composition_and_origin(command, store):
         "residues  126",
         "3 to 120, median 3, mean 42",
         "ACDEFGHIKLMNPQRSTVWYBUZOX",
-        "version 1, lmdb-0.9, 1 blocks",
+        "version 2, lmdb-0.9, 1 blocks",
         "1 final '*' dropped",
         "in.fasta",
         "100 to 199",
@@ -45,7 +45,7 @@ def test_json_holds_the_same_and_more(command, store):
     assert facts["composition"] == {"L": 120, "K": 2, "M": 2, "V": 1, "X": 1}
     assert facts["counts"]["stops_dropped"] == 1
     assert facts["verified"] == "full"
-    assert facts["source"][0]["sha256"]
+    assert facts["source"][0]["xxh128"]
 
 
 def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
