@@ -1,0 +1,192 @@
+"""Measure your own store and say what is slow and what to change.
+
+Runs the stages from the store to the model's output: reading, tokenizing, packing, loading by 0, 1 and 2 loader
+processes, inference across token budgets and precisions, and the whole pipeline with the share of time that the
+model waits for data. Prints a table of each and then advice: keys to set, with the ratio that speaks for it, only where
+every round agrees. Nothing is trained, and the store is only read. Runs on a GPU where there is one.
+
+A folder is written: benchmark.png and benchmark.json, with every sample. Close what else uses the machine; variants
+take turns, so that ratios hold even where times don't. The page cache is taken as it is: 'for the first time' is what
+the first epoch reads at, from the disk if the store has not been read lately.
+
+Examples:
+  python -m tools benchmark uniref50_store
+  python -m tools benchmark uniref50_store --model esm2_t30_150M --seconds 300
+  python -m tools benchmark uniref50_store --model facebook/esm2_t12_35M_UR50D
+  python -m tools benchmark uniref50_store --json | jq -r '.advice[]'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from dataset.store import Store
+from train_config.errors import ConfigError
+from train_config.schema import BackboneSection, DataSection
+
+_UNWRAPPED_WIDTH = 10_000
+_PACKING_BUDGETS = (1_024, 32_768)
+_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.25, "inference": 0.65, "loading": 0.8, "pipeline": 1.0}
+"""When each stage is to end, as a share of the time there is."""
+
+
+class Arguments(BaseModel):
+    """What to measure, and for how long."""
+
+    store: Annotated[str, tyro.conf.Positional] = Field(description="Folder of the store.")
+    model: str = Field(
+        BackboneSection().source,
+        description="As model.backbone.source: a size with random weights, a local folder, or a hub name.",
+    )
+    max_length: int = Field(
+        DataSection().max_length, gt=0, description="Residues; longer sequences are cropped, as by data.max_length."
+    )
+    seconds: float = Field(
+        60.0, gt=0, description="Time for all stages. Large models take at least a round of each, whatever it takes."
+    )
+    output: Path | None = Field(None, description="Folder of the results. Default: benchmark-STORE, here.")
+    json_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="json")] = Field(
+        False, description="Print one JSON object in place of the tables."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Open a store, measure, print and draw."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools benchmark", description=__doc__)
+    store = Store(Path(arguments.store))
+    output = arguments.output or Path(f"benchmark-{store.path.name}")
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output: {output} is a file; give a folder")
+    facts, stages, picture = measured(arguments, store)
+    output.mkdir(parents=True, exist_ok=True)
+    _replace(output / "benchmark.json", (json.dumps(facts, indent=1) + "\n").encode())
+    _replace(output / "benchmark.png", picture)
+    if arguments.json_:
+        print(json.dumps(facts, indent=1))
+        return 0
+    from tools._benchmark.report import advice_text, tables
+
+    # Into a file or pipe nothing is wrapped.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console.print(Text(_heading(facts)), Text(), tables(stages), sep="\n")
+    console.print(advice_text(facts["slow"], facts["advice"]))
+    console.print(Text(f"\nwritten: {output}/benchmark.png and benchmark.json"))
+    return 0
+
+
+def measured(arguments: Arguments, store: Store) -> tuple[dict[str, Any], list[Any], bytes]:
+    """Run the stages.
+
+    Returns:
+        Everything as plain values, the stages, and the picture.
+
+    Raises:
+        DataError: the store is damaged, or the model's weights are.
+        ConfigError, ResourceError: the model can't be had.
+    """
+    import torch  # here, so that --help answers at once
+
+    from tools._benchmark.advice import advise, slowest
+    from tools._benchmark.measuring import Clock
+    from tools._benchmark.picture import png
+    from tools._benchmark.report import stage_facts
+    from tools._benchmark.subject import Subject
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backbone = BackboneSection(source=arguments.model)
+    with _progress(arguments.seconds) as show:
+        subject = Subject(store, backbone, arguments.max_length, device, Clock(arguments.seconds), show)
+        stages = {stage.name: stage for stage in run_stages(subject)}
+    tokens_N = subject.tokens_of(subject.some_records())
+    tokens_per_record = float(tokens_N.mean())
+    facts = {
+        "store": str(store.path),
+        "records": len(store),
+        "longest_tokens": subject.longest_tokens,
+        "cropped_share": float((store.lengths > arguments.max_length).mean()),
+        "tokens_per_record": tokens_per_record,
+        "model": arguments.model,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "seconds": round(subject.clock.passed_s, 1),
+        "slow": slowest(stages, tokens_per_record),
+        "advice": advise(stages),
+        "stages": {name: stage_facts(stage) for name, stage in stages.items()},
+    }
+    title = f"{store.path.name}: {arguments.model} on {facts['device']}"
+    return facts, list(stages.values()), png(stages, title, tokens_per_record)
+
+
+def run_stages(subject: Any) -> Iterator[Any]:
+    """Each stage in turn; the last takes the budget and precision that were fastest.
+
+    Args:
+        subject: a :class:`~tools._benchmark.subject.Subject`.
+
+    Yields:
+        :class:`~tools._benchmark.measuring.StageResult`.
+    """
+    from tools._benchmark import data_stages, model_stages
+    from tools._benchmark.advice import best_inference, reference_budget
+
+    subject.show("loading the model")
+    models = model_stages.load_models(subject)
+    yield data_stages.reading(subject, _SHARES["reading"])
+    yield data_stages.tokenizing(subject, _SHARES["tokenizing"])
+    budgets = subject.budgets(*_PACKING_BUDGETS)
+    yield data_stages.packing(subject, budgets, _SHARES["packing"])
+    inference = model_stages.inference(subject, models, _SHARES["inference"])
+    yield inference
+    yield data_stages.loading(subject, reference_budget(inference.rows), _SHARES["loading"])
+    best = best_inference(inference)
+    precision, budget = str(best.settings["precision"]), int(best.settings["batch.tokens"])
+    yield model_stages.pipeline(subject, models, precision, budget, _SHARES["pipeline"])
+
+
+def _heading(facts: dict[str, Any]) -> str:
+    cropped = f", {100 * facts['cropped_share']:.1f} % cropped" if facts["cropped_share"] else ""
+    return (
+        f"{facts['store']}: {facts['records']:,} records, {facts['tokens_per_record']:,.0f} tokens each on average, "
+        f"{facts['longest_tokens']:,} the longest{cropped}; {facts['model']} on {facts['device']}, "
+        f"torch {facts['torch']}; took {facts['seconds']:.0f} s"
+    )
+
+
+@contextmanager
+def _progress(seconds: float) -> Iterator[Callable[[str], None]]:
+    """A line on stderr with what is being measured, where stderr is a terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=seconds)
+
+        def show(text: str) -> None:
+            bar.update(task, description=escape(text), completed=bar.tasks[0].elapsed or 0.0)
+
+        yield show
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write under a temporary name and rename, so that no half of it is ever seen."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
