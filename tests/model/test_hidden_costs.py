@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import pack_sequences
 from model import encoder
 from model.embedding import embed, optimize_for_inference
@@ -48,11 +49,15 @@ def calls(monkeypatch):
     return counted
 
 
+def batch_of(sequences: int) -> PackedBatch:
+    """600 residues in so many sequences."""
+    return masked_batch(random_sequences([600 // sequences] * sequences), [0.2] * sequences)
+
+
 def step(model, sequences: int) -> Counter[str]:
-    """The operators of a forward and backward pass over 600 residues in so many sequences."""
-    batch = masked_batch(random_sequences([600 // sequences] * sequences), [0.2] * sequences)
+    """The operators of a forward and backward pass over 600 residues."""
     with Operators() as operators:
-        model(batch).loss_sum.backward()
+        model(batch_of(sequences)).loss_sum.backward()
     return operators.counts
 
 
@@ -75,6 +80,21 @@ def test_embedding_in_more_batches_adds_the_same_operators_for_each():
             embed(backbone, ["ACDEFGHIKL" * 5] * (8 * batches), max_tokens=8 * 52)
         counts.append(sum(operators.counts.values()))
     assert counts[2] - counts[1] == counts[1] - counts[0] > 0
+
+
+def test_a_compiled_model_is_traced_for_no_further_shape(masked_lm):
+    counters = torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+    counters.clear()
+    masked_lm.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
+    graphs = []
+    try:
+        for sequences in (2, 3, 4, 5, 6, 10):
+            masked_lm(batch_of(sequences)).loss_sum.backward()
+            graphs.append(counters["unique_graphs"])
+    finally:
+        torch._dynamo.reset()
+    assert graphs[-1] == graphs[1] > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
