@@ -1,10 +1,18 @@
 """Peak memory is that of the steps, not of what came before."""
 
+import psutil
+import pytest
 import torch
 
 from benchmarks.training_memory_meter import MemoryMeter
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def no_loader_processes(monkeypatch):
+    """The processes of other tests, a Ray cluster say, are children of this one too."""
+    monkeypatch.setattr(psutil.Process, "children", lambda self: [])
 
 
 def test_memory_taken_and_given_back_during_the_steps_counts():
