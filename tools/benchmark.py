@@ -39,7 +39,7 @@ from train_config.schema import BackboneSection, DataSection
 
 _UNWRAPPED_WIDTH = 10_000
 _PACKING_BUDGETS = (1_024, 32_768)
-_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.25, "inference": 0.65, "loading": 0.8, "pipeline": 1.0}
+_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.58, "loading": 0.7, "pipeline": 1.0}
 """When each stage is to end, as a share of the time there is."""
 
 

@@ -171,7 +171,7 @@ def _workers(rows: Sequence[Row]) -> list[tuple[float, str]]:
     by_number = {int(row.settings["data.num_workers"]): row for row in rows if row.rounds >= LEAST_ROUNDS}
     default = DataSection().num_workers
     if default not in by_number:
-        return []
+        return [(0.0, "data.num_workers: too few rounds to say; --seconds gives more")] if rows else []
     now, none = by_number[default], by_number.get(0)
     fastest = max(by_number.values(), key=lambda row: row.median(TOKENS))
     number, found = int(fastest.settings["data.num_workers"]), ratio(fastest, now)

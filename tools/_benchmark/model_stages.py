@@ -34,7 +34,7 @@ BUDGETS = {"cpu": (1_024, 32_768), "cuda": (4_096, 131_072)}
 PIECE_S = 0.4
 """Time of a round of the whole pipeline, or of a batch where that takes longer."""
 
-_SETTLING_BATCHES = 2
+_SETTLING_BATCHES = 1
 _TRIALS = 3
 
 Models: TypeAlias = dict[str, EsmBackbone]
