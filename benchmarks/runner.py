@@ -86,7 +86,7 @@ def _run_stage(stage: Stage, run: Run, line: Line) -> None:
                     line.doing(f"{name} · {what}")
 
                 measured = measure_case(case, device, QUICK if run.quick else FULL, show)
-                _keep(case_result(stage, case, measured, device, origin), run)
+                _keep(case_result(stage, case, measured, device, origin), run, stage)
 
 
 def _origin(stage: Stage, run: Run) -> Origin:
@@ -99,12 +99,14 @@ def _origin(stage: Stage, run: Run) -> Origin:
     )
 
 
-def _keep(case: CaseResult, run: Run) -> None:
+def _keep(case: CaseResult, run: Run, stage: Stage) -> None:
     """Write the results with this case among them, and say what it gave."""
     results = merged(read_results(run.output, run.machine), [case], stage_names())
     write_results(run.output, results)
     replace_file(run.output / "results.md", markdown(results).encode())
     replace_file(run.output / "results.png", png(results))
+    for name, content in stage.files(results).items():
+        replace_file(run.output / name, content)
     print("\n".join(_lines(case)), flush=True)
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from benchmarks.results import Results
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Facts: TypeAlias = dict[str, float | int | str | bool]
@@ -134,6 +137,7 @@ class Stage:
         comparisons: the rows of the table, of all devices.
         packages: import names of the peers, which must be installed (``make bench``).
         distributions: names of the packages whose versions are recorded beside torch and numpy.
+        files: makes further files of the results' folder, content by name, out of all results; called after each case.
     """
 
     name: str
@@ -142,3 +146,4 @@ class Stage:
     comparisons: tuple[Comparison, ...]
     packages: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
+    files: Callable[[Results], Mapping[str, bytes]] = lambda _: {}
