@@ -6,7 +6,8 @@ weights as inference runs it; a sequence length is measured with sequences that 
 proteins cropped at 1022. Loader processes prepare masked LM batches of 8,192 tokens.
 
 Memory is that of a fresh process that opens a store, plans an epoch of training and loads 50 batches. Its resident set
-counts the pages of the store that it has read, which the kernel takes back when it needs them; its own memory does not.
+counts the pages of the store that are mapped, which the kernel takes back when it needs them; its own memory does
+not. Time is taken with the store in the page cache.
 The stores are made of the sample generator's records. It makes 15,000 records/s, which would take eleven minutes
 for 10 million, so 20,000 are generated and repeated with ids of their own, written as FASTA and converted like
 any file; the conversion runs in a process of its own, whose peak is measured too. Stores are removed once measured.
@@ -60,6 +61,7 @@ BY_PROCESSES = "loading by loader processes"
 RESIDENT = "resident memory by store size"
 OWN = "own memory by store size"
 CONVERTING = "memory of converting by store size"
+OPENING = "opening time by store size"
 PLANNING = "planning time by store size"
 
 
@@ -179,7 +181,7 @@ def _store_cases(setting: Setting) -> Iterator[Case]:
             yield from _by_processes(store, setting, {"records of the store": size})
     facts["batches loaded"] = batches
     yield _store_case(CONVERTING, "MB", {size: partial(float, peak) for size, peak in converting.items()}, 1, facts)
-    for name, unit in ((RESIDENT, "MB"), (OWN, "MB"), (PLANNING, "s")):
+    for name, unit in ((RESIDENT, "MB"), (OWN, "MB"), (OPENING, "s"), (PLANNING, "s")):
         points = {size: partial(of_size.value, name) for size, of_size in probes.items()}
         yield _store_case(name, unit, points, STORE_ROUNDS, facts)
 

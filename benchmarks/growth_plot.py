@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, NullLocator
 
-from benchmarks.growth import BY_BUDGET, BY_LENGTH, BY_PROCESSES, BY_SIZE, CONVERTING, OWN, PLANNING, RESIDENT
+from benchmarks.growth import BY_BUDGET, BY_LENGTH, BY_PROCESSES, BY_SIZE, CONVERTING, OPENING, OWN, PLANNING, RESIDENT
 from benchmarks.results import CaseResult, Results
 
 _COLOURS = ("#7a8793", "#2a6fbb", "#e08214")
@@ -53,7 +53,12 @@ PANELS = (
         "records of the store",
         {"training: resident, with the store's pages": RESIDENT, "training: its own": OWN, "converting": CONVERTING},
     ),
-    Panel("Planning an epoch", "records of the store", {"time": PLANNING}, proportional=True),
+    Panel(
+        "Time until the first batch",
+        "records of the store",
+        {"planning an epoch": PLANNING, "opening, from the page cache": OPENING},
+        proportional=True,
+    ),
 )
 
 
@@ -148,7 +153,7 @@ def _curve(axes: Axes, points: Sequence[Point], label: str, colour: str) -> None
 def _proportional(axes: Axes, points: Sequence[Point]) -> None:
     last = points[-1]
     ends = [points[0].x, last.x]
-    label = "proportional to records"
+    label = "proportional"
     axes.plot(ends, [last.median * x / last.x for x in ends], "--", color="#999999", linewidth=1, label=label)
 
 

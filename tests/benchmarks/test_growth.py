@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from benchmarks.growth import OWN, PLANNING, RECORDS, RESIDENT, STAGE
+from benchmarks.growth import OPENING, OWN, PLANNING, RECORDS, RESIDENT, STAGE
 from benchmarks.growth_plot import PANELS, number_of, png, points_json, points_of
 from benchmarks.growth_process import Probes, convert_in_process
 from benchmarks.proteins import write_fasta
@@ -64,8 +64,9 @@ def test_a_store_is_made_and_trained_from_in_processes_that_several_values_share
     assert len(Store(store)) == 300
     assert len({Store(store).id(index) for index in range(300)}) == 300
     probes = Probes(store, 1, report)
-    found = {name: probes.value(name) for name in (RESIDENT, OWN, PLANNING)}
+    found = {name: probes.value(name) for name in (RESIDENT, OWN, OPENING, PLANNING)}
     assert found[RESIDENT] >= found[OWN] > 0
+    assert found[OPENING] > 0
     assert found[PLANNING] > 0
     assert len(probes._found) == 1
     assert not report.exists()
