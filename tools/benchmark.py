@@ -18,11 +18,12 @@ Examples:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,12 +69,10 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools benchmark", description=__doc__)
     store = Store(Path(arguments.store))
     output = arguments.output or Path(f"benchmark-{store.path.name}")
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"--output: {output} is a file; give a folder")
-    facts, stages, picture = measured(arguments, store)
-    output.mkdir(parents=True, exist_ok=True)
-    _replace(output / "benchmark.json", (json.dumps(facts, indent=1) + "\n").encode())
-    _replace(output / "benchmark.png", picture)
+    with _folder(output):
+        facts, stages, picture = measured(arguments, store)
+        _replace(output / "benchmark.json", (json.dumps(facts, indent=1) + "\n").encode())
+        _replace(output / "benchmark.png", picture)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
         return 0
@@ -180,6 +179,22 @@ def _progress(seconds: float) -> Iterator[Callable[[str], None]]:
             bar.update(task, description=escape(text), completed=bar.tasks[0].elapsed or 0.0)
 
         yield show
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make the folder before a minute is spent on what goes into it; removed again where nothing came."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"--output: {path} can't be written: {error.strerror}; give another folder") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it holds something, as it should
+            path.rmdir()
 
 
 def _replace(path: Path, content: bytes) -> None:

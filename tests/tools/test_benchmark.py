@@ -79,6 +79,12 @@ def test_an_unknown_model_is_a_usage_error(command, store, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_measuring(command, store):
+    outcome = command("benchmark", store, "--output", store / "manifest.json")
+    assert outcome.code == 2
+    assert "can't be written: File exists" in outcome.err
+
+
 def test_help_teaches_by_example(command):
     outcome = command("benchmark", "--help")
     assert outcome.code == 0
