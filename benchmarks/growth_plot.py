@@ -15,13 +15,16 @@ from typing import NamedTuple
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from benchmarks.growth import BY_BUDGET, BY_LENGTH, BY_PROCESSES, BY_SIZE, CONVERTING, OPENING, OWN, PLANNING, RESIDENT
 from benchmarks.results import CaseResult, Results
 
 _COLOURS = ("#7a8793", "#2a6fbb", "#e08214")
-_SHORT = EngFormatter(sep="", places=None)
+_SHORT = EngFormatter(sep="")
+_WRITTEN_OUT = 200_000
+"""Below this places are written out: 1,024 is no 1.024k."""
+
 _SUFFIXES = {"": 1.0, "M": 1e6, "B": 1e9}
 
 
@@ -162,6 +165,7 @@ def _scale(axes: Axes, log: bool, points: Sequence[Point]) -> None:
     if log and points:
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
         low, high = min(point.low for point in points), max(point.high for point in points)
         axes.set_ylim(low / 1.6, high * 1.6)
@@ -169,5 +173,9 @@ def _scale(axes: Axes, log: bool, points: Sequence[Point]) -> None:
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(_SHORT)
+    axes.xaxis.set_major_formatter(FuncFormatter(_place))
     axes.yaxis.set_major_formatter(_SHORT)
+
+
+def _place(value: float, _: int | None = None) -> str:
+    return f"{value:,.0f}" if value < _WRITTEN_OUT else _SHORT(value)
