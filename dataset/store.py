@@ -3,39 +3,37 @@
 In: a folder that :mod:`dataset.conversion` made. Out: read-only NumPy views of the memory-mapped file. What the files
 hold is described in :mod:`dataset.store_format`.
 
-Nothing is mapped before the file's size, its meta pages and its B-tree have been checked, because LMDB follows what
-stands there, and a truncated or damaged file would end the process by a signal. Each block's CRC-32 is checked when
-a process first reads it.
+Nothing is mapped before the file's size, its meta pages and its B-tree have been checked: a truncated file would end
+the process by a signal. Each block's CRC-32 is checked when a process first reads it.
 
-LMDB is asked once per process where every value lies, then closed again; the views are of a map of our own. py-lmdb's
-views die with its environment without notice, and py-lmdb 3.0 refuses, in a forked child, to open a file that the
-parent had open: both would make a view that was taken before a fork, or kept too long, end the process. A map of
-Python's lives as long as its last view. It is opened when first needed, shared by the stores of one file, and never
-carried over to another process by a fork or a pickle.
+The map is our own, and :mod:`dataset.lmdb_index` says where the values lie in it. py-lmdb would read all of them to say
+so; its views die with its environment without notice, and py-lmdb 3.0 refuses, in a forked child, to open a file that
+the parent had open. A map of Python's lives as long as its last view. It is opened when first needed, shared by the
+stores of one file, and never carried over to another process by a fork or a pickle.
 
 Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
+import struct
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.lmdb_index import find_values
 from dataset.store_format import (
     DATA_FILE,
     HEADER_BYTES,
-    LMDB_MAJOR,
     Frame,
     Kind,
     StoreManifest,
@@ -195,11 +193,10 @@ class _OpenFile:
         self._map = _map_file(path, manifest)
         self._bytes = memoryview(self._map)
         try:
-            self._extents = _find_values(path, manifest)
-        except (lmdb.Error, ValueError) as error:
+            self._extents = find_values(self._bytes, manifest.page_bytes, manifest.index_pages)
+        except (struct.error, ValueError) as error:
             raise self._damaged(str(error)) from error
         self.lengths = self._array(Kind.LENGTHS, "<u4", manifest.num_records)
-        self.hashes = self._array(Kind.HASHES, "<u8", manifest.num_records)
         starts_B = self._array(Kind.STARTS, "<u8", manifest.num_blocks).astype(np.int64)
         self._starts: list[int] = starts_B.tolist()
         self._starts_B = starts_B
@@ -208,6 +205,11 @@ class _OpenFile:
         self._offsets_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
         # The number that starts at any byte: offsets lie wherever LMDB has put their block.
         self._numbers = np.ndarray((manifest.data_bytes - 3,), dtype="<u4", buffer=self._bytes, strides=(1,))
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """(N,) uint64; read when first asked for, which loader processes never do."""
+        return self._array(Kind.HASHES, "<u8", self._manifest.num_records)
 
     def find(self, index: int) -> tuple[_Block, int]:
         """The block of a record and the record's place in it."""
@@ -304,36 +306,6 @@ def _map_file(path: Path, manifest: StoreManifest) -> mmap.mmap:
     return mapped
 
 
-def _find_values(path: Path, manifest: StoreManifest) -> dict[bytes, tuple[int, int]]:
-    """Offset in data.mdb and size in bytes of every value, by key.
-
-    Raises:
-        lmdb.Error: LMDB can't read the file.
-        ValueError: a value lies outside the file.
-    """
-    extents = {}
-    with (
-        lmdb.open(str(path), readonly=True, create=False, lock=False, lib_version=LMDB_MAJOR) as environment,
-        environment.begin(buffers=True) as transaction,
-    ):
-        base = None
-        for key, value in transaction.cursor():
-            address = np.frombuffer(value, dtype=np.uint8).__array_interface__["data"][0]
-            if base is None:
-                base = _map_base(address, manifest.page_bytes)
-            extents[bytes(key)] = (address - base, len(value))
-    for offset, num_bytes in extents.values():
-        if offset < 0 or offset + num_bytes > manifest.data_bytes:
-            raise ValueError("its index points outside the file")
-    return extents
-
-
-def _map_base(address: int, page_bytes: int) -> int:
-    """Where LMDB has mapped the file, from the address of a value: each page starts with its own number (MDB_page)."""
-    page = address - address % page_bytes
-    return page - page_bytes * int.from_bytes(ctypes.string_at(page, 8), "little")
-
-
 # By process, device and inode, for as long as some store uses it. A store that was replaced is another file.
 _OPEN_FILES: weakref.WeakValueDictionary[tuple[int, int, int], _OpenFile] = weakref.WeakValueDictionary()
 _OPENING = threading.Lock()
@@ -343,7 +315,7 @@ def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
     try:
         status = (path / DATA_FILE).stat()
         key = (os.getpid(), status.st_dev, status.st_ino)
-        with _OPENING:  # LMDB refuses to open one file twice at the same time
+        with _OPENING:
             opened = _OPEN_FILES.get(key)
             if opened is None:
                 opened = _OPEN_FILES[key] = _OpenFile(path, manifest)

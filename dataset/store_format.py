@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dataset.lmdb_index import OVERFLOW_PAGE, PAGE_HEADER
 from train_config.errors import DataError
 from train_config.schema import IngestSection
 
@@ -57,10 +58,6 @@ _MAGIC = b"ESMR"
 _HEADER = struct.Struct("<4sHHQQQII")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = HEADER_BYTES - 4
-
-_PAGE_HEADER = struct.Struct("<QHHI")
-_OVERFLOW_PAGE = 0x04
-"""P_OVERFLOW of LMDB 0.9's mdb.c: the first page of a value too large for the B-tree, with its count of pages."""
 
 
 class Kind(IntEnum):
@@ -243,8 +240,8 @@ def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
         page = 0
         while page < num_pages:
             file.seek(page * page_bytes)
-            _, _, flags, overflow_pages = _PAGE_HEADER.unpack(file.read(_PAGE_HEADER.size))
-            if flags & _OVERFLOW_PAGE:
+            _, _, flags, overflow_pages = PAGE_HEADER.unpack(file.read(PAGE_HEADER.size))
+            if flags & OVERFLOW_PAGE:
                 page += max(overflow_pages, 1)
             else:
                 pages.append(page)

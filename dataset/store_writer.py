@@ -47,7 +47,7 @@ DEFAULT_MAP_SIZE_BYTES = 1 << 30
 """Address space, not disk: LMDB's file is as large as what was written."""
 
 TRANSACTION_BYTES = 1 << 20
-"""What is gathered while the transaction before it is written: more of it leaves the cache, and takes a fourth longer."""
+"""What is gathered while the one before is written. More of it leaves the cache, and takes a fourth longer."""
 
 
 class _Value(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import pickle
 import random
@@ -11,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pytest
 import xxhash
@@ -151,8 +151,8 @@ def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
 def test_the_map_is_opened_when_first_needed_and_once(pristine_store, tmp_path, monkeypatch):
     path = make_store(tmp_path, [("a", "MKV")])
     opened = []
-    real_open = lmdb.open
-    monkeypatch.setattr(lmdb, "open", lambda path, **options: opened.append(path) or real_open(path, **options))
+    real_map = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda *args, **options: opened.append(args) or real_map(*args, **options))
     stores = [Store(path), Store(path)]
     assert not opened
     for store in stores:
@@ -235,7 +235,7 @@ def test_a_truncated_store_is_refused_before_it_is_mapped(store_path, left, monk
     data_file = store_path / DATA_FILE
     size = data_file.stat().st_size
     os.truncate(data_file, left if left >= 0 else size + left)
-    monkeypatch.setattr("dataset.store.lmdb.open", lambda *_, **__: pytest.fail("mapped"))
+    monkeypatch.setattr("dataset.store.mmap.mmap", lambda *_, **__: pytest.fail("mapped"))
     with pytest.raises(DataError, match="truncated or replaced"):
         Store(store_path)
 
