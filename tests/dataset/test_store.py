@@ -170,6 +170,8 @@ def test_a_checksum_is_computed_once_a_block(pristine_store, store_path, monkeyp
     store = Store(store_path)
     for index in range(len(store)):
         store.sequence(index), store.id(index)
+    assert len(checked) == store.manifest.num_blocks + 2  # lengths, and where blocks start
+    assert len(store.sequence_hashes) == len(store.sequence_hashes) == len(store)
     assert len(checked) == store.manifest.num_blocks + 3
 
 
