@@ -44,7 +44,7 @@ TUNED = "transformers tuned by hand"
 FAIR_ESM = "fair-esm extract"
 PEAK = "bf16 matrix product"
 
-CASES = {"ESM-2 8M": ("esm2_t6_8M", 4), "ESM-2 35M": ("esm2_t12_35M", 3)}
+CASES = {"ESM-2 8M": ("esm2_t6_8M", 3), "ESM-2 35M": ("esm2_t12_35M", 3)}
 LARGE_CASE, LARGE_SIZE = "ESM-2 650M", "esm2_t33_650M"
 PEAK_SIZE, PEAK_REPEATS = 8192, 20
 

@@ -21,7 +21,7 @@ AGREEMENT = 0.02
 
 REPEATS_PER_MEDIAN = 3
 MOST_MEDIANS = 6
-MOST_WARM_UP_S = 90.0
+MOST_WARM_UP_S = 30.0
 """Bounds of the warm-up of one contender, whichever is met first. Two medians are always taken."""
 
 
