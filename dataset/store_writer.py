@@ -60,6 +60,9 @@ class _Value(NamedTuple):
     parts: list[bytes | memoryview]
 
 
+REOPEN_BYTES = 16 << 20
+
+
 class StoreWriter:
     """Writes one store into an empty folder."""
 
@@ -73,15 +76,8 @@ class StoreWriter:
         """
         self._folder = folder
         self._target = target
-        # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
-        self._environment = lmdb.open(
-            str(folder),
-            map_size=map_size_bytes or DEFAULT_MAP_SIZE_BYTES,
-            lock=False,
-            sync=False,
-            metasync=False,
-            lib_version=LMDB_MAJOR,
-        )
+        self._environment = self._open(map_size_bytes or DEFAULT_MAP_SIZE_BYTES)
+        self._mapped_bytes = 0
         self._thread = ThreadPoolExecutor(1, "store-writer")
         self._writing: Future[None] | None = None
         self._pending: list[_Value] = []
@@ -198,10 +194,27 @@ class StoreWriter:
                 with self._disk(), self._environment.begin(write=True) as transaction:
                     for key, kind, first, num_items, parts in values:
                         transaction.put(key, frame(kind, first, num_items, parts), append=True)
-                return
+                break
             except lmdb.MapFullError:
                 # The transaction was rolled back as a whole.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+        self._mapped_bytes += sum(len(part) for value in values for part in value.parts)
+        if self._mapped_bytes >= REOPEN_BYTES:
+            self._unmap()
+
+    def _open(self, map_size: int) -> lmdb.Environment:
+        # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
+        return lmdb.open(
+            str(self._folder), map_size=map_size, lock=False, sync=False, metasync=False, lib_version=LMDB_MAJOR
+        )
+
+    def _unmap(self) -> None:
+        """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
+        map_size = self._environment.info()["map_size"]
+        self._environment.close()
+        with self._disk():
+            self._environment = self._open(map_size)
+        self._mapped_bytes = 0
 
     def _sync(self) -> None:
         with self._disk():
