@@ -226,6 +226,8 @@ def main() -> None:
     _make_single_process_group()
     workload, lines, folder, sampling = sys.argv[1:]
     train(Workload.from_json(workload), StepLines(lines), folder, sampling)
+    sys.stdout.flush()
+    os._exit(0)  # all steps are told; on the way out gloo's threads now and then abort ("terminate called")
 
 
 if __name__ == "__main__":
