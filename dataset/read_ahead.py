@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 import xxhash
 from xopen import xopen
 
+from dataset.background_thread import BackgroundThread
 from dataset.fasta_places import DECOMPRESSION_ERRORS, damage
 from dataset.store_format import SourceFile
 from train_config.errors import DataError
@@ -63,9 +64,9 @@ class ReadAhead:
             # threads=0: xopen decompresses in this process, where a truncated file is an error.
             buffered = io.BufferedReader(self._raw, _RAW_CHUNK_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
-            self._thread = opened.enter_context(ThreadPoolExecutor(1, "read-ahead"))
+            self._thread = opened.enter_context(closing(BackgroundThread[_Chunk]()))
             self._held = opened.pop_all()
-        self._next = self._start()
+        self._begin()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -84,13 +85,13 @@ class ReadAhead:
             DataError: its compression is damaged.
         """
         try:
-            text, self.bytes_read = self._next.result()
+            text, self.bytes_read = self._thread.wait()
         except DECOMPRESSION_ERRORS as error:
             if getattr(error, "errno", None) is not None:
                 raise  # the system's own refusal, not a decompressor's
             raise DataError(damage(self._path, error)) from error
         if text:
-            self._next = self._start()
+            self._begin()
         return text
 
     def source_file(self) -> SourceFile:
@@ -102,9 +103,9 @@ class ReadAhead:
             xxh128=self._raw.checksum.hexdigest(),
         )
 
-    def _start(self) -> Future[_Chunk]:
+    def _begin(self) -> None:
         self._buffers.reverse()
-        return self._thread.submit(self._fill, self._buffers[0])
+        self._thread.begin(partial(self._fill, self._buffers[0]))
 
     def _fill(self, buffer: memoryview) -> _Chunk:
         size = 0

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ import lmdb
 import numpy as np
 
 from dataset.alphabet import STORE_ALPHABET
+from dataset.background_thread import BackgroundThread
 from dataset.ingest import CleanBlock
 from dataset.publishing import disk_full
 from dataset.store_format import (
@@ -78,8 +79,7 @@ class StoreWriter:
         self._target = target
         self._environment = self._open(map_size_bytes or DEFAULT_MAP_SIZE_BYTES)
         self._mapped_bytes = 0
-        self._thread = ThreadPoolExecutor(1, "store-writer")
-        self._writing: Future[None] | None = None
+        self._thread: BackgroundThread[None] = BackgroundThread()
         self._pending: list[_Value] = []
         self._pending_bytes = 0
         self._num_records = 0
@@ -124,17 +124,17 @@ class StoreWriter:
         self._put_array(Kind.HASHES, hashes)
         self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
-        syncing = self._thread.submit(self._sync)  # meanwhile what was written is read back out of the page cache
+        self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
         checksum = content_checksum(lengths, hashes, self._ids_sha256.digest())
         manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
-        syncing.result()
+        self._thread.wait()
         self.close()
         (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
         """Let go of data.mdb, finished or not."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
         self._environment.close()
 
     def _describe(
@@ -169,7 +169,7 @@ class StoreWriter:
         _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
         self._put(_Value(kind.key, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # by itself: these values are the only ones that grow with the store
-        self._wait()
+        self._thread.wait()
 
     def _put(self, value: _Value, num_bytes: int) -> None:
         self._pending.append(value)
@@ -179,13 +179,8 @@ class StoreWriter:
 
     def _commit(self) -> None:
         """Have what is pending written as one transaction, once the one before it is."""
-        self._wait()
-        self._writing = self._thread.submit(self._write, self._pending)
+        self._thread.begin(partial(self._write, self._pending))
         self._pending, self._pending_bytes = [], 0
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
 
     def _write(self, values: list[_Value]) -> None:
         """One transaction, again with a larger map for as long as it does not fit."""

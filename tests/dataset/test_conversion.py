@@ -7,17 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import dnaio
 import pytest
 
+from dataset import background_thread, read_ahead, store_writer
 from dataset.conversion import convert, ensure_store
 from dataset.progress import ConversionProgress
 from dataset.sample import sample_records
 from dataset.store import Store
 from dataset.store_format import DATA_FILE, MANIFEST_FILE
 from tests.conftest import REPOSITORY
+from tests.dataset.interrupting import interrupted_at
 from tests.dataset.store_fixtures import write_fasta
 from train_config.errors import DataError
 from train_config.schema import DataSection, IngestSection, SampleSection
@@ -129,6 +133,17 @@ def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_
     assert killed > 5
     assert leftovers <= 1, "each conversion sweeps what the one before it left"
     assert after == "['measured', 'store']"
+
+
+def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
+    conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
+    for line in count(1, 7):
+        if not interrupted_at(line, conversion, modules=(background_thread, read_ahead, store_writer)):
+            break
+        assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
+    assert line > 100
+    assert contents(tmp_path / "store") == [("a", "MKV"), ("b", "MKL")]
 
 
 def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):

@@ -1,0 +1,85 @@
+"""A thread that does one thing at a time beside the main one, which may be interrupted at any point.
+
+In: functions. Out: what they return or raise, when asked.
+
+Ctrl-C raises KeyboardInterrupt in the main thread between any two calls, also within Python's own
+``Condition.__enter__`` once its lock is taken: the thread of an executor, or one that :mod:`threading` is about to
+start, then waits for that lock for ever, and the process for the thread (cpython issue 29988). Here the two share
+nothing but queues written in C.
+"""
+
+from __future__ import annotations
+
+import _thread
+import queue
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar, cast
+
+_Returned = TypeVar("_Returned")
+
+
+class _Outcome(NamedTuple, Generic[_Returned]):
+    value: _Returned | None
+    error: BaseException | None
+
+
+class BackgroundThread(Generic[_Returned]):
+    """One thread, one task at a time. To be closed."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], _Returned] | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[_Outcome[_Returned]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._started = False
+        self._busy = False
+        self._last: _Outcome[_Returned] | None = None
+
+    def begin(self, task: Callable[[], _Returned]) -> None:
+        """Have ``task`` done, once the one before it is.
+
+        Raises:
+            BaseException: what the one before raised.
+        """
+        if self._started:
+            self.wait()
+        else:
+            _thread.start_new_thread(_work, (self._tasks, self._outcomes, self._ended))
+            self._started = True
+        self._busy = True
+        self._tasks.put(task)
+
+    def wait(self) -> _Returned:
+        """What the last task returned, once it has.
+
+        Raises:
+            BaseException: what the task raised.
+        """
+        if self._busy:
+            self._last = self._outcomes.get()
+            self._busy = False
+        assert self._last is not None, "no task was begun"
+        if self._last.error is not None:
+            raise self._last.error
+        return cast("_Returned", self._last.value)
+
+    def close(self) -> None:
+        """End the thread, after the task that it is at."""
+        if self._started:
+            self._started = False  # before the waiting: when that is interrupted, nobody must wait again
+            self._tasks.put(None)
+            self._ended.get()
+
+
+def _work(
+    tasks: queue.SimpleQueue[Callable[[], _Returned] | None],
+    outcomes: queue.SimpleQueue[_Outcome[_Returned]],
+    ended: queue.SimpleQueue[None],
+) -> None:
+    while (task := tasks.get()) is not None:
+        try:
+            outcome = _Outcome(task(), None)
+        except BaseException as error:  # noqa: BLE001 - the other thread's to deal with
+            outcome = _Outcome(None, error)
+        outcomes.put(outcome)
+        del task, outcome  # what they hold would stay until the next
+    ended.put(None)
