@@ -16,9 +16,9 @@ STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
 STORE_BYTES = STORE_ALPHABET.encode("ascii")
 GAPS = "-."
 
-_FIRST, _LAST = min(STORE_BYTES), max(STORE_BYTES)
-_GAPS_BETWEEN = set(range(_FIRST, _LAST)) - set(STORE_BYTES)
-"""J alone: the letters are the others from A to Z."""
+FIRST, LAST = min(STORE_BYTES), max(STORE_BYTES)
+(LEFT_OUT,) = set(range(FIRST, LAST)) - set(STORE_BYTES)
+"""J: the letters are all others from A to Z."""
 
 _NOT_STORED = bytes(set(range(256)) - set(STORE_BYTES))
 _TO_X = bytes.maketrans(_NOT_STORED, b"X" * len(_NOT_STORED))
@@ -47,7 +47,7 @@ def all_stored(residues: bytes) -> bool:
     if not residues:
         return True
     codes = np.frombuffer(residues, dtype=np.uint8)  # minimum and maximum are 15 times as fast as bytes.translate
-    return bool(codes.min() >= _FIRST and codes.max() <= _LAST and not any(code in residues for code in _GAPS_BETWEEN))
+    return bool(codes.min() >= FIRST and codes.max() <= LAST and LEFT_OUT not in residues)
 
 
 def clean(sequence: bytes) -> CleanSequence:

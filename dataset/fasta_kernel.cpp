@@ -16,18 +16,31 @@ static bool all_above(const uint8_t* bytes, int64_t size, int8_t limit) {
     return least > limit;
 }
 
+// Whether every byte is a letter of a store's alphabet: those from FIRST to LAST, but for LEFT_OUT.
+static bool all_stored(const uint8_t* bytes, int64_t size) {
+    uint8_t other = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        other |= static_cast<uint8_t>(bytes[i] - FIRST) > LAST - FIRST;
+        other |= bytes[i] == LEFT_OUT;
+    }
+    return !other;
+}
+
 static uint8_t* append(uint8_t* to, const uint8_t* from, int64_t size) {
     std::memcpy(to, from, size);
     return to + size;
 }
 
 // text: whole records, from a '>' to a line feed. Each output has room for as much as the text can give.
-// headers, ids: a line feed behind each. Returns the number of records, or -1 where the text is not plain.
+// headers, ids: a line feed behind each. totals: bytes of headers, ids and
+// residues, and whether all residues are letters of the alphabet. Returns the number of records, or -1 where the text is not plain.
 extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash hash, uint8_t* headers, uint8_t* ids,
                                      uint8_t* residues, uint32_t* header_lengths, uint32_t* id_lengths,
-                                     uint32_t* lengths, uint64_t* id_hashes, uint64_t* hashes) {
+                                     uint32_t* lengths, uint64_t* id_hashes, uint64_t* hashes, int64_t* totals) {
     const uint8_t *at = text, *const end = text + size;
     int64_t n = 0;
+    bool stored = true;
+    const uint8_t *const first_header = headers, *const first_id = ids, *const first = residues;
     for (; at < end; ++n) {
         const uint8_t* start = at + 1;  // behind the '>'
         const uint8_t* line_end = static_cast<const uint8_t*>(std::memchr(start, '\n', end - start));
@@ -50,10 +63,17 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
             if (!line_end || line_end == at || *at == '#') return -1;
             residues = append(residues, at, line_end - at);
         }
-        if (!all_above(first_residue, residues - first_residue, ' ')) return -1;
+        if (!all_stored(first_residue, residues - first_residue)) {
+            if (!all_above(first_residue, residues - first_residue, ' ')) return -1;
+            stored = false;
+        }
         lengths[n] = residues - first_residue;
         hashes[n] = hash(first_residue, lengths[n]);
     }
+    totals[0] = headers - first_header;
+    totals[1] = ids - first_id;
+    totals[2] = residues - first;
+    totals[3] = stored;
     return n;
 }
 

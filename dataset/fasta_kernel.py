@@ -16,6 +16,7 @@ import numpy as np
 from xxhash import _xxhash  # type: ignore[attr-defined]
 
 from dataset import compiled_code
+from dataset.alphabet import FIRST, LAST, LEFT_OUT
 from dataset.records import Lines, Records
 
 
@@ -27,24 +28,22 @@ class Columns:
         self.headers, self.ids, self.residues = (np.empty(num_bytes + 1, dtype=np.uint8) for _ in range(3))
         self.header_lengths, self.id_lengths, self.lengths = (np.empty(most_records, np.uint32) for _ in range(3))
         self.id_hashes, self.hashes = (np.empty(most_records, np.uint64) for _ in range(2))
+        self.totals = np.empty(4, dtype=np.int64)
         arrays = (self.headers, self.ids, self.residues, self.header_lengths, self.id_lengths, self.lengths)
-        self.addresses = [array.ctypes.data for array in (*arrays, self.id_hashes, self.hashes)]
+        self.addresses = [array.ctypes.data for array in (*arrays, self.id_hashes, self.hashes, self.totals)]
 
     def records(self, count: int) -> Records:
         """A copy of the first ``count`` records."""
-        lengths = self.lengths[:count].copy()
+        header_bytes, id_bytes, num_residues, all_stored = self.totals.tolist()
         return Records(
-            headers=_lines(self.headers, self.header_lengths[:count]),
-            ids=_lines(self.ids, self.id_lengths[:count]),
-            residues=self.residues[: lengths.sum(dtype=np.int64)].tobytes(),
-            lengths=lengths,
+            headers=Lines(self.headers[:header_bytes].tobytes(), self.header_lengths[:count].copy()),
+            ids=Lines(self.ids[:id_bytes].tobytes(), self.id_lengths[:count].copy()),
+            residues=self.residues[:num_residues].tobytes(),
+            lengths=self.lengths[:count].copy(),
             id_hashes=self.id_hashes[:count].copy(),
             hashes=self.hashes[:count].copy(),
+            all_stored=bool(all_stored),
         )
-
-
-def _lines(text: np.ndarray, lengths: np.ndarray) -> Lines:
-    return Lines(text[: lengths.sum(dtype=np.int64) + len(lengths)].tobytes(), lengths.copy())
 
 
 class Kernel:
@@ -62,7 +61,7 @@ class Kernel:
         self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         self._parse = library.parse_plain_fasta
         self._parse.restype = ctypes.c_int64
-        self._parse.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * 8]
+        self._parse.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * 9]
 
         self._insert = library.insert_hashes
         self._insert.restype = ctypes.c_int64
@@ -84,7 +83,8 @@ class Kernel:
 
 def load_kernel() -> Kernel | None:
     """The kernel, compiled if it was not yet; None where that can't be done."""
-    library = compiled_code.load(Path(__file__).with_name("fasta_kernel.cpp"))
+    source = Path(__file__).with_name("fasta_kernel.cpp")
+    library = compiled_code.load(source, FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
     try:
         return None if library is None else Kernel(library)
     except (AttributeError, OSError):

@@ -77,7 +77,7 @@ class Ingest:
         if not records.ids.lengths.all():
             index = int(np.argmin(records.ids.lengths))
             raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'")
-        if not records.lengths.all() or not all_stored(records.residues):
+        if not records.lengths.all() or not (records.all_stored or all_stored(records.residues)):
             kept, sequences = self._clean_each(batch)
             ids = records.ids.split()
             return self._block(batch, kept, [ids[index] for index in kept], sequences)

@@ -56,6 +56,7 @@ class Records:
         residues: the sequences end to end.
         lengths: (N,) uint32, characters of each sequence.
         id_hashes, hashes: (N,) uint64, XXH3-64 of each id and sequence.
+        all_stored: all residues are known to be letters of the store's alphabet; False when nobody looked.
     """
 
     headers: Lines
@@ -64,6 +65,7 @@ class Records:
     lengths: np.ndarray
     id_hashes: np.ndarray
     hashes: np.ndarray
+    all_stored: bool = False
 
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> Records:
@@ -89,6 +91,7 @@ class Records:
             lengths=np.concatenate([part.lengths for part in parts]),
             id_hashes=np.concatenate([part.id_hashes for part in parts]),
             hashes=np.concatenate([part.hashes for part in parts]),
+            all_stored=all(part.all_stored for part in parts),
         )
 
     def __len__(self) -> int:
@@ -112,6 +115,7 @@ class Records:
             lengths=self.lengths[start:end],
             id_hashes=self.id_hashes[start:end],
             hashes=self.hashes[start:end],
+            all_stored=self.all_stored,
         )
 
 

@@ -27,6 +27,13 @@ def test_hashes_of_any_length_are_those_of_xxhash(kernel):
     assert records.id_hashes.tolist() == [xxhash.xxh3_64_intdigest(b"%d" % length) for length in lengths]
 
 
+@pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
+def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
+    text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
+    records = PlainFasta(kernel).feed(memoryview(text + b">last\n"))
+    assert records.all_stored is stored
+
+
 @pytest.mark.parametrize("policies", [{}, {"duplicate_ids": "rename"}, {"duplicate_ids": "first"}], ids=str)
 def test_a_store_is_the_same_to_the_byte_with_and_without_it(tmp_path, kernel, sample, monkeypatch, policies):
     records = sample if not policies else [*sample, *sample[:100]]
@@ -48,5 +55,5 @@ def test_small_files_are_not_worth_compiling_for(tmp_path, monkeypatch):
 
 
 def test_there_is_no_kernel_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(compiled_code, "load", lambda source: None)
+    monkeypatch.setattr(compiled_code, "load", lambda source, **constants: None)
     assert fasta_kernel.load_kernel() is None
