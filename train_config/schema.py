@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""
-
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are fixed once checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class RunSection(Section):
