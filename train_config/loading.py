@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from train_config.errors import ConfigError
-from train_config.schema import Config, Section
+from train_config.schema import Config
+from train_config.section import Section
 
 KeyPath = tuple[str, ...]
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from train_config.schema import Config, Section
+from train_config.schema import Config
+from train_config.section import Section
 
 HEAD = """# Settings
 

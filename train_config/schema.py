@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
@@ -100,6 +101,7 @@ class DataSection(Section):
     )
     prefetch: PositiveInt = Field(4, description="Batches that each loader process prepares ahead.")
     ingest: IngestSection = IngestSection()
+    labels: LabelsSection = LabelsSection()
     sample: SampleSection = SampleSection()
 
 
@@ -135,13 +137,14 @@ class BatchSection(Section):
 
 
 class BackboneSection(Section):
-    """The ESM-2 encoder."""
+    """What gives a feature vector for each token: ESM-2, or for the classifier any encoder or decoder."""
 
     source: str = Field(
         "esm2_t6_8M",
         description=(
             "Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, "
-            "esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B."
+            "esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B. For the classifier also bert, "
+            "qwen2, llama or t5 with random weights of the size given by layers, hidden_size and heads."
         ),
     )
     layers: PositiveInt | None = Field(None, description="Layers, in place of the size's own (random weights only).")
@@ -152,6 +155,18 @@ class BackboneSection(Section):
         None, description="Attention heads, in place of the size's own (random weights only)."
     )
     frozen: bool = Field(False, description="Train only what comes after the backbone.")
+    padded: bool = Field(
+        False,
+        description=(
+            "Give the network padded batches, for architectures that packed attention does not know. T5 always gets "
+            "them: its relative positions are a bias of the scores."
+        ),
+    )
+    lora: LoraSection = LoraSection()
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Each layer learns at this share of the rate of the one after it; 1 is the same rate for all.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more time."
     )
@@ -211,11 +226,16 @@ class AutoencoderSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    task: Literal["autoencoder", "masked_lm"] = Field(
+    task: Literal["autoencoder", "masked_lm", "classifier"] = Field(
         "autoencoder",
-        description="autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues.",
+        description=(
+            "autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: "
+            "predict the labels of data.labels."
+        ),
     )
     backbone: BackboneSection = BackboneSection()
+    tokenizer: TokenizerSection = TokenizerSection()
+    classifier: ClassifierSection = ClassifierSection()
     autoencoder: AutoencoderSection = AutoencoderSection()
     masked_lm: MaskedLMSection = MaskedLMSection()
 

@@ -1,0 +1,152 @@
+"""Settings of the classifier: where labels stand, what is adapted, pooled and learnt, and how it is judged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+
+TargetKind = Literal["multiclass", "binary", "multilabel", "regression", "per_residue"]
+
+
+class LabelsSection(Section):
+    """Labels of the source, for the classifier. Tables are CSV, TSV or Parquet; anything else is read as FASTA."""
+
+    kind: TargetKind = Field(
+        "multiclass",
+        description=(
+            "multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or "
+            "more numbers; per_residue: one letter for each residue, as in secondary structure."
+        ),
+    )
+    header_pattern: str | None = Field(
+        None,
+        description=(
+            "FASTA: regular expression looked for in the whole header; its group 'label', or its first, is the label."
+        ),
+    )
+    header_field: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="FASTA: word of the header that is the label; the id is word 0."
+    )
+    id_column: str | None = Field(None, description="Table: column of the ids. Default: row1, row2 ...")
+    text_column: str = Field("sequence", description="Table: column of the sequence or text.")
+    label_columns: list[str] = Field(
+        ["label"],
+        min_length=1,
+        description=(
+            "Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."
+        ),
+    )
+    separator: str = Field(
+        ";", min_length=1, description="What stands between the names of a multilabel target in one column or header."
+    )
+    weight_column: str | None = Field(None, description="Table: column of the weight of each record in the loss.")
+    split: Literal["hash", "stratified", "column", "files"] = Field(
+        "hash",
+        description=(
+            "What is held out. hash: data.validation_share of distinct sequences, by a hash; stratified: that share of "
+            "each class; column: by split_column; files: validation_source."
+        ),
+    )
+    split_column: str | None = Field(
+        None, description="Table: column that says train, valid (or validation, val, dev) or test."
+    )
+    validation_source: list[str] = Field([], description="Labelled files to hold out, for split files.")
+    unseen_labels: Literal["error", "skip"] = Field(
+        "error",
+        description="Labels that stand among held-out records alone. error: refuse; skip: leave these out, counted.",
+    )
+    empty_texts: Literal["error", "skip"] = Field(
+        "error", description="Records of a table without a sequence or text. error: refuse; skip: drop, counted."
+    )
+    missing_labels: Literal["error", "skip"] = Field(
+        "error", description="Records without a label (empty, NaN). error: refuse; skip: drop, counted."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LabelsSection:
+        if self.header_pattern is not None and self.header_field is not None:
+            raise ValueError("header_pattern and header_field can't both be set: remove one")
+        if (self.split == "column") != (self.split_column is not None):
+            raise ValueError("split column and split_column go together: set both or neither")
+        if (self.split == "files") != bool(self.validation_source):
+            raise ValueError("split files and validation_source go together: set both or neither")
+        if len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"):
+            raise ValueError(f"label_columns: several are for regression and multilabel, not for {self.kind}")
+        return self
+
+
+class TokenizerSection(Section):
+    """From texts to tokens."""
+
+    source: str = Field(
+        "auto",
+        description=(
+            "auto: that of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and "
+            "'train' for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."
+        ),
+    )
+    vocabulary_size: PositiveInt = Field(4096, description="Tokens that 'train' aims at, special ones included.")
+    content: Literal["protein", "text"] = Field(
+        "protein",
+        description="protein: residues, checked and upper-cased as for any store; text: anything in Unicode.",
+    )
+    spaced: bool | Literal["auto"] = Field(
+        "auto", description="Put blanks between residues, as ProtBERT wants. auto: where the vocabulary asks for it."
+    )
+
+
+class LoraSection(Section):
+    """Low-rank adaptation (Hu et al. 2022), by peft."""
+
+    rank: NonNegativeInt = Field(0, description="Rank of the update of each matrix; 0 adapts nothing.")
+    alpha: PositiveFloat = Field(16.0, description="The update is scaled by alpha / rank.")
+    dropout: Share = Field(0.0, description="Dropout before the update.")
+    targets: list[str] = Field(
+        ["attention"],
+        min_length=1,
+        description="Layers to adapt: attention (its projections), all-linear, or names of modules.",
+    )
+    export: Literal["merged", "adapter"] = Field(
+        "merged", description="merged: weights with the update in them; adapter: the update alone, as peft has it."
+    )
+
+
+class ClassifierSection(Section):
+    """The classifier's head, loss and choice of the best checkpoint."""
+
+    pooling: Literal["mean", "max", "cls", "last", "light_attention"] = Field(
+        "mean",
+        description=(
+            "How a sequence's features become one vector; last is the last token, for decoders; light_attention is "
+            "that of Stärk et al. 2021."
+        ),
+    )
+    head: Literal["linear", "mlp"] = Field("linear", description="linear, or one hidden layer with GELU.")
+    hidden_size: PositiveInt = Field(256, description="Channels of the mlp's hidden layer.")
+    dropout: Share = Field(0.1, description="Dropout before each linear layer of the head.")
+    light_attention_kernel: PositiveInt = Field(9, description="Tokens that light attention's convolutions span.")
+    loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = Field(
+        "auto",
+        description=(
+            "auto: cross_entropy, bce (multilabel) or mse (regression). focal is for classes of any kind (Lin 2017)."
+        ),
+    )
+    label_smoothing: Share = Field(0.0, description="Share of the target spread over all classes (cross_entropy).")
+    focal_gamma: NonNegativeFloat = Field(2.0, description="Focal loss: how much less sure predictions count.")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: each class counts by the inverse of its share of the training records."
+    )
+    best_metric: str = Field(
+        "auto",
+        description=(
+            "Figure of the validation that says which checkpoint is best. auto: mcc, f1_micro (multilabel) or spearman "
+            "(regression)."
+        ),
+    )
+    patience: PositiveInt | None = Field(
+        None, description="Evaluations without a better best_metric after which training stops."
+    )
+    bootstrap: PositiveInt = Field(1000, description="Resamplings for the confidence intervals of a report.")
