@@ -1,21 +1,19 @@
-"""Packed batches of one training worker, step by step, from any position of any epoch.
+"""Packed batches of residues for one training worker, step by step, from any position of any epoch.
 
-In: a store, the records of one side of the split, and the settings. Out: for each optimizer step the batches that this
-rank takes, as torch tensors. The plan is computed on every rank alike from the lengths; this rank's batches
-are prepared in loader processes (or here, with ``num_workers`` 0) and come in the plan's order however many there are.
+In: a store, the records of one side of the split, and the settings. Out: for each optimizer step (:mod:`dataset.steps`)
+the batches that this rank takes, as torch tensors. They are prepared in loader processes (or here, with ``num_workers``
+0) and come in the plan's order however many there are.
 
-Shape legend: T tokens, N sequences, B batches.
+Shape legend: T tokens, N sequences.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import cycle, islice
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice, tee
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,47 +23,17 @@ from dataset.cropping import CropCount, count_cropped, cropped_lengths
 from dataset.loader_process import LoaderProcess
 from dataset.masking import NO_TARGET, MaskingShares
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
-from dataset.packing import EpochPlan, micro_batches, plan_epoch
 from dataset.preparation import PreparationSettings, PreparedBatch, prepare_batch
+from dataset.steps import Indices, Request, SourceBatch, TrainingSteps, ValidationSteps
 from dataset.store import Store
 from dataset.tokenizer import CLS, EOS, RESIDUE_TABLE, token_positions
-from train_config.errors import CheckpointError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
 
-Indices: TypeAlias = NDArray[np.int64]
 Task: TypeAlias = Literal["autoencoder", "masked_lm"]
-Request: TypeAlias = tuple[int, Indices]
 
 
-@dataclass(frozen=True)
-class StepBatches:
-    """What one rank takes in one optimizer step.
-
-    Attributes:
-        batches: micro-batches, equally many on every rank and in every step; fillers (:func:`filler_batch`) among them.
-        epoch, step: which step this is, counted from 0 in its epoch.
-        next_epoch, next_step: the position after it, from which a resumed run goes on.
-        num_tokens: tokens of this rank's batches, special tokens included, fillers not.
-        num_targets: tokens of this rank's batches that a loss is taken at.
-    """
-
-    batches: list[PackedBatch]
-    epoch: int
-    step: int
-    next_epoch: int
-    next_step: int
-    num_tokens: int
-    num_targets: int
-
-    def __iter__(self) -> Iterator[PackedBatch]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class TrainingBatches:
-    """Steps of training, for one rank."""
+class TrainingBatches(TrainingSteps):
+    """Steps of training on a store of residues, for one rank."""
 
     def __init__(
         self,
@@ -97,106 +65,14 @@ class TrainingBatches:
         Raises:
             DataError: the store can't be read.
         """
-        store = Store(store_path)
-        self._indices = indices.astype(np.int64)
-        self._residues = store.lengths[self._indices]
-        self._data, self._batch = data, batch
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         settings = _preparation(data, task, masked_lm, seed, random_crops=True)
-        self._preparer = _Preparer(store, settings, data.num_workers, data.prefetch)
-        self._plan: tuple[int, EpochPlan] | None = None
-        self._steps: dict[int, int] = {}
-
-    @property
-    def cropped(self) -> CropCount:
+        source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch, pin_memory)
+        super().__init__(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
+        self.cropped: CropCount = source.count_cropped(self._indices)
         """How many sequences an epoch crops, and how many residues it leaves out by that."""
-        return count_cropped(self._residues, self._data.max_length)
-
-    def plan(self, epoch: int) -> EpochPlan:
-        """The batches of an epoch, over all workers; computed from the lengths alone and kept until another is asked.
-
-        Raises:
-            DataError: a record does not fit the token budget.
-        """
-        if self._plan is None or self._plan[0] != epoch:
-            plan = _plan(self._residues, self._indices, self._data, self._batch, self._seed, epoch)
-            self._plan = (epoch, plan)
-            self._steps[epoch] = plan.num_steps
-        return self._plan[1]
-
-    def steps_per_epoch(self, epoch: int) -> int:
-        """Optimizer steps of an epoch. Epochs may differ by a step, since each is packed anew."""
-        if epoch not in self._steps:
-            self.plan(epoch)
-        return self._steps[epoch]
-
-    def total_steps(self, epochs: int) -> int:
-        """Optimizer steps of the first ``epochs`` epochs."""
-        return sum(self.steps_per_epoch(epoch) for epoch in range(epochs))
-
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[StepBatches]:
-        """The steps of an epoch from ``start_step`` on.
-
-        Starting another iteration ends this one.
-
-        Raises:
-            DataError: the store is damaged, or a record does not fit the token budget.
-            LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
-        """
-        plan = self.plan(epoch)
-        steps = range(start_step, plan.num_steps)
-        mine = (batch for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        requests = ((epoch, plan.batch_records(batch)) for batch in mine if batch is not None)
-        prepared = self._preparer.prepared(requests)
-        for step in steps:
-            batches = plan.rank_batches(step, self._rank, self._world_size)
-            following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
-            yield _assemble(plan, batches, prepared, (epoch, step), following, self._pin_memory)
-
-    def state(self, epoch: int, step: int) -> dict[str, int]:
-        """The position before a step as plain numbers, with everything that the plan depends on."""
-        return {"epoch": epoch, "step": step, **self._plan_settings()}
-
-    def resume_from(self, state: Mapping[str, int]) -> tuple[int, int]:
-        """The (epoch, step) of a position from :meth:`state`.
-
-        Raises:
-            CheckpointError: batches are planned otherwise than they were, so that the position means nothing here.
-        """
-        for name, value in self._plan_settings().items():
-            if state.get(name) != value:
-                raise CheckpointError(
-                    f"the position was saved with {name} {state.get(name)}, but now it is {value}, which gives other "
-                    f"batches: set it back, or start a run of another name"
-                )
-        epoch, step = state["epoch"], state["step"]
-        return (epoch + 1, 0) if step >= self.steps_per_epoch(epoch) else (epoch, step)
-
-    def close(self) -> None:
-        """End the loader processes; the next iteration would start new ones."""
-        self._preparer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _plan_settings(self) -> dict[str, int]:
-        return {
-            "seed": self._seed,
-            "records": self._indices.size,
-            "max_length": self._data.max_length,
-            "tokens": self._batch.tokens,
-            "global_tokens": self._batch.global_tokens,
-            "packing_window": self._batch.packing_window,
-        }
 
 
-class ValidationBatches:
+class ValidationBatches(ValidationSteps):
     """The same held-out batches each time, for one rank: cropped at the start, masked alike, in the same order.
 
     They are prepared here and not in loader processes: an evaluation takes few of them, and processes that wait for
@@ -228,32 +104,11 @@ class ValidationBatches:
         Raises:
             DataError: the store can't be read.
         """
-        store = Store(store_path)
-        self._plan = _plan(store.lengths[indices], indices.astype(np.int64), data, batch, seed, epoch=0)
-        self._preparer = _Preparer(store, _preparation(data, task, masked_lm, seed, random_crops=False), 0, 1)
-        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._num_batches = min(self._plan.num_batches, max_batches or self._plan.num_batches)
-        mine: list[int | None] = list(range(rank, self._num_batches, world_size))
-        self._mine = mine + [None] * (micro_batches(self._num_batches, world_size) - len(mine))
-
-    def __len__(self) -> int:
-        """Steps of an evaluation, the same on every rank."""
-        return len(self._mine)
-
-    def steps(self) -> Iterator[StepBatches]:
-        """One batch of this rank at a time, fillers included; nothing where nothing is held out.
-
-        Raises:
-            DataError: the store is damaged.
-        """
-        requests = ((0, self._plan.batch_records(batch)) for batch in self._mine if batch is not None)
-        prepared = self._preparer.prepared(requests)
-        for step, batch in enumerate(self._mine):
-            yield _assemble(self._plan, [batch], prepared, (0, step), (0, step + 1), self._pin_memory)
-
-    def close(self) -> None:
-        """Nothing to end; here so that both kinds of batches are handled alike."""
-        self._preparer.close()
+        settings = _preparation(data, task, masked_lm, seed, random_crops=False)
+        source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1, pin_memory=pin_memory)
+        super().__init__(
+            source, indices, batch=batch, max_batches=max_batches, seed=seed, rank=rank, world_size=world_size
+        )
 
 
 def filler_batch() -> PackedBatch:
@@ -271,17 +126,55 @@ def filler_batch() -> PackedBatch:
     )
 
 
-class _Preparer:
-    """Prepares batches in the order asked for, here or in loader processes that live until closed."""
+class ResidueSource:
+    """Batches of residues, prepared here or in loader processes that live until closed."""
 
-    def __init__(self, store: Store, settings: PreparationSettings, num_workers: int, prefetch: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: PreparationSettings,
+        num_workers: int,
+        prefetch: int,
+        pin_memory: bool | None = None,
+    ) -> None:
         self._store, self._settings = store, settings
+        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._num_workers, self._prefetch = num_workers, prefetch
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[LoaderProcess] = deque()
         self._turn = 0
 
-    def prepared(self, requests: Iterable[Request]) -> Iterator[PreparedBatch]:
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens of each record after cropping."""
+        cropped_N = cropped_lengths(self._store.lengths[records_N], self._settings.max_length)
+        return (cropped_N + SPECIAL_TOKENS_PER_SEQUENCE).astype(np.int64)
+
+    def count_cropped(self, records_N: Indices) -> CropCount:
+        """How many of the records are cropped, and by how much."""
+        return count_cropped(self._store.lengths[records_N], self._settings.max_length)
+
+    def plan_settings(self) -> dict[str, int]:
+        """The cropping."""
+        return {"max_length": self._settings.max_length}
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
+        """The batches asked for, in order.
+
+        Raises:
+            DataError: the store is damaged.
+            LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
+        """
+        requests, asked = tee(requests)
+        for prepared, (_, records_N) in zip(self._prepared(requests), asked, strict=True):
+            batch = _to_torch(prepared, records_N)
+            num_targets = int(np.count_nonzero(prepared.targets != NO_TARGET))
+            yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets)
+
+    def filler(self) -> PackedBatch:
+        """See :func:`filler_batch`."""
+        return filler_batch()
+
+    def _prepared(self, requests: Iterable[Request]) -> Iterator[PreparedBatch]:
         if self._num_workers == 0:
             return (prepare_batch(self._store, self._settings, *request) for request in requests)
         return self._from_processes(iter(requests))
@@ -336,43 +229,6 @@ def _preparation(
         random_crops=random_crops,
         masking=shares if task == "masked_lm" else None,
     )
-
-
-def _plan(
-    residues_N: NDArray[np.integer], indices: Indices, data: DataSection, batch: BatchSection, seed: int, epoch: int
-) -> EpochPlan:
-    return plan_epoch(
-        cropped_lengths(residues_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE,
-        batch.tokens,
-        batch.packing_window,
-        seed,
-        epoch,
-        records=indices,
-        batches_per_step=batch.batches_per_step,
-    )
-
-
-def _assemble(
-    plan: EpochPlan,
-    batches: list[int | None],
-    prepared: Iterator[PreparedBatch],
-    position: tuple[int, int],
-    following: tuple[int, int],
-    pin_memory: bool,
-) -> StepBatches:
-    """Take this rank's batches of one step from those prepared, and put fillers where there are none."""
-    packed, num_tokens, num_targets = [], 0, 0
-    for batch in batches:
-        if batch is None:
-            packed.append(filler_batch())
-            continue
-        arrays = next(prepared)
-        packed.append(_to_torch(arrays, plan.batch_records(batch)))
-        num_tokens += arrays.tokens.size
-        num_targets += int(np.count_nonzero(arrays.targets != NO_TARGET))
-    if pin_memory:
-        packed = [batch.pin_memory() for batch in packed]
-    return StepBatches(packed, *position, *following, num_tokens=num_tokens, num_targets=num_targets)
 
 
 def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:

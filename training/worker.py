@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from dataset.loader import StepBatches, TrainingBatches, ValidationBatches
+from dataset.loader import TrainingBatches, ValidationBatches
 from dataset.splitting import split_records
+from dataset.steps import StepBatches
 from dataset.store import Store
 from model.autoencoder import ESM2Autoencoder
 from model.parameter_groups import parameter_groups

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader import StepBatches, TrainingBatches, ValidationBatches, filler_batch
+from dataset.loader import TrainingBatches, ValidationBatches, filler_batch
 from dataset.loader_process import LoaderProcessLost
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.splitting import split_records
+from dataset.steps import StepBatches
 from dataset.store import Store
 from dataset.tokenizer import CLS, EOS, MASK, decode
 from tests.dataset.stores import damage_record, make_store
