@@ -1,6 +1,6 @@
 """The one data structure that runs from disk to loss: sequences end to end, nothing padded.
 
-Shape legend: T tokens in the batch (special tokens included), N sequences.
+Shape legend: T tokens in the batch (special tokens included), N sequences, C columns of labels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class PackedBatch:
         max_seqlen: length in tokens of the longest sequence.
         positions: (T,) int64, position of each token in its own sequence, from 0.
         records: (N,) int64, index of each sequence in its store.
-        targets: (T,) int64 token ids with :data:`IGNORED_TARGET` where no loss is taken, or None.
+        targets: what is to be predicted, or None. Token ids or classes of residues are (T,) int64; a class of each
+            sequence is (N,) int64; labels that are yes or no, and numbers, are (N, C) float32. No loss is taken where
+            an int64 target is :data:`IGNORED_TARGET`, nor at a float target that is NaN.
+        weights: (N,) float32, how much each sequence counts in the loss; None counts all alike.
     """
 
     tokens: Tensor
@@ -33,6 +36,7 @@ class PackedBatch:
     positions: Tensor
     records: Tensor
     targets: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -66,3 +70,15 @@ class PackedBatch:
             if isinstance(getattr(self, field.name), Tensor)
         }
         return replace(self, **moved)
+
+
+def has_target(targets: Tensor) -> Tensor:
+    """Which tokens or sequences a loss is taken of; their count is what loss sums are divided by.
+
+    Args:
+        targets: (T,) or (N,) int64, or (N, C) float; see :class:`PackedBatch`.
+
+    Returns:
+        (T,) or (N,) bool. A row of floats has a target where one of its columns, or more, is not NaN.
+    """
+    return ~targets.isnan().all(-1) if targets.is_floating_point() else targets != IGNORED_TARGET
