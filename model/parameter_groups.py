@@ -1,24 +1,58 @@
-"""Which parameters the optimizer sees, and which of them decay."""
+"""Which parameters the optimizer sees, which of them decay, and how fast each layer learns."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+RATE_SHARE = "rate_share"
+"""Key of a group: the share of the learning rate that it learns at."""
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, rate_shares: Mapping[nn.Parameter, float] | None = None
+) -> list[dict[str, Any]]:
     """Groups for AdamW: trainable matrices decay; biases and norms (one-dimensional parameters) do not.
 
     Shared parameters are listed once. To be called before an engine partitions the parameters (ZeRO-3 changes their
     shapes). Empty groups are left out.
 
+    Args:
+        model: whose trainable parameters are grouped.
+        weight_decay: of matrices.
+        rate_shares: share of the learning rate of each parameter; 1 for those that are not named.
+
     Returns:
-        Dictionaries with ``params``, ``weight_decay`` and ``name``.
+        Dictionaries with ``params``, ``weight_decay``, ``name`` and ``rate_share``.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"name": "decay", "params": [p for p in trainable if p.ndim > 1], "weight_decay": weight_decay},
-        {"name": "no_decay", "params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    shares = rate_shares or {}
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        share, decays = shares.get(parameter, 1.0), parameter.ndim > 1
+        name = ("decay" if decays else "no_decay") + ("" if share == 1.0 else f"_{share:.6g}")
+        group = groups.setdefault(
+            (share, decays),
+            {"name": name, "params": [], "weight_decay": weight_decay if decays else 0.0, RATE_SHARE: share},
+        )
+        group["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], not key[1]))]
+
+
+def decayed_rates(layers: list[list[nn.Module]], decay: float) -> dict[nn.Parameter, float]:
+    """The share of the learning rate of each parameter of a backbone, for layer-wise decay (Howard & Ruder 2018).
+
+    The last layer learns at ``decay`` times the head's rate, and each one before it at ``decay`` times that.
+
+    Args:
+        layers: modules of each layer, from the embeddings up.
+        decay: share, in (0, 1].
+    """
+    shares: dict[nn.Parameter, float] = {}
+    for height, modules in enumerate(reversed(layers), 1):
+        for module in modules:
+            shares |= dict.fromkeys(module.parameters(), decay**height)
+    return shares

@@ -72,7 +72,7 @@ def exported_weights(config: Config) -> dict[str, torch.Tensor]:
     return weights
 
 
-def a_manifest(step: int, world_size: int = 1, loss: float | None = None) -> Manifest:
+def a_manifest(step: int, world_size: int = 1, cost: float | None = None) -> Manifest:
     """A manifest that names no file yet."""
     return Manifest(
         position=Position(step=step),
@@ -80,7 +80,7 @@ def a_manifest(step: int, world_size: int = 1, loss: float | None = None) -> Man
         seed=0,
         store_checksum="",
         wandb_run_id=None,
-        validation_loss=loss,
+        validation_cost=cost,
         config={"a": [1, 2.5]},
         versions={},
         created="",

@@ -21,13 +21,14 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_config.errors import CheckpointError
 from training.run_folder import write_atomically
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -59,13 +60,13 @@ class Manifest(BaseModel):
     """What a checkpoint holds. Written last; its own digest guards it against damage."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[2] = FORMAT_VERSION
     position: Position
     world_size: int
     seed: int
     store_checksum: str
     wandb_run_id: str | None
-    validation_loss: float | None
+    validation_cost: float | None
     config: dict
     versions: dict[str, str]
     created: str
@@ -109,11 +110,12 @@ class CheckpointFolder:
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.path}: no {MANIFEST}") from error
         except ValidationError as error:
+            if version := _other_version(path):
+                raise CheckpointError(
+                    f"{path}: format version {version}, this program reads {FORMAT_VERSION}: go on with the version "
+                    "of Esmeray that wrote it, or start anew under another run.name"
+                ) from error
             raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from error
-        if manifest.format_version != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path}: format version {manifest.format_version}, this program reads {FORMAT_VERSION}"
-            )
         if not manifest.is_intact:
             raise CheckpointError(f"{path}: damaged (its digest does not match)")
         return manifest
@@ -193,10 +195,10 @@ class CheckpointStore:
             folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))
 
     def prune(self, keep_last: int, keep_best: int) -> None:
-        """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation loss."""
+        """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation cost."""
         folders = self.complete()
         kept = {folder.path for folder in folders[:keep_last]}
-        scored = [(loss, folder.path) for folder in folders if (loss := _validation_loss(folder)) is not None]
+        scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
         kept |= {path for _, path in sorted(scored)[:keep_best]}
         for folder in folders:
             if folder.path not in kept:
@@ -206,17 +208,26 @@ class CheckpointStore:
 
 
 def best(checkpoints: CheckpointStore) -> CheckpointFolder | None:
-    """The complete checkpoint of lowest validation loss; the newest where none was validated."""
+    """The complete checkpoint of lowest validation cost; the newest where none was validated."""
     folders = checkpoints.complete()
-    scored = [(loss, folder.path) for folder in folders if (loss := _validation_loss(folder)) is not None]
+    scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
     if scored:
         return CheckpointFolder(min(scored)[1])
     return folders[0] if folders else None
 
 
-def _validation_loss(folder: CheckpointFolder) -> float | None:
+def _other_version(manifest: Path) -> int | None:
+    """The format version of a manifest, if that is what is wrong with it."""
     try:
-        return folder.manifest().validation_loss
+        version = json.loads(manifest.read_bytes())["format_version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return version if isinstance(version, int) and version != FORMAT_VERSION else None
+
+
+def _validation_cost(folder: CheckpointFolder) -> float | None:
+    try:
+        return folder.manifest().validation_cost
     except CheckpointError:
         return None
 

@@ -35,6 +35,11 @@ class ControlGroup:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
 
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+        return dist.get_rank(self._group)
+
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
         """Add up what each worker says. Every worker calls it once a step."""
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
@@ -51,6 +56,21 @@ class ControlGroup:
         dist.all_reduce(flat, group=self._group)
         parts = torch.split(flat, [values[name].numel() for name in names])
         return {name: part.reshape(values[name].shape) for name, part in zip(names, parts, strict=True)}
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of all workers, rank after rank, on every worker.
+
+        Args:
+            rows: (n, ...) in host memory, of any n on each worker; what follows n, and the dtype, are alike on all.
+        """
+        counts = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64)
+        counts[dist.get_rank(self._group)] = rows.shape[0]
+        dist.all_reduce(counts, group=self._group)
+        padded = rows.new_zeros((int(counts.max()), *rows.shape[1:]))
+        padded[: rows.shape[0]] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded, group=self._group)
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def all_true(self, value: bool) -> bool:
         """Whether every worker says so."""

@@ -18,6 +18,8 @@ from training.run_folder import RunFolder
 FIXED = (
     "run.seed",
     "data.max_length",
+    "data.crop",
+    "data.labels",
     "data.validation_share",
     "batch",
     "model",
@@ -27,7 +29,7 @@ FIXED = (
 )
 """Settings that a checkpoint can't be continued without. The data itself is known by the store's checksum."""
 
-FREE = ("model.backbone.gradient_checkpointing",)
+FREE = ("model.backbone.gradient_checkpointing", "model.classifier.patience", "model.classifier.bootstrap")
 
 HARMLESS = (
     "ray",

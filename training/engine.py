@@ -19,8 +19,10 @@ import yaml
 from torch import Tensor, nn
 
 from dataset.packed_batch import PackedBatch
+from model.parameter_groups import RATE_SHARE
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
+from training.device import check_placement
 
 OWNED_KEYS = frozenset(
     {
@@ -107,6 +109,7 @@ class TrainingEngine:
         self._engine._copy_recovery_script = lambda save_path: None
         self._world_size = torch.distributed.get_world_size()
         self.device = device
+        self._placed = False
 
     @property
     def module(self) -> nn.Module:
@@ -114,7 +117,14 @@ class TrainingEngine:
         return self._engine.module
 
     def __call__(self, batch: PackedBatch) -> Any:
-        """Forward pass; see the task model."""
+        """Forward pass; see the task model.
+
+        Raises:
+            PlacementError: on the first call, if some of the model or of the batch is on another device.
+        """
+        if not self._placed:
+            check_placement(self.module, batch, self.device)
+            self._placed = True
         return self._engine(batch)
 
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
@@ -130,7 +140,7 @@ class TrainingEngine:
     def step(self, learning_rate: float) -> StepResult:
         """Clip, update and clear the gradients; leave the update out where they are not finite."""
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
         loss_scale = _loss_scale(self._engine.optimizer)
         self._engine.step()
         optimizer = self._engine.optimizer

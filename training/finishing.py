@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dataset.packed_batch import PackedBatch
-from dataset.store import Store
 from model.interchange import export
 from model.registry import build_model
 from monitoring.metrics_log import read_metrics
@@ -35,25 +34,40 @@ def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, st
     Raises:
         CheckpointError: the state does not fit the config's model.
     """
+    facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
+    facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
+    if config.model.task == "classifier":
+        from training.classification import export_trained  # here: it loads torchmetrics
+
+        return export_trained(state, config, run, folder, facts)
     model = build_model(config.model, config.run.seed)
+    load_trained(model, state, run)
+    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
+
+
+def load_trained(model: nn.Module, state: Mapping[str, Tensor], run: RunFolder) -> None:
+    """Put trained weights into a model whose other weights came from its source.
+
+    Raises:
+        CheckpointError: the state does not fit the model.
+    """
     missing, unexpected = model.load_state_dict(dict(state), strict=False)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if unexpected or trained & set(missing):
         names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
         raise CheckpointError(f"{run.path}: the trained state does not fit model.* of its config ({names} ...)")
-    facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
-    facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
-    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
 
 
-def save_nonfinite_records(run: RunFolder, store: Store, step: int, rank: int, batches: list[PackedBatch]) -> None:
+def save_nonfinite_records(
+    run: RunFolder, name_of: Callable[[int], str], step: int, rank: int, batches: list[PackedBatch]
+) -> None:
     """Write which records this worker's part of a step was made of, to look for what made it NaN."""
     records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
     run.nonfinite.mkdir(exist_ok=True)
     content: dict[str, Any] = {
         "step": step,
         "rank": rank,
-        "records": [{"index": i, "id": store.id(i)} for i in records],
+        "records": [{"index": i, "id": name_of(i)} for i in records],
     }
     write_atomically(run.nonfinite / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
 

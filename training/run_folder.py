@@ -8,6 +8,7 @@
     nonfinite/           record ids of batches that gave NaN
     export/              the Hugging Face folder
     logs/                what each worker printed
+    tokenizer/, label_mappings.json   of a classifier: what its tokens and classes are called
     wandb/, wandb_run_id
     outcome.json         how the run ended
     stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
@@ -50,6 +51,7 @@ class RunFolder:
         self.nonfinite = self.path / "nonfinite"
         self.export = self.path / "export"
         self.logs = self.path / "logs"
+        self.tokenizer = self.path / "tokenizer"
         self.wandb_run_id = self.path / "wandb_run_id"
         self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
         self._outcome = self.path / "outcome.json"

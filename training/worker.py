@@ -7,33 +7,32 @@ signal, a damaged record) is told to all before the next step, so that all end a
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 
-from dataset.loader import TrainingBatches, ValidationBatches
-from dataset.splitting import split_records
-from dataset.steps import StepBatches
-from dataset.store import Store
-from model.autoencoder import ESM2Autoencoder
+from dataset.steps import StepBatches, TrainingSteps
 from model.parameter_groups import parameter_groups
-from model.registry import build_model
+from monitoring.gpu import GpuMonitor
 from monitoring.metrics_log import read_metrics
 from train_config.errors import CheckpointError, DivergenceError, EsmerayError, ResourceError
 from train_config.schema import Config
-from training.checkpoint import CheckpointStore, Manifest, Position
+from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
 from training.checkpoint_writer import CheckpointWriter
 from training.collective import ControlGroup, StepAgreement
 from training.context import WorkerContext
+from training.device import apply_device_settings
+from training.early_stopping import EarlyStopping
 from training.engine import StepResult, TrainingEngine
+from training.experiment import Experiment, open_experiment
 from training.finishing import export_final, save_nonfinite_records
-from training.metric_sums import MetricSums, evaluate
+from training.metric_sums import MetricSums
 from training.restoring import find_checkpoint, random_states, restore_random_states
 from training.run_folder import Outcome, RunFolder
 from training.run_log import RunLog
@@ -54,11 +53,10 @@ class Worker:
     log: RunLog
     control: ControlGroup
     engine: TrainingEngine
-    batches: TrainingBatches
-    validation: ValidationBatches
+    gpu: GpuMonitor
+    experiment: Experiment
     checkpoints: CheckpointStore
     writer: CheckpointWriter
-    store: Store
     wandb_run_id: str | None
     total_steps: int
 
@@ -73,7 +71,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     Args:
         config: the resolved config; ``run.storage_path`` is absolute.
         context: rank and device; a process group exists.
-        store_path: the LMDB store, on a disk of this node.
+        store_path: the LMDB store, on a disk of this node; for the classifier the labelled store.
         wandb_run_id: recorded in checkpoints.
 
     Returns:
@@ -100,20 +98,17 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 def build(config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None) -> Worker:
     """Data, model and engine, before any step."""
     torch.manual_seed(config.run.seed + context.rank)
-    torch.use_deterministic_algorithms(config.training.deterministic)
-    torch.set_float32_matmul_precision("high" if config.training.tf32 else "highest")
+    apply_device_settings(config.training)
     control = ControlGroup()
-    store = Store(store_path)
-    batches, validation = _open_batches(config, context, store)
-    model = build_model(config.model, config.run.seed)
+    experiment = open_experiment(config, context, run, store_path)
+    model = experiment.build_model()
     checkpoints = CheckpointStore(run.checkpoints)
     starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
-    if isinstance(model, ESM2Autoencoder) and starts_anew:
-        model.to(context.device)
-        measure_features(model, batches, config.model.autoencoder.normalization_tokens, context, control)
+    if starts_anew:
+        experiment.prepare(model, context, control)
     if config.training.compile:
         model.compile(dynamic=True)
-    groups = parameter_groups(model, config.training.weight_decay)
+    groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
     engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
     log = RunLog(run.metrics, context.rank)
     writer = CheckpointWriter(
@@ -132,13 +127,13 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         log=log,
         control=control,
         engine=engine,
-        batches=batches,
-        validation=validation,
+        # The others' readings would have nowhere to go.
+        gpu=GpuMonitor(context.device, config.training.gpu_log_interval if context.rank == 0 else 0.0),
+        experiment=experiment,
         checkpoints=checkpoints,
         writer=writer,
-        store=store,
         wandb_run_id=wandb_run_id,
-        total_steps=config.training.max_steps or batches.total_steps(config.training.epochs),
+        total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
     )
 
 
@@ -149,7 +144,7 @@ def restore(worker: Worker) -> Position:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before rank 0 has swept
-    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.store.checksum, control)
+    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.experiment.checksum, control)
     if found is None:
         _refuse_to_begin_again(worker)
     position = found.manifest.position if found else Position()
@@ -164,7 +159,7 @@ def restore(worker: Worker) -> Position:
             worker.checkpoints.discard_after(position.step)
         worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
     else:
-        cropped = worker.batches.cropped
+        cropped = worker.experiment.cropped
         worker.log.event(
             "started",
             0,
@@ -201,9 +196,10 @@ def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     config, engine, control = worker.config, worker.engine, worker.control
     saved_step = position.step
+    stopping = EarlyStopping(worker.experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         validate(worker, position)  # where it starts from
-    steps = _steps_from(worker.batches, position, worker.total_steps)
+    steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
     clock = StepClock(config.training.log_every_steps)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
@@ -221,11 +217,14 @@ def loop(worker: Worker, position: Position) -> Outcome:
         totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
         nonfinite = result.skipped and _is_fault(worker, result, totals or {})
         if nonfinite:
-            save_nonfinite_records(worker.run, worker.store, position.step, worker.context.rank, step.batches)
+            name_of = worker.experiment.record_name
+            save_nonfinite_records(worker.run, name_of, position.step, worker.context.rank, step.batches)
         position = _advance(position, step, agreement, result.skipped, nonfinite)
         clock.stepped(agreement.tokens)
         if totals is not None:
             _log_step(worker, position, totals, result, rate, clock)
+        if worker.gpu.due():
+            _log_gpu(worker, position.step)
         if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
             return _diverged(worker, position)
         last = position.step == worker.total_steps
@@ -234,10 +233,16 @@ def loop(worker: Worker, position: Position) -> Outcome:
         validating = position.step % config.training.evaluate_every_steps == 0 or (
             saving and config.checkpoint.keep_best
         )
-        loss = validate(worker, position) if last or validating else None
-        if saving:
-            save(worker, position, loss)
+        cost = validate(worker, position) if last or validating else None
+        if cost is not None:
+            stopping.note(cost)
+        keeping = cost is not None and stopping.is_best and worker.experiment.exports_best
+        if saving or keeping:
+            save(worker, position, cost)
             saved_step = position.step
+        if stopping.is_over and not last:
+            waited = f"{worker.experiment.patience} evaluations without a better one"
+            return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
 
@@ -247,30 +252,47 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     if outcome.status != "failed":
         worker.writer.wait()
     if outcome.status == "finished":
-        export_final(worker.engine, worker.config, worker.run, worker.context.rank, outcome.step)
+        step = _load_best(worker) if worker.experiment.exports_best else outcome.step
+        export_final(worker.engine, worker.config, worker.run, worker.context.rank, step)
     worker.control.all_true(True)  # every shard is on disk
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
+    worker.gpu.close()
     worker.log.close()
-    worker.batches.close()
-    worker.validation.close()
+    worker.experiment.close()
     worker.engine.close()
     return outcome
 
 
+def _load_best(worker: Worker) -> int:
+    """Go back to the best checkpoint; returns its step. Every worker calls it."""
+    folder = best(worker.checkpoints) if worker.context.rank == 0 else None
+    name = worker.control.from_rank_0("" if folder is None else folder.path.name)
+    chosen = CheckpointFolder(worker.checkpoints.root / name)
+    worker.engine.load_shards(chosen.path)
+    worker.log.event("exports_best", chosen.step, checkpoint=name)
+    return chosen.step
+
+
+def _earlier_costs(worker: Worker, position: Position) -> list[float]:
+    """Costs of the evaluations before this position, as rank 0 wrote them down."""
+    records = read_metrics(worker.run.metrics) if worker.context.rank == 0 and worker.run.metrics.exists() else []
+    figures = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
+    costs = [cost for f in figures if (cost := worker.experiment.cost(f)) is not None]
+    return json.loads(worker.control.from_rank_0(json.dumps(costs)))
+
+
 def validate(worker: Worker, position: Position) -> float | None:
-    """Evaluate on the held-out sequences; returns the loss. Every worker calls it."""
-    totals = evaluate(worker.engine, worker.validation.steps(), worker.control, worker.stop_requested)
-    if not totals:
+    """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
+    figures = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    if not figures:
         return None  # nothing is held out, or a stop was asked for
-    figures = _figures(worker, totals)
     worker.log.write("validation", position.step, epoch=position.epoch, **figures)
-    loss = figures.get("loss")
-    return loss if loss is not None and math.isfinite(loss) else None
+    return worker.experiment.cost(figures)
 
 
-def save(worker: Worker, position: Position, validation_loss: float | None) -> None:
+def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
     rank, config = worker.context.rank, worker.config
     shards = [*worker.engine.copy_shards(), (_rng_file(rank), random_states())]
@@ -278,9 +300,9 @@ def save(worker: Worker, position: Position, validation_loss: float | None) -> N
         position=position,
         world_size=worker.context.world_size,
         seed=config.run.seed,
-        store_checksum=worker.store.checksum,
+        store_checksum=worker.experiment.checksum,
         wandb_run_id=worker.wandb_run_id,
-        validation_loss=validation_loss,
+        validation_cost=validation_cost,
         config=config.model_dump(mode="json"),
         versions=installed_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -288,44 +310,10 @@ def save(worker: Worker, position: Position, validation_loss: float | None) -> N
     )
     worker.writer.write(shards, manifest)
     metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
-    worker.context.report(metrics | ({} if validation_loss is None else {"validation_loss": validation_loss}))
+    worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
 
 
-def measure_features(
-    model: ESM2Autoencoder, batches: TrainingBatches, tokens: int, context: WorkerContext, control: ControlGroup
-) -> None:
-    """Fix the autoencoder's normalisation from the first steps of the first epoch, all workers together."""
-    statistics = model.new_statistics()
-    seen = 0
-    for step in batches.epoch(0):
-        for batch in step.batches:
-            model.measure(batch.to(context.device), statistics)
-        seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
-        if seen >= tokens:
-            break
-    sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-    for index, tensor in enumerate(statistics.tensors):
-        tensor.copy_(sums[str(index)])
-    model.set_normalization(statistics)
-
-
-def _open_batches(config: Config, context: WorkerContext, store: Store) -> tuple[TrainingBatches, ValidationBatches]:
-    training, held_out = split_records(store.sequence_hashes, config.data.validation_share)
-    common: dict[str, Any] = {
-        "data": config.data,
-        "batch": config.batch,
-        "task": config.model.task,
-        "masked_lm": config.model.masked_lm,
-        "rank": context.rank,
-        "world_size": context.world_size,
-    }
-    return (
-        TrainingBatches(store.path, training, seed=config.run.seed, **common),
-        ValidationBatches(store.path, held_out, max_batches=config.training.evaluation_batches, **common),
-    )
-
-
-def _steps_from(batches: TrainingBatches, position: Position, total_steps: int) -> Iterator[StepBatches]:
+def _steps_from(batches: TrainingSteps, position: Position, total_steps: int) -> Iterator[StepBatches]:
     """Every step from this position on, epoch after epoch."""
     epoch, step_in_epoch = position.epoch, position.step_in_epoch
     while True:
@@ -404,6 +392,11 @@ def _log_step(
     )
     if result.skipped:
         worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
+
+
+def _log_gpu(worker: Worker, step: int) -> None:
+    reading = worker.gpu.read(warn=lambda message: worker.log.event("warning", step, message=message))
+    worker.log.write("gpu", step, **reading.figures())
 
 
 def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -116,9 +116,9 @@ def test_loader_processes_change_nothing(store_path, split, task):
 def test_loader_processes_live_through_epochs(store_path, split):
     with training(store_path, split[0], 2) as batches:
         list(batches.epoch(0))
-        before = [process.pid for process in batches._preparer._processes]
+        before = [process.pid for process in batches._source._processes]
         list(batches.epoch(1))
-        assert [process.pid for process in batches._preparer._processes] == before
+        assert [process.pid for process in batches._source._processes] == before
 
 
 @pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
@@ -165,6 +165,20 @@ def test_position_of_other_batches_is_refused_with_the_setting_that_differs(stor
     other = training(store_path, split[0], batch=BatchSection(tokens=1024, global_tokens=2048, packing_window=64))
     with pytest.raises(CheckpointError, match="saved with tokens 512, but now it is 1024"):
         other.resume_from(position)
+
+
+def test_batches_hold_no_more_sequences_than_asked(store_path, split):
+    batch = BATCH.model_copy(update={"batch_size": 2})
+    steps = list(training(store_path, split[0], batch=batch).epoch(0))
+    assert max(part.records.numel() for step in steps for part in step) == 2
+    assert sorted(by_record(steps)) == split[0].tolist()
+
+
+def test_position_of_other_bounds_on_sequences_is_refused(store_path, split):
+    position = training(store_path, split[0]).state(0, 1)
+    bounded = training(store_path, split[0], batch=BATCH.model_copy(update={"batch_size": 2}))
+    with pytest.raises(CheckpointError, match="saved with batch_size 0, but now it is 2"):
+        bounded.resume_from(position)
 
 
 def test_position_after_the_last_step_is_the_next_epoch(store_path, split):
@@ -254,7 +268,7 @@ def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(st
     with training(store_path, split[0], 2) as batches:
         steps = batches.epoch(0)
         next(steps)
-        os.kill(batches._preparer._processes[0].pid, signal.SIGKILL)
+        os.kill(batches._source._processes[0].pid, signal.SIGKILL)
         with pytest.raises(LoaderProcessLost, match="killed by signal 9"):
             list(steps)
         assert contents(batches.epoch(0)) == contents(training(store_path, split[0]).epoch(0))

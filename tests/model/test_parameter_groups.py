@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.parameter_groups import parameter_groups
+from model.parameter_groups import RATE_SHARE, decayed_rates, parameter_groups
 from model.registry import build_model
 from tests.model.support import tiny_section
 
@@ -31,3 +31,22 @@ def test_biases_and_norms_do_not_decay():
 def test_an_empty_group_is_left_out():
     groups = parameter_groups(build_model(tiny_section(frozen=True), seed=0), 0.1)
     assert [group["name"] for group in groups] == ["decay"]
+
+
+def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_after_it():
+    model = build_model(tiny_section("masked_lm"), seed=0)
+    esm = model.backbone.model
+    shares = decayed_rates([[esm.embeddings], *([layer] for layer in esm.encoder.layer)], 0.5)
+    first, last = esm.encoder.layer[0].output.dense.weight, esm.encoder.layer[1].output.dense.weight
+    assert (shares[esm.embeddings.word_embeddings.weight], shares[first], shares[last]) == (0.125, 0.25, 0.5)
+    rates = {id(p): group[RATE_SHARE] for group in parameter_groups(model, 0.1, shares) for p in group["params"]}
+    assert rates[id(first)] == 0.25
+    assert rates[id(model.lm_head.dense.weight)] == 1.0
+
+
+def test_groups_of_one_rate_are_those_without_rates():
+    model = build_model(tiny_section("masked_lm"), seed=0)
+    shares = dict.fromkeys(model.parameters(), 1.0)
+    plain, same = parameter_groups(model, 0.1), parameter_groups(model, 0.1, shares)
+    assert [group["name"] for group in same] == ["decay", "no_decay"]
+    assert [[id(p) for p in g["params"]] for g in plain] == [[id(p) for p in g["params"]] for g in same]

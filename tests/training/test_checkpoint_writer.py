@@ -58,7 +58,7 @@ def test_view_does_not_drag_its_storage_into_the_file(tmp_path):
 def test_last_and_best_are_kept(tmp_path):
     store = CheckpointStore(tmp_path)
     for step, loss in [(1, 0.5), (2, 0.1), (3, 0.4), (4, None), (5, 0.3)]:
-        writer(store).write([("a.pt", torch.ones(1))], a_manifest(step, loss=loss))
+        writer(store).write([("a.pt", torch.ones(1))], a_manifest(step, cost=loss))
     assert [folder.step for folder in store.complete()] == [5, 4, 2]
 
 

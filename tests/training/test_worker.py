@@ -258,7 +258,7 @@ def test_last_and_best_checkpoints_are_kept(store_path, tmp_path):
     )
     train(config, store_path)
     folders = CheckpointStore(run_folder(config).checkpoints).complete()
-    losses = {folder.step: folder.manifest().validation_loss for folder in folders}
+    losses = {folder.step: folder.manifest().validation_cost for folder in folders}
     assert {7, 8} <= losses.keys()
     assert len(losses) <= 3
     assert min(losses.values()) == min(record["loss"] for record in validations(config))
