@@ -9,16 +9,34 @@ the optimizer 8. Activations, buckets and the allocator's slack come on top.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import EsmForMaskedLM
 
+from dataset.label_space import LabelSpace
+from dataset.tokenizers import SequenceTokenizer
+from model.backbones import empty_backbone
 from model.esm2 import read_config
-from model.registry import assemble
+from model.registry import assemble, assemble_classifier
 from train_config.schema import ModelSection
 
 _ADAM_MOMENT_BYTES = 8
 _MASTER_WEIGHT_BYTES = 4
+
+
+class ParameterCount(NamedTuple):
+    """Parameters of a model, and those that the optimizer moves."""
+
+    total: int
+    trainable: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ParameterCount:
+        """Those of a model, which may be on the meta device."""
+        parameters = list(model.parameters())
+        return cls(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
 
 
 @dataclass(frozen=True)
@@ -47,8 +65,8 @@ class MemoryEstimate:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
-def count_parameters(section: ModelSection) -> tuple[int, int]:
-    """All parameters and the trainable ones, counted on the meta device: 15 billion take a fraction of a second.
+def count_parameters(section: ModelSection) -> ParameterCount:
+    """Parameters of a task on residues, counted on the meta device: 15 billion take a fraction of a second.
 
     Raises:
         ConfigError: the backbone's source or size is wrong.
@@ -57,23 +75,36 @@ def count_parameters(section: ModelSection) -> tuple[int, int]:
     config = read_config(section.backbone)
     with torch.device("meta"):
         model = assemble(section, EsmForMaskedLM(config), seed=0)
-    parameters = list(model.parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+    return ParameterCount.of(model)
+
+
+def count_classifier_parameters(
+    section: ModelSection, label_space: LabelSpace, tokenizer: SequenceTokenizer
+) -> ParameterCount:
+    """Parameters of a classifier, counted on the meta device.
+
+    Raises:
+        ConfigError: the backbone's source or size is wrong, or the head or adapter does not go with it.
+        ResourceError: its config is on the hub, which can't be reached.
+    """
+    backbone = empty_backbone(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+    with torch.device("meta"):
+        return ParameterCount.of(assemble_classifier(section, backbone, label_space, tokenizer))
 
 
 def estimate_memory(
-    section: ModelSection, *, stage: int, world_size: int, amp_dtype: str, offload_optimizer: bool = False
+    count: ParameterCount, *, stage: int, world_size: int, amp_dtype: str, offload_optimizer: bool = False
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO.
 
     Args:
-        section: the model.
+        count: of the model.
         stage: ZeRO stage, 0 to 3.
         world_size: devices that the state is divided over.
         amp_dtype: ``bf16``, ``fp16`` or ``none``, as in the training section.
         offload_optimizer: optimizer state in host memory.
     """
-    total, trainable = count_parameters(section)
+    total, trainable = count
     mixed = amp_dtype != "none"
     element_bytes = 2 if mixed else 4
     optimizer_element_bytes = _ADAM_MOMENT_BYTES + (_MASTER_WEIGHT_BYTES if mixed else 0)

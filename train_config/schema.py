@@ -90,7 +90,15 @@ class DataSection(Section):
     max_length: PositiveInt = Field(
         1022,
         description=(
-            "Residues. Longer sequences are cropped at random in training and at the start in validation, and counted."
+            "Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in "
+            "validation, and counted; for the classifier data.crop says how."
+        ),
+    )
+    crop: Literal["random", "start", "ends"] = Field(
+        "random",
+        description=(
+            "What the classifier takes of longer sequences. random: a window, in validation the start; start; ends: "
+            "half from the start and half from the end, for what a protein's ends tell, such as its location."
         ),
     )
     validation_share: Share = Field(
@@ -106,7 +114,7 @@ class DataSection(Section):
 
 
 class BatchSection(Section):
-    """How many tokens go into a step. Special tokens are counted."""
+    """How many tokens, and at most how many sequences, go into a step. Special tokens are counted."""
 
     tokens: PositiveInt = Field(8192, description="Token budget of one packed batch, which one worker takes at once.")
     global_tokens: PositiveInt = Field(
@@ -114,6 +122,13 @@ class BatchSection(Section):
         description=(
             "Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients "
             "accumulate to it, whatever the number of workers."
+        ),
+    )
+    batch_size: PositiveInt | None = Field(
+        None,
+        description=(
+            "Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory "
+            "grows with sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."
         ),
     )
     packing_window: PositiveInt = Field(
@@ -264,6 +279,13 @@ class TrainingSection(Section):
         ),
     )
     tf32: bool = Field(True, description="Use TF32 for what remains fp32 on CUDA.")
+    cudnn_benchmark: bool = Field(
+        False,
+        description=(
+            "Let cuDNN time its kernels on each new shape and keep the fastest. For convolutions whose shapes repeat; "
+            "packed batches rarely have the same twice."
+        ),
+    )
     compile: bool = Field(False, description="torch.compile the model. Pays on CUDA for long runs.")
     deterministic: bool = Field(False, description="Refuse CUDA kernels whose result depends on timing.")
     evaluate_every_steps: PositiveInt = Field(
@@ -280,6 +302,17 @@ class TrainingSection(Section):
         ),
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
+    gpu_log_interval: NonNegativeFloat = Field(
+        0.0, description="Seconds between lines of GPU memory and utilisation in metrics.jsonl; 0 writes none."
+    )
+
+    @model_validator(mode="after")
+    def _repeatable_kernels(self) -> TrainingSection:
+        if self.deterministic and self.cudnn_benchmark:
+            raise ValueError(
+                "cudnn_benchmark chooses kernels by timing them, which deterministic forbids: set one of them to false"
+            )
+        return self
 
 
 class DeepSpeedSection(Section):

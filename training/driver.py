@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dataset.conversion import ensure_store
-from dataset.progress import conversion_bar
+from dataset.progress import ProgressCallback, conversion_bar
 from dataset.store import Store
+from model.memory import ParameterCount, count_parameters
 from monitoring.curves import draw_curves
 from monitoring.metrics_log import read_metrics
 from monitoring.progress import ProgressSink
@@ -27,7 +28,7 @@ from train_config.schema import Config
 from training import cluster
 from training.cluster import Workers
 from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
-from training.data_size import estimate_size, size_of_store
+from training.data_size import DataSize, estimate_size, size_of_store
 from training.engine import check_precision, settings_path
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
@@ -67,7 +68,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     if cluster.find(config.ray) == cluster.LOCAL:
         _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
     with conversion_bar("preparing the data") as progress:
-        store_path = ensure_store(config.data, run.path.parent / "stores", progress)
+        store_path = _prepare_data(config, run, progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
     for remark in remarks:
         warn(remark)
@@ -77,10 +78,37 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing."""
     workers = cluster.place_workers(config.ray, _resources_to_plan_with(config))
-    plan = make_plan(config, workers, estimate_size(config.data))
+    plan = make_plan(config, workers, *_estimate(config))
     print(dump_config(config))
     print("\n".join(plan.lines()))
     return 0
+
+
+def _prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
+    """The folder of the data, made if need be."""
+    if config.model.task != "classifier":
+        return ensure_store(config.data, run.path.parent / "stores", progress)
+    from training.classification import prepare  # here: it loads torchmetrics
+
+    return prepare(config, run, progress)
+
+
+def _measure(config: Config, run: RunFolder, store_path: Path) -> tuple[DataSize, ParameterCount]:
+    """Size of the prepared data and of the model."""
+    if config.model.task != "classifier":
+        return size_of_store(Store(store_path), config.data), count_parameters(config.model)
+    from training.classification import measure
+
+    return measure(config, run, store_path)
+
+
+def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
+    """Size of the data and of the model, with nothing prepared."""
+    if config.model.task != "classifier":
+        return estimate_size(config.data), count_parameters(config.model)
+    from training.classification import estimate
+
+    return estimate(config)
 
 
 def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
@@ -109,7 +137,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
-        plan = make_plan(config, workers, size_of_store(Store(store_path), config.data))
+        plan = make_plan(config, workers, *_measure(config, run, store_path))
         say(f"run {config.run.name}: {run.path}")
         say(
             f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"

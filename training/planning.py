@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.memory import MemoryEstimate, estimate_memory
+from model.memory import MemoryEstimate, ParameterCount, estimate_memory
 from train_config.schema import Config
 from training.cluster import Workers
 from training.data_size import DataSize
@@ -22,6 +22,7 @@ class Plan:
     total_is_exact: bool
     batches_per_step: int
     global_tokens: int
+    max_sequences: int | None
     stage: int
     memory: MemoryEstimate
 
@@ -34,7 +35,7 @@ class Plan:
             f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
             f"cropped          {about}{self.data.cropped_sequences:,} sequences, "
             f"{self.data.cropped_residues:,} residues left out each epoch",
-            f"tokens per step  {self.global_tokens:,} in {self.batches_per_step} packed batches",
+            f"tokens per step  {self._tokens_per_step()}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
             f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",
             f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
@@ -46,8 +47,14 @@ class Plan:
             else []
         )
 
+    def _tokens_per_step(self) -> str:
+        in_batches = f"{self.global_tokens:,} in {self.batches_per_step} packed batches"
+        if self.max_sequences is None:
+            return in_batches
+        return f"at most {in_batches} of {self.max_sequences:,} sequences at most"
 
-def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
+
+def make_plan(config: Config, workers: Workers, data: DataSize, parameters: ParameterCount) -> Plan:
     """Derive the plan.
 
     Raises:
@@ -57,6 +64,9 @@ def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
     settings = deepspeed_settings(config.training, config.deepspeed)
     stage = settings["zero_optimization"]["stage"]
     steps_per_epoch = max(1, -(-data.tokens // config.batch.global_tokens))
+    if config.batch.batch_size is not None:
+        sequences_per_step = config.batch.batch_size * config.batch.batches_per_step
+        steps_per_epoch = max(steps_per_epoch, -(-data.sequences // sequences_per_step))
     return Plan(
         workers=workers,
         data=data,
@@ -65,9 +75,10 @@ def make_plan(config: Config, workers: Workers, data: DataSize) -> Plan:
         total_steps=config.training.max_steps or config.training.epochs * steps_per_epoch,
         batches_per_step=config.batch.batches_per_step,
         global_tokens=config.batch.global_tokens,
+        max_sequences=config.batch.batch_size,
         stage=stage,
         memory=estimate_memory(
-            config.model,
+            parameters,
             stage=stage,
             world_size=workers.count,
             amp_dtype=config.training.amp_dtype,

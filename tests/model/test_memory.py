@@ -39,7 +39,7 @@ def test_sizes_have_the_published_number_of_parameters(name, billions):
     ("stage", "weights", "gradients", "optimizer"), [(0, 2, 2, 12), (1, 2, 2, 3), (2, 2, 0.5, 3), (3, 0.5, 0.5, 3)]
 )
 def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gradients, optimizer):
-    estimate = estimate_memory(tiny_section("masked_lm"), stage=stage, world_size=4, amp_dtype="bf16")
+    estimate = estimate_memory(count_parameters(tiny_section("masked_lm")), stage=stage, world_size=4, amp_dtype="bf16")
     assert estimate.parameter_bytes == pytest.approx(weights * estimate.parameters, abs=1)
     assert estimate.gradient_bytes == pytest.approx(gradients * estimate.trainable_parameters, abs=1)
     assert estimate.optimizer_bytes == pytest.approx(optimizer * estimate.trainable_parameters, abs=1)
@@ -47,7 +47,7 @@ def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gra
 
 
 def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
-    estimate = estimate_memory(tiny_section("masked_lm"), stage=2, world_size=1, amp_dtype="none")
+    estimate = estimate_memory(count_parameters(tiny_section("masked_lm")), stage=2, world_size=1, amp_dtype="none")
     assert (estimate.parameter_bytes, estimate.gradient_bytes) == (
         4 * estimate.parameters, 4 * estimate.trainable_parameters,
     )  # fmt: skip
@@ -56,6 +56,6 @@ def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
 
 def test_offloaded_optimizer_state_is_in_host_memory():
     section = tiny_section("masked_lm")
-    here = estimate_memory(section, stage=2, world_size=2, amp_dtype="bf16")
-    offloaded = estimate_memory(section, stage=2, world_size=2, amp_dtype="bf16", offload_optimizer=True)
+    here = estimate_memory(count_parameters(section), stage=2, world_size=2, amp_dtype="bf16")
+    offloaded = estimate_memory(count_parameters(section), stage=2, world_size=2, amp_dtype="bf16", offload_optimizer=True)
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, here.optimizer_bytes)

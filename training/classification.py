@@ -1,0 +1,258 @@
+"""The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
+
+In: a labelled store (:mod:`dataset.labelled_store`), the run's tokenizer. Out: packed batches with labels, and figures
+of an evaluation that are computed from the predictions of all workers together, not from means of each.
+
+Shape legend: N sequences, C labels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataset.label_space import LabelSpace
+from dataset.labelled_batches import LabelledSource, Labels
+from dataset.labelled_store import LabelledStore, ensure_labelled_store
+from dataset.packed_batch import has_target
+from dataset.progress import ProgressCallback
+from dataset.steps import TrainingSteps, ValidationSteps
+from dataset.token_store import ensure_tokens
+from dataset.tokenizers import load_tokenizer, open_tokenizer
+from model.classification_metrics import classification_figures, probabilities
+from model.classifier import Classifier
+from model.classifier_interchange import export_classifier
+from model.losses import balanced_class_weights
+from model.memory import ParameterCount, count_classifier_parameters
+from model.packed_backbone import layer_groups
+from model.parameter_groups import decayed_rates
+from model.registry import build_classifier
+from model.task import TaskModel
+from train_config.errors import ConfigError
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.collective import ControlGroup
+from training.context import WorkerContext
+from training.data_size import DataSize
+from training.engine import TrainingEngine
+from training.experiment import Experiment
+from training.finishing import load_trained
+from training.metric_sums import MetricSums
+from training.run_folder import RunFolder
+
+BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
+LOWER_IS_BETTER = frozenset({"loss", "mse", "ece"})
+
+
+class ClassificationExperiment(Experiment):
+    """A classifier on a labelled store."""
+
+    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        """Open the labels and the tokens.
+
+        Raises:
+            DataError: they can't be read.
+        """
+        self._config = config
+        self._labelled = LabelledStore(path)
+        self._tokenizer = open_tokenizer(run.tokenizer)
+        self.checksum = self._labelled.checksum
+        tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
+        space = self._labelled.label_space
+        labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
+        data, seed = config.data, config.run.seed
+        training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
+        fixed_crop = "start" if data.crop == "random" else data.crop
+        held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop)
+        place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
+        self.batches = TrainingSteps(training, self._labelled.training, seed=seed, **place)
+        self.validation = ValidationSteps(held_out, self._labelled.validation, **place)
+        self.cropped = training.count_cropped(self._labelled.training)
+
+    def build_model(self) -> TaskModel:
+        """See :func:`model.registry.build_classifier`."""
+        weights = _class_weights(self._labelled) if self._section.class_weights == "balanced" else None
+        return build_classifier(
+            self._config.model, self._config.run.seed, self._labelled.label_space, self._tokenizer, weights
+        )
+
+    def record_name(self, record: int) -> str:
+        """Its id in the store."""
+        return self._labelled.store.id(record)
+
+    def rate_shares(self, model: TaskModel) -> dict[Any, float]:
+        """Layer-wise decay of the backbone's learning rate."""
+        decay = self._config.model.backbone.layer_decay
+        if decay == 1.0:
+            return {}
+        assert isinstance(model, Classifier)
+        return dict(decayed_rates(layer_groups(model.backbone), decay))
+
+    def evaluate(
+        self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
+    ) -> dict[str, float]:
+        """Figures over all held-out records, each counted once, from the predictions of all workers."""
+        found = self._predict(engine, control, stop_requested)
+        if found is None:
+            return {}
+        probabilities_NC, targets, weights, sums = found
+        figures: dict[str, float] = {}
+        if control.rank == 0:
+            kind = self._labelled.label_space.kind
+            figures = engine.module.figures(sums)  # type: ignore[operator]
+            figures |= classification_figures(kind, probabilities_NC, targets, weights)
+        return json.loads(control.from_rank_0(json.dumps(figures)))
+
+    def cost(self, figures: dict[str, float]) -> float | None:
+        """The figure of ``classifier.best_metric``, negated where higher is better.
+
+        Raises:
+            ConfigError: there is no such figure.
+        """
+        name = self._best_metric
+        if name not in figures:
+            names = ", ".join(sorted(k for k, v in figures.items() if isinstance(v, float)))
+            raise ConfigError(f"model.classifier.best_metric: an evaluation has no figure {name!r}; it has {names}")
+        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+
+    @property
+    def patience(self) -> int | None:
+        """``classifier.patience``."""
+        return self._section.patience
+
+    @property
+    def exports_best(self) -> bool:
+        """Where something is held out to judge by."""
+        return len(self.validation) > 0
+
+    @property
+    def _section(self) -> Any:
+        return self._config.model.classifier
+
+    @property
+    def _best_metric(self) -> str:
+        name = self._section.best_metric
+        return BEST_METRIC.get(self._labelled.label_space.kind, "mcc") if name == "auto" else name
+
+    @torch.no_grad()
+    def _predict(
+        self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor]] | None:
+        """(N, C) probabilities and the targets of all held-out records on every worker, and the metric sums."""
+        model: Any = engine.module
+        kind = self._labelled.label_space.kind
+        model.eval()
+        sums = MetricSums()
+        predicted: list[Tensor] = []
+        wanted: list[Tensor] = []
+        weights: list[Tensor] = []
+        stopped = False
+        for batches in self.validation.steps():
+            stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+            if stopped:
+                break
+            for batch in batches:
+                batch = batch.to(engine.device, non_blocking=True)
+                logits, output = model.predict(batch)
+                sums.add(output.metrics)
+                judged = has_target(batch.targets)
+                predicted.append(probabilities(logits[judged], kind).float().cpu())
+                wanted.append(batch.targets[judged].cpu())
+                if batch.weights is not None and kind != "per_residue":
+                    weights.append(batch.weights[judged].cpu())
+        model.train()
+        if stopped or not predicted:
+            return None
+        totals = sums.over_workers(control)
+        return (
+            control.gather_rows(torch.cat(predicted)),
+            control.gather_rows(torch.cat(wanted)),
+            control.gather_rows(torch.cat(weights)) if weights else None,
+            totals,
+        )
+
+
+def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = None) -> Path:
+    """Make, or find, the labelled store and its tokens, and put what names classes and tokens into the run's folder.
+
+    Args:
+        config: the resolved config.
+        run: gets ``tokenizer/`` and ``label_mappings.json``.
+        progress: called while the sequences are read.
+
+    Returns:
+        The labelled store's folder.
+
+    Raises:
+        ConfigError, DataError: the source or its labels are refused.
+    """
+    root = run.path.parent / "stores"
+    path = ensure_labelled_store(config.data, config.model.tokenizer, root, progress)
+    labelled = LabelledStore(path)
+    source = config.model.backbone.source
+    tokenizer = load_tokenizer(config.model.tokenizer, source, lambda: _training_texts(labelled), path)
+    ensure_tokens(labelled.store, tokenizer, path.parent, progress)
+    tokenizer.save(run.tokenizer)
+    labelled.label_space.save(run.path)
+    return path
+
+
+def _training_texts(labelled: LabelledStore) -> list[str]:
+    return [labelled.text(index) for index in labelled.training.tolist()]
+
+
+def _class_weights(labelled: LabelledStore) -> Tensor:
+    space, training = labelled.label_space, labelled.training
+    if space.kind == "per_residue":
+        targets = np.concatenate([labelled.residue_targets(index) for index in training.tolist()])
+    else:
+        targets = labelled.targets[training]
+    return balanced_class_weights(space.kind, torch.from_numpy(targets), space.num_outputs)
+
+
+def measure(config: Config, run: RunFolder, path: Path) -> tuple[DataSize, ParameterCount]:
+    """Training records with their tokens, and the model's parameters, counted.
+
+    Raises:
+        ConfigError: the backbone, the adapter or the head is impossible.
+    """
+    labelled, tokenizer = LabelledStore(path), open_tokenizer(run.tokenizer)
+    tokens = ensure_tokens(labelled.store, tokenizer, path.parent)
+    source = LabelledSource(tokens, None, max_length=config.data.max_length, crop="start")
+    lengths_N, cropped = source.token_lengths(labelled.training), source.count_cropped(labelled.training)
+    size = DataSize(lengths_N.size, int(lengths_N.sum()), cropped.sequences, cropped.residues, exact=True)
+    return size, count_classifier_parameters(config.model, labelled.label_space, tokenizer)
+
+
+def estimate(config: Config) -> tuple[DataSize, ParameterCount]:
+    """What :func:`measure` gives, from data prepared in a folder that is thrown away: labels decide the model's size.
+
+    Raises:
+        ConfigError, DataError: as :func:`prepare`.
+    """
+    with TemporaryDirectory() as folder:
+        run = RunFolder(folder, config.run.name)
+        run.path.mkdir()
+        return measure(config, run, prepare(config, run))
+
+
+def export_trained(
+    state: Mapping[str, Tensor], config: Config, run: RunFolder, folder: Path, facts: dict[str, Any]
+) -> Path:
+    """Write the Hugging Face folder of a classifier in which ``state`` was trained.
+
+    Raises:
+        CheckpointError: the state does not fit the config's model.
+    """
+    tokenizer = open_tokenizer(run.tokenizer)
+    space = LabelSpace.load(run.path)
+    model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
+    load_trained(model, state, run)
+    return export_classifier(model, folder, tokenizer, resolved_config=dump_config(config), facts=facts, overwrite=True)
