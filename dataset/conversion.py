@@ -32,7 +32,7 @@ from dataset.store_format import (
 )
 from dataset.store_writer import StoreWriter
 from train_config.errors import DataError
-from train_config.schema import DataSection, IngestSection
+from train_config.schema import DataSection, IngestSection, SampleSection
 
 SAMPLE = "sample"
 _SAMPLE_BATCH_RECORDS = 512
@@ -63,7 +63,7 @@ def convert(
         DataError: a source or record is refused, or the target exists.
         ResourceError: the disk is full or can't be written.
     """
-    target = _absolute(target)
+    target = absolute(target)
     _refuse_existing(target, overwrite)
     source = FastaSource(sources)
     with exclusive(target):
@@ -89,8 +89,8 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     """
     ready = _source_store(data)
     if ready is not None:
-        return Store(ready, verify="full").path
-    target = _absolute(Path(data.store)) if data.store else _absolute(default_root) / _store_name(data)
+        return _of_residues(Store(ready, verify="full")).path
+    target = absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
     with exclusive(target):
         if target.exists():
             _check_made_of(Store(target, verify="full"), data)
@@ -122,27 +122,30 @@ def _convert_locked(
 def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:
     ingest = Ingest(data.ingest)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for batch in _sample_batches(data):
+        for batch in sample_batches(data.sample):
             block = ingest.clean(batch)
             assert block is not None  # the sample is clean: no policy drops any of it
             writer.add(block)
             if progress is not None:
                 progress(ConversionProgress(0, 0, ingest.counts.records_read))
-        return writer.finish(_sample_source(data), data.ingest, ingest.counts)
+        return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 
 
-def _sample_batches(data: DataSection) -> Iterator[RecordBatch]:
-    records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
+def sample_batches(sample: SampleSection) -> Iterator[RecordBatch]:
+    """The embedded sample as a FASTA file's reader would give it."""
+    records = sample_records(sample.records, sample.families, sample.seed)
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
         ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
         yield RecordBatch.of(ids, sequences)
 
 
-def _sample_source(data: DataSection) -> SampleSource:
-    return SampleSource(**data.sample.model_dump(), generator_version=GENERATOR_VERSION)
+def sample_source(sample: SampleSection) -> SampleSource:
+    """What a manifest says of the embedded sample."""
+    return SampleSource(**sample.model_dump(), generator_version=GENERATOR_VERSION)
 
 
-def _absolute(path: Path) -> Path:
+def absolute(path: Path) -> Path:
+    """The path from the root, with links as they are."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
 
 
@@ -164,21 +167,34 @@ def _source_store(data: DataSection) -> Path | None:
         return None
     if len(data.source) > 1:
         raise DataError(f"{stores[0]}: a store can't be joined with other sources; give it as the only source")
-    if data.store is not None and _absolute(Path(data.store)) != _absolute(Path(stores[0])):
+    if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
         raise DataError(f"{stores[0]}: the source is a store already; leave data.store out")
     return Path(stores[0])
 
 
+def _of_residues(store: Store) -> Store:
+    if store.is_text:
+        raise DataError(f"{store.path}: a store of texts, which classifiers alone can read; give proteins")
+    return store
+
+
 def _store_name(data: DataSection) -> str:
     """Name of the default store: readable, and another one for other files, policies or sample settings."""
-    described: list = [FORMAT_VERSION, data.ingest.model_dump()]
+    described = [FORMAT_VERSION, data.ingest.model_dump()]
     if data.source == [SAMPLE]:
-        stem = SAMPLE
-        described.append(_sample_source(data).model_dump())
-    else:
-        paths = find_files(data.source)
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", paths[0].name.split(".")[0]).strip("-") or "store"
-        described.append([(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths])
+        return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
+    paths = find_files(data.source)
+    return name_of_content(paths[0].name, [*described, file_identities(paths)])
+
+
+def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
+    """What tells files from others without reading them: path, size and time of change."""
+    return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def name_of_content(first_name: str, described: list) -> str:
+    """A readable name of what is made of a file of this name, another one for whatever else is described (as JSON)."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     return f"{stem}-{digest[:12]}"
 
@@ -187,19 +203,20 @@ def _check_made_of(store: Store, data: DataSection) -> None:
     """Refuse a store that was made of something else than the settings say."""
     made_of = store.manifest.source
     if data.source == [SAMPLE]:
-        same = made_of == _sample_source(data)
+        same = made_of == sample_source(data.sample)
     else:
-        same = isinstance(made_of, list) and _same_files(made_of, find_files(data.source))
+        same = isinstance(made_of, list) and same_files(made_of, find_files(data.source))
     remedy = f"choose another data.store, or read this one as it is with data.source {store.path}"
     if not same:
         raise DataError(
-            f"{store.path}: made of {_describe(made_of)}, not of {', '.join(data.source)} as it is; {remedy}"
+            f"{store.path}: made of {describe_source(made_of)}, not of {', '.join(data.source)} as it is; {remedy}"
         )
     if store.manifest.ingest != data.ingest:
         raise DataError(f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {remedy}")
 
 
-def _same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
+def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
+    """Whether the files that something was made of are these."""
     return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
 
 
@@ -213,7 +230,8 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
     return file_xxh128(path) == recorded.xxh128
 
 
-def _describe(source: list[SourceFile] | SampleSource) -> str:
+def describe_source(source: list[SourceFile] | SampleSource) -> str:
+    """What something was made of, for a message."""
     if isinstance(source, SampleSource):
         return f"the sample ({source.records} records, {source.families} families, seed {source.seed})"
     more = f" and {len(source) - 1} more files" if len(source) > 1 else ""

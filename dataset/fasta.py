@@ -100,7 +100,7 @@ class RecordBatch:
         # From the end: a file that fills no batch shares its start with the one after it.
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         if origin is None:
-            return f"record {self.headers[index].decode('ascii')!r}"
+            return f"record {self.headers[index].decode('utf-8')!r}"
         return place_of_record(origin.path, origin.number + index - origin.start, residue)
 
 

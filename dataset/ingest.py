@@ -2,17 +2,20 @@
 
 In: :class:`~dataset.fasta.RecordBatch` and the policies of :class:`~train_config.schema.IngestSection`. Out:
 :class:`CleanBlock`. A batch whose letters are all in the alphabet, which is nearly every one, is checked in one piece;
-only a batch with something to mend is looked at record by record.
+only a batch with something to mend is looked at record by record. Text, which a classifier may read in place of
+residues, is taken as it is.
 
 Shape legend: N records of the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -36,12 +39,14 @@ class CleanBlock:
         residues: all sequences end to end, letters of the alphabet.
         lengths: (N,) uint32, residues of each sequence, none 0.
         hashes: (N,) uint64, XXH3-64 of each sequence.
+        kept: (N,) int64, the place in its batch of each record; None when all of the batch are here.
     """
 
     ids: Lines
     residues: bytes
     lengths: np.ndarray
     hashes: np.ndarray
+    kept: np.ndarray | None = None
 
 
 class Ingest:
@@ -52,17 +57,28 @@ class Ingest:
     record as a duplicate.
     """
 
-    def __init__(self, policies: IngestSection, paths: list[Path] | None = None, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self,
+        policies: IngestSection,
+        paths: list[Path] | None = None,
+        kernel: Kernel | None = None,
+        *,
+        content: Literal["protein", "text"] = "protein",
+        first_place: Callable[[str], str | None] | None = None,
+    ) -> None:
         """Start with no ids seen.
 
         Args:
             policies: what to do with records that are not plain.
-            paths: the files being read, to name the first of two records with one id.
+            paths: the FASTA files being read, to name the first of two records with one id.
             kernel: what is compiled, for many records.
+            content: text is neither checked nor mended.
+            first_place: in place of ``paths``, gives the place of the first record with an id.
         """
         self.counts = IngestCounts()
         self._policies = policies
-        self._paths = paths or []
+        self._is_text = content == "text"
+        self._first_place = first_place or partial(place_of_id, paths or [])
         self._seen = HashSet64(kernel)
         self._next_suffix: dict[bytes, int] = {}
 
@@ -77,7 +93,8 @@ class Ingest:
         if not records.ids.lengths.all():
             index = int(np.argmin(records.ids.lengths))
             raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'")
-        if not records.lengths.all() or not (records.all_stored or all_stored(records.residues)):
+        is_plain = self._is_text or records.all_stored or all_stored(records.residues)
+        if not (is_plain and records.lengths.all()):
             kept, sequences = self._clean_each(batch)
             ids = records.ids.split()
             return self._block(batch, kept, [ids[index] for index in kept], sequences)
@@ -97,11 +114,13 @@ class Ingest:
         """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
         fresh_N = self._seen.add(hashes_of(ids)) if fresh_N is None else fresh_N
         self._settle_ids(batch, kept, ids, fresh_N)
+        kept_N = np.array(kept, dtype=np.int64)
         if not fresh_N.all():
             ids, sequences = list(compress(ids, fresh_N)), list(compress(sequences, fresh_N))
+            kept_N = kept_N[fresh_N]
         if not ids:
             return None
-        return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences))
+        return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences), kept_N)
 
     def _clean_each(self, batch: RecordBatch) -> tuple[list[int], list[bytes]]:
         """Indices and residues of the records that stay, as to their residues."""
@@ -109,7 +128,7 @@ class Ingest:
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []
         for index, raw in enumerate(batch.sequences):
-            cleaned = clean(raw)
+            cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
             if residues is None:
                 continue
@@ -166,8 +185,8 @@ class Ingest:
                     fresh_N[position] = True
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
-        place, first = batch.place(index), place_of_id(self._paths, record_id.decode("ascii"))
-        if first is not None and place.startswith(f"{first},"):
+        place, first = batch.place(index), self._first_place(record_id.decode("utf-8"))
+        if first is not None and f"{place},".startswith(f"{first},"):
             return  # two ids with one hash: this is the first record of its id
         raise DataError(
             f"{place}: the id stands already in {first or 'an earlier record'}; "

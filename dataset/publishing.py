@@ -55,7 +55,7 @@ def published(target: Path) -> Iterator[Path]:
         with writing(target):
             building.mkdir()
             yield building
-            for path in building.iterdir():
+            for path in building.rglob("*"):
                 sync(path)
             sync(building)
             _rename(building, target)

@@ -34,6 +34,7 @@ from dataset.lmdb_index import find_values
 from dataset.store_format import (
     DATA_FILE,
     HEADER_BYTES,
+    TEXT_ALPHABET,
     Frame,
     Kind,
     StoreManifest,
@@ -80,8 +81,13 @@ class Store:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(N,) uint32: residues of each record."""
+        """(N,) uint32: residues of each record; in a store of texts, bytes of UTF-8."""
         return self._file.lengths
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the records are texts and not residues."""
+        return self.manifest.alphabet == TEXT_ALPHABET
 
     @property
     def sequence_hashes(self) -> np.ndarray:
@@ -89,7 +95,7 @@ class Store:
         return self._file.hashes
 
     def sequence(self, index: int) -> np.ndarray:
-        """(L,) uint8: the residues of one record as ASCII, a read-only view of the mapped file.
+        """(L,) uint8: the residues of one record as ASCII (or its text as UTF-8), a read-only view of the mapped file.
 
         Raises:
             IndexError: no such record.
@@ -98,6 +104,15 @@ class Store:
         block, place = self._file.find(index)
         start, end = block.residue_offsets[place : place + 2]
         return block.residues[start:end]
+
+    def text(self, index: int) -> str:
+        """The residues or the text of one record as a string.
+
+        Raises:
+            IndexError: no such record.
+            DataError: the record's block is damaged.
+        """
+        return self.sequence(index).tobytes().decode("utf-8")
 
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
@@ -124,7 +139,7 @@ class Store:
         """
         block, place = self._file.find(index)
         start, end = block.id_offsets[place : place + 2]
-        return block.ids[start:end].tobytes().decode("ascii")
+        return block.ids[start:end].tobytes().decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
         """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks.

@@ -13,11 +13,13 @@ its B-tree), so that a damaged pointer is noticed before LMDB maps the file and 
 =========== ========================================================================================================
 kind        payload
 =========== ========================================================================================================
-BLOCK       n records: residue_offsets (n+1) uint32, id_offsets (n+1) uint32, residues in ASCII, ids in ASCII
+BLOCK       n records: residue_offsets (n+1) uint32, id_offsets (n+1) uint32, residues in ASCII, ids in UTF-8
 LENGTHS     (N,) uint32, residues of each record
 HASHES      (N,) uint64, XXH3-64 (seed 0) of each sequence's residues
 STARTS      (blocks,) uint64, index of the first record of each block
 =========== ========================================================================================================
+
+A store of texts (alphabet :data:`TEXT_ALPHABET`) holds UTF-8 where others hold residues; every length is in bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import json
 import struct
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -41,10 +43,14 @@ try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a c
 except ImportError:
     from zlib import crc32
 
-FORMAT = "esmeray-store"
+Manifest = TypeVar("Manifest", bound=BaseModel)
+
 FORMAT_VERSION = 2
 LMDB_MAJOR = 0
 """``lib_version`` of py-lmdb for the 0.9 engine; LMDB 1.0 writes another file format."""
+
+TEXT_ALPHABET = "utf-8"
+"""``alphabet`` of a store of texts."""
 
 DATA_FILE = "data.mdb"
 MANIFEST_FILE = "manifest.json"
@@ -164,6 +170,7 @@ class StoreManifest(_Record):
     """``manifest.json``.
 
     Attributes:
+        alphabet: the letters that residues may be, or :data:`TEXT_ALPHABET`.
         page_bytes: LMDB's page size.
         checksum: SHA-256 of the content (ids, residues, lengths), the same for the same records however laid out.
         index_pages: the pages of data.mdb that LMDB follows; the rest hold values.
@@ -194,8 +201,13 @@ class StoreManifest(_Record):
 
     def to_json(self) -> str:
         """The text of manifest.json, with the checksum of its own content."""
-        content = self.model_dump(mode="json")
-        return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
+        return signed_json(self)
+
+
+def signed_json(manifest: BaseModel) -> str:
+    """A manifest as JSON, with the checksum of its own content."""
+    content = manifest.model_dump(mode="json")
+    return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
 
 
 def read_manifest(store: Path) -> StoreManifest:
@@ -209,27 +221,45 @@ def read_manifest(store: Path) -> StoreManifest:
         raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
     if not path.is_file():
         raise DataError(f"{store}: not a store, it has no {MANIFEST_FILE}; make one with python -m tools fasta2lmdb")
+    return read_signed(path, StoreManifest, "convert the FASTA again")
+
+
+def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
+    """Read and check what :func:`signed_json` wrote.
+
+    Args:
+        path: the file.
+        model: has fields ``format`` and ``format_version``, whose defaults are what is asked for.
+        remedy: what to do when it does not fit.
+
+    Raises:
+        DataError: it can't be read, is damaged, or of another format or version.
+    """
+    wanted, version = (model.model_fields[name].default for name in ("format", "format_version"))
+
+    def damaged(problem: str) -> DataError:
+        return DataError(f"{path}: damaged: {problem}; {remedy}, or copy the store again")
+
     try:
-        content = json.loads(path.read_bytes())
+        content: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "not JSON") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _damaged(path, f"it does not say format {FORMAT!r}")
-    if content.get("format_version") != FORMAT_VERSION:
-        version = content.get("format_version")
+        raise damaged("not JSON") from error
+    if not isinstance(content, dict) or content.get("format") != wanted:
+        raise damaged(f"it does not say format {wanted!r}")
+    if content.get("format_version") != version:
+        found = content.get("format_version")
         raise DataError(
-            f"{store}: a store of format version {version!r}, this Esmeray reads version {FORMAT_VERSION}; "
-            "convert the FASTA again"
+            f"{path.parent}: a store of format version {found!r}, this Esmeray reads version {version}; {remedy}"
         )
     digest = content.pop("manifest_sha256", None)
     if digest != _digest(content):
-        raise _damaged(path, "its checksum does not hold")
+        raise damaged("its checksum does not hold")
     try:
-        return StoreManifest.model_validate(content)
+        return model.model_validate(content)
     except ValidationError as error:
-        raise _damaged(path, f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
+        raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
@@ -268,7 +298,3 @@ def file_xxh128(path: Path) -> str:
 def _digest(content: dict[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _damaged(path: Path, problem: str) -> DataError:
-    return DataError(f"{path}: damaged: {problem}; convert the FASTA again, or copy the store again")

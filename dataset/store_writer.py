@@ -69,15 +69,19 @@ _SYNC_FILE_RANGE_WRITE = 2
 class StoreWriter:
     """Writes one store into an empty folder."""
 
-    def __init__(self, folder: Path, target: Path, map_size_bytes: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, target: Path, map_size_bytes: int | None = None, alphabet: str = STORE_ALPHABET
+    ) -> None:
         """Create data.mdb.
 
         Args:
             folder: where the files go.
             target: what the store will be called, for messages.
             map_size_bytes: size that LMDB's map starts with; doubled as often as needed.
+            alphabet: what the blocks hold; :data:`~dataset.store_format.TEXT_ALPHABET` for texts.
         """
         self._folder = folder
+        self._alphabet = alphabet
         self._target = target
         self._environment = self._open(map_size_bytes or DEFAULT_MAP_SIZE_BYTES)
         self._mapped_bytes = 0
@@ -100,7 +104,7 @@ class StoreWriter:
         parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
         num_bytes = sum(map(len, parts)) + HEADER_BYTES
         if num_bytes > MAX_VALUE_BYTES:
-            ids = [record_id.decode("ascii") for record_id in block.ids.split()]
+            ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
             _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
         key = key_bytes(len(self._starts))
         self._put(_Value(key, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
@@ -154,7 +158,7 @@ class StoreWriter:
             num_records=self._num_records,
             num_residues=int(lengths.sum(dtype=np.int64)),
             num_blocks=len(self._starts),
-            alphabet=STORE_ALPHABET,
+            alphabet=self._alphabet,
             checksum=checksum,
             data_bytes=data_file.stat().st_size,
             data_xxh128=file_xxh128(data_file),

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,10 +17,13 @@ import pytest
 
 from dataset import background_thread, read_ahead, store_writer
 from dataset.conversion import convert, ensure_store
+from dataset.ingest import CleanBlock
 from dataset.progress import ConversionProgress
+from dataset.records import Lines, hashes_of, lengths_of
 from dataset.sample import sample_records
 from dataset.store import Store
-from dataset.store_format import DATA_FILE, MANIFEST_FILE
+from dataset.store_format import DATA_FILE, MANIFEST_FILE, TEXT_ALPHABET, IngestCounts
+from dataset.store_writer import StoreWriter
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.store_fixtures import write_fasta
@@ -232,6 +236,18 @@ def test_a_store_may_be_given_as_the_source(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(DataError, match="only source"):
         ensure_store(DataSection(source=[str(store), "sample"]), tmp_path)
+
+
+def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
+    with closing(StoreWriter(tmp_path, tmp_path, alphabet=TEXT_ALPHABET)) as writer:
+        text = "Grüße".encode()
+        writer.add(CleanBlock(Lines.of(["é".encode()]), text, lengths_of([text]), hashes_of([text])))
+        writer.finish([], IngestSection(), IngestCounts())
+    store = Store(tmp_path)
+    assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7])
+    assert store.is_text
+    with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
+        ensure_store(DataSection(source=[str(tmp_path)]), tmp_path / "elsewhere")
 
 
 def test_a_damaged_store_is_refused_when_a_run_wants_it(tmp_path):

@@ -93,3 +93,18 @@ def test_a_header_inside_a_sequence_line_is_refused_under_every_policy(policy):
 def test_an_empty_id_is_refused(header, problem):
     with pytest.raises(DataError, match=problem):
         Ingest(IngestSection()).clean(batch(("a", "MK"), (header, "MK")))
+
+
+def test_a_block_says_which_records_of_its_batch_are_in_it():
+    ingest = Ingest(IngestSection(bad_characters="skip", duplicate_ids="first"))
+    assert ingest.clean(batch(("a", "MK"), ("b", "MV"))).kept is None
+    block = ingest.clean(batch(("c", "MK"), ("a", "MV"), ("d", "M-"), ("e", "ML")))
+    assert pairs(block) == [("c", "MK"), ("e", "ML")]
+    assert block.kept.tolist() == [0, 3]
+
+
+def test_text_is_taken_as_it_is():
+    ingest = Ingest(IngestSection(duplicate_ids="rename", empty_sequences="skip"), content="text")
+    block = ingest.clean(batch(("a", "well, é *"), ("a", "j>"), ("b", "")))
+    assert pairs(block) == [("a", "well, é *"), ("a.2", "j>")]
+    assert applied(ingest) == {"records_skipped_empty": 1, "ids_renamed": 1}
