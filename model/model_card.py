@@ -40,7 +40,7 @@ def model_card(model: TaskModel, facts: Mapping[str, Any]) -> str:
         pipeline_tag="feature-extraction" if is_autoencoder else "fill-mask",
         tags=["protein", "esm2", "esmeray", "autoencoder" if is_autoencoder else "masked-lm"],
     )
-    sections = [_description(model), *(_section(name, value) for name, value in _with_versions(facts).items())]
+    sections = [_description(model), *(card_section(name, value) for name, value in with_versions(facts).items())]
     example = _OPEN_AUTOENCODER if is_autoencoder else _OPEN_MASKED_LM
     sections.append(f"## How to open it\n\n```python\n{example}```\n")
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(sections)))
@@ -58,14 +58,16 @@ def _description(model: TaskModel) -> str:
     return f"# ESM-2 masked language model\n\nAn ESM-2 with {size}, which predicts hidden residues of proteins.\n"
 
 
-def _with_versions(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_versions(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts and, last, the versions of the libraries."""
     return {
         **facts,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})},
     }
 
 
-def _section(name: str, value: Any) -> str:
+def card_section(name: str, value: Any) -> str:
+    """A heading and a text, or a table of what a mapping holds."""
     title = f"## {name.replace('_', ' ').capitalize()}\n\n"
     if not isinstance(value, Mapping):
         return f"{title}{value}\n"

@@ -1,0 +1,78 @@
+"""Tiny classifiers, and labelled files for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataset.label_space import LabelSpace
+from dataset.tokenizers import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
+from model.classifier import Classifier
+from model.registry import build_classifier
+from tests.model.support import random_sequences
+from train_config.loading import dump_config
+from train_config.schema import Config, ModelSection
+
+NAMES = {
+    "multiclass": ("cytoplasm", "membrane", "nucleus"),
+    "binary": ("no", "yes"),
+    "multilabel": ("GO:1", "GO:2", "GO:3"),
+    "regression": ("stability", "activity"),
+    "per_residue": ("C", "E", "H"),
+}
+TEXTS = ["a cell divides", "the nucleus holds DNA", "membranes are thin", "x"]
+_SIZE = {"layers": 2, "hidden_size": 32, "heads": 4}
+
+
+def tiny_classifier(
+    source: str = "esm2_t6_8M", kind: str = "multiclass", seed: int = 0, **settings: Any
+) -> tuple[Classifier, SequenceTokenizer]:
+    """A classifier with drawn weights, none of them 0, in evaluation mode; for text where the source is a decoder.
+
+    Args:
+        source: as of model.backbone.
+        kind: of the labels.
+        seed: of all weights.
+        settings: of ``backbone`` and ``classifier``, as dictionaries.
+    """
+    is_folder = Path(source).is_dir()
+    backbone = {"source": source, **({} if is_folder else _SIZE), **settings.get("backbone", {})}
+    section = ModelSection.model_validate(
+        {"task": "classifier", "backbone": backbone, "classifier": settings.get("classifier", {})}
+    )
+    for_proteins = is_folder or source in ("esm2_t6_8M", "bert")
+    tokenizer: SequenceTokenizer = EsmSequenceTokenizer() if for_proteins else train_bpe(TEXTS, 300)
+    model = build_classifier(section, seed, LabelSpace(kind, NAMES[kind]), tokenizer)  # type: ignore[arg-type]
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not name.endswith("embeddings.weight"):
+                parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
+    return model.eval(), tokenizer
+
+
+def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
+    """The config of such a classifier's run."""
+    labels = {"kind": kind, **data.pop("labels", {})}
+    content = {"max_length": 100, **data, "labels": labels}
+    return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 20}}})
+
+
+def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:
+    """An exported tiny classifier, whose kind is that of the config."""
+    from model.classifier_interchange import export_classifier
+
+    config = classifier_config() if config is None else config
+    model, tokenizer = tiny_classifier(kind=config.data.labels.kind, **settings)
+    return export_classifier(model, folder, tokenizer, resolved_config=dump_config(config))
+
+
+def labelled_fasta(path: Path, lengths: list[int], kind: str = "multiclass", seed: int = 0) -> Path:
+    """Sequences of these lengths, their labels in turn as word 1 of the header."""
+    names = NAMES[kind]
+    sequences = random_sequences(lengths, seed)
+    records = (f">p{n} {names[n % len(names)]}\n{sequence}\n" for n, sequence in enumerate(sequences))
+    path.write_text("".join(records))
+    return path

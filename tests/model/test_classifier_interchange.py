@@ -1,0 +1,231 @@
+"""An exported classifier opens with transformers and peft alone, gives the same outputs, and is restored whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from dataset.tokenizers import EsmSequenceTokenizer
+from model.classifier_interchange import export_classifier, load_classifier
+from model.lora import is_adapted
+from tests.classifiers import NAMES, TEXTS, tiny_classifier
+from tests.model.support import random_sequences, save_network
+from tests.model.test_esm2 import Malicious
+from train_config.errors import ConfigError, DataError
+
+PROTEINS = random_sequences([25, 3, 60])
+KINDS = list(NAMES)
+LORA = {"rank": 4, "targets": ["attention"]}
+
+
+def packed(tokenizer, text):
+    from dataset.packed_batch import PackedBatch
+
+    inner, _ = tokenizer.encode([text])
+    tokens = torch.tensor([*tokenizer.prefix, *inner.tolist(), *tokenizer.suffix])
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+    return PackedBatch(tokens, bounds, len(tokens), torch.arange(len(tokens)), torch.zeros(1, dtype=torch.int64))
+
+
+def card_logits(folder: Path, text: str) -> torch.Tensor:
+    """What the last Python lines of the card compute, for this text."""
+    lines = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[-1]
+    assert "esmeray" not in lines and "from model" not in lines and "from dataset" not in lines
+    lines = lines.replace('"FOLDER"', repr(str(folder)))
+    lines, replaced = re.subn(r'tokenizer\(".*?", ', f"tokenizer({text!r}, ", lines)
+    assert replaced == 1
+    names: dict = {}
+    exec(compile(lines, "card", "exec"), names)  # noqa: S102
+    return names["logits"]
+
+
+@torch.no_grad()
+def own_logits(model, tokenizer, text):
+    logits = model.logits(packed(tokenizer, text))
+    if not model.per_residue:
+        return logits[0]
+    return logits[len(tokenizer.prefix) : len(logits) - len(tokenizer.suffix)]
+
+
+def assert_card_gives_the_same(folder, model, tokenizer):
+    for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+        expected = own_logits(model, tokenizer, text)
+        torch.testing.assert_close(card_logits(folder, text), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["none", "merged", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+def test_the_card_rebuilds_the_outputs_without_esmeray(tmp_path, source, form):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert (folder / "adapter_config.json").exists() == (form == "adapter")
+    assert_card_gives_the_same(folder, model, tokenizer)
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last", "light_attention"])
+def test_the_card_knows_every_pooling_and_head(tmp_path, pooling, head):
+    model, tokenizer = tiny_classifier(classifier={"pooling": pooling, "head": head, "light_attention_kernel": 4})
+    assert_card_gives_the_same(export_classifier(model, tmp_path / "model", tokenizer), model, tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_card_knows_every_kind_of_labels(tmp_path, kind):
+    model, tokenizer = tiny_classifier(kind=kind)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert_card_gives_the_same(folder, model, tokenizer)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.id2label == dict(enumerate(NAMES[kind])) and config.num_labels == len(NAMES[kind])
+    assert config.label2id == {name: index for index, name in enumerate(NAMES[kind])}
+
+
+@pytest.mark.parametrize("form", ["none", "merged", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+def test_a_classifier_is_restored_whole(tmp_path, source, form):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora, classifier={"head": "mlp"})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    before = torch.random.get_rng_state()
+    restored, same_tokenizer = load_classifier(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not restored.training and is_adapted(restored.backbone) == (form == "adapter")
+    assert (restored.section, restored.label_space) == (model.section, model.label_space)
+    assert same_tokenizer.fingerprint == tokenizer.fingerprint
+    for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+        expected, actual = own_logits(model, tokenizer, text), own_logits(restored, same_tokenizer, text)
+        if form == "merged":
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        else:
+            assert torch.equal(actual, expected)
+
+
+def test_a_padded_classifier_is_restored_as_one(tmp_path):
+    model, tokenizer = tiny_classifier("bert", backbone={"padded": True})
+    restored, _ = load_classifier(export_classifier(model, tmp_path / "model", tokenizer))
+    assert type(restored.backbone) is type(model.backbone)
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path, form):
+    save_network(tmp_path / "base")
+    model, tokenizer = tiny_classifier(str(tmp_path / "base"), backbone={"lora": {**LORA, "export": form}})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert not (folder / "base").exists()
+    assert_card_gives_the_same(folder, model, tokenizer)
+    if form == "adapter":
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(tmp_path / "base")
+        assert not (folder / "model.safetensors").exists()
+        (tmp_path / "base").rename(tmp_path / "gone")
+        with pytest.raises(DataError, match=r"the base of the adapter, .*base, is gone"):
+            load_classifier(folder)
+
+
+def test_the_tokenizer_in_the_folder_is_that_of_transformers(tmp_path):
+    for source in ("esm2_t6_8M", "bert", "qwen2"):
+        model, tokenizer = tiny_classifier(source)
+        automatic = AutoTokenizer.from_pretrained(export_classifier(model, tmp_path / source, tokenizer))
+        for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+            assert automatic(text)["input_ids"] == packed(tokenizer, text).tokens.tolist()
+
+
+def test_nothing_of_esmeray_is_left_in_the_backbone_s_config(tmp_path):
+    for source in ("esm2_t6_8M", "bert", "qwen2"):
+        model, tokenizer = tiny_classifier(source)
+        text = (export_classifier(model, tmp_path / source, tokenizer) / "config.json").read_text()
+        assert "esmeray" not in text and "_attn_implementation" not in text
+
+
+def test_an_export_leaves_the_model_as_it_was(tmp_path):
+    model, tokenizer = tiny_classifier(backbone={"lora": LORA})
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    export_classifier(model, tmp_path / "model", tokenizer)
+    state = model.state_dict()
+    assert state.keys() == before.keys() and all(torch.equal(state[name], before[name]) for name in before)
+    assert model.training and model.backbone.config.num_labels == 2
+    assert trainable == [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_no_file_of_an_export_is_a_pickle(tmp_path, form):
+    model, tokenizer = tiny_classifier(backbone={"lora": {**LORA, "export": form}})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".txt", ".md"}
+    (folder / "pytorch_model.bin").write_bytes(__import__("pickle").dumps(Malicious(tmp_path / "pwned")))
+    load_classifier(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_card_and_config_tell_of_the_run(tmp_path):
+    model, tokenizer = tiny_classifier()
+    facts = {"data": "10,000 proteins", "metrics": {"mcc": 0.912345678}}
+    folder = export_classifier(model, tmp_path / "model", tokenizer, "run:\n  name: a\n", facts)
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for words in ("cytoplasm, membrane, nucleus", "10,000 proteins", "| mcc | 0.912346 |", "| torch |"):
+        assert words in card
+    assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
+
+
+def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    with pytest.raises(ConfigError, match="exists"):
+        export_classifier(model, folder, tokenizer)
+    other, _ = tiny_classifier(kind="binary")
+    export_classifier(other, folder, EsmSequenceTokenizer(), overwrite=True)
+    assert load_classifier(folder)[0].label_space.kind == "binary"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.classifier_interchange.classifier_card", interrupt)
+    model, tokenizer = tiny_classifier()
+    with pytest.raises(KeyboardInterrupt):
+        export_classifier(model, tmp_path / "model", tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_classifier_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no classifier"):
+        load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("classifier_config.json", '"format_version": 1', '"format_version": 2', "format version 2"),
+        ("classifier_config.json", '"pooling"', '"pulling"', "is damaged"),
+        ("classifier_config.json", "{", "", "is damaged"),
+        ("classifier_config.json", '"linear"', '"mlp"', "does not fit"),
+        ("label_mappings.json", "{", "", "damaged"),
+    ],
+)
+def test_damaged_settings_are_refused(tmp_path, file, old, new, message):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match=message):
+        load_classifier(folder)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    (folder / "classifier.safetensors").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"classifier\.safetensors can't be read"):
+        load_classifier(folder)
