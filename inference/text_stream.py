@@ -1,0 +1,110 @@
+"""Ids and texts of files that are to be predicted, a few thousand records at a time, in their order.
+
+In: FASTA, CSV, TSV or Parquet, and where in a table ids and texts stand. Out: parts, with residues and ids checked by
+the policies of the config as for training (:mod:`dataset.ingest`). What is kept in memory is one part, and 8 bytes for
+each id, so that one that repeats is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from dataset.ingest import CleanBlock, Ingest
+from dataset.labelled_file import find_labelled_files
+from dataset.labelled_parts import FastaParts, TableParts, place_in_file
+from dataset.store_format import IngestCounts
+from dataset.table import is_table_name
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.schema import IngestSection
+
+
+class TextPart(NamedTuple):
+    """Some records.
+
+    Attributes:
+        ids: unique among all parts.
+        texts: of each.
+        share: of the files' bytes that is read by now, 0 to 1.
+    """
+
+    ids: list[str]
+    texts: list[str]
+    share: float
+
+
+class TextStream:
+    """Files to be predicted.
+
+    Attributes:
+        counts: what was changed or left out so far.
+    """
+
+    def __init__(
+        self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
+    ) -> None:
+        """Find the files; read nothing yet.
+
+        Args:
+            sources: files, folders and globs.
+            labels: the columns of ids and texts, and what to do without a text.
+            tokenizer: what texts hold; residues are checked and mended.
+            ingest: policies for residues and for ids that are there twice.
+
+        Raises:
+            DataError: a name stands for nothing, or for a kind of file that can't be read.
+        """
+        self._paths = find_labelled_files(sources)
+        self._labels = labels
+        self._content = tokenizer.content
+        self._ingest = Ingest(ingest, content=tokenizer.content, first_place=self._first_place)
+
+    @property
+    def counts(self) -> IngestCounts:
+        """What was changed or left out so far."""
+        return self._ingest.counts
+
+    def __iter__(self) -> Iterator[TextPart]:
+        """The records that stay, in order; to be gone through once.
+
+        Raises:
+            DataError: a file can't be read, or a record is refused.
+        """
+        bytes_before, bytes_total = 0, sum(path.stat().st_size for path in self._paths)
+        for path, parts in self._files():
+            for part in parts:
+                self.counts.records_read += part.num_empty
+                self.counts.records_skipped_empty += part.num_empty
+                block = self._ingest.clean(part.batch) if len(part.batch) else None
+                if block is not None:
+                    ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
+                    share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
+                    yield TextPart(ids, _texts(block), share)
+            bytes_before += path.stat().st_size
+
+    def _files(self) -> Iterator[tuple[Path, FastaParts | TableParts]]:
+        rows_before = 0
+        for path in self._paths:
+            if not is_table_name(path):
+                yield path, FastaParts(path, self._labels, with_labels=False)
+                continue
+            table = TableParts(path, self._labels, self._content, with_labels=False, rows_before=rows_before)
+            yield path, table
+            rows_before += table.num_rows
+
+    def _first_place(self, record_id: str) -> str | None:
+        """Where the first record with an id stands: read again, since it is only asked for before a refusal."""
+        wanted = record_id.encode("utf-8")
+        for path, parts in self._files():
+            for part in parts:
+                ids = part.batch.records.ids
+                if wanted in ids.text and wanted in (found := ids.split()):
+                    return place_in_file(path, part.numbers[found.index(wanted)])
+        return None
+
+
+def _texts(block: CleanBlock) -> list[str]:
+    ends = accumulate(block.lengths.tolist(), initial=0)
+    return [block.residues[start:end].decode("utf-8") for start, end in pairwise(ends)]

@@ -1,0 +1,83 @@
+"""Files are read part by part with the policies of training, in their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.text_stream import TextStream
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.errors import DataError
+from train_config.schema import IngestSection
+
+
+def stream(*paths, content="protein", labels=None, **ingest) -> TextStream:
+    return TextStream(
+        [str(path) for path in paths],
+        LabelsSection(**(labels or {})),
+        TokenizerSection(content=content),
+        IngestSection(**ingest),
+    )
+
+
+def records(found: TextStream) -> list[tuple[str, str]]:
+    return [record for part in found for record in zip(part.ids, part.texts, strict=True)]
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    (tmp_path / "a.fasta").write_text(">p1 x\nmkta*\n>p2\nMJ\n>p3\nAC\n")
+    return tmp_path / "a.fasta"
+
+
+def test_residues_are_mended_and_counted_as_for_training(fasta):
+    found = stream(fasta)
+    assert records(found) == [("p1", "MKTA"), ("p2", "MX"), ("p3", "AC")]
+    assert (found.counts.records_read, found.counts.stops_dropped, found.counts.j_to_x) == (3, 1, 1)
+
+
+def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp_path):
+    (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
+    (tmp_path / "c.tsv").write_text("sequence\nAY\n")
+    found = stream(fasta, tmp_path / "b.csv", tmp_path / "c.tsv")
+    assert [record_id for record_id, _ in records(found)] == ["p1", "p2", "p3", "row1", "row2", "row3"]
+
+
+def test_text_is_taken_as_it_stands(tmp_path):
+    (tmp_path / "a.csv").write_text('name,said\nx,"Grüße, *Ünï* j"\n')
+    found = stream(tmp_path / "a.csv", content="text", labels={"id_column": "name", "text_column": "said"})
+    assert records(found) == [("x", "Grüße, *Ünï* j")]
+
+
+def test_a_repeated_id_is_refused_with_both_places(tmp_path):
+    path = tmp_path / "a.fasta"
+    path.write_text(">p1\nMK\n>p2\nMK\n>p1\nTA\n")
+    with pytest.raises(DataError, match=r"the id stands already in .*a\.fasta, line 1.*duplicate_ids"):
+        records(stream(path))
+
+
+def test_a_repeated_id_of_a_later_file_is_refused_with_the_first(fasta, tmp_path):
+    (tmp_path / "b.csv").write_text("id,sequence\nq,MK\np3,TA\n")
+    with pytest.raises(DataError, match=r"b\.csv, row 2.*stands already in .*a\.fasta"):
+        records(stream(fasta, tmp_path / "b.csv", labels={"id_column": "id"}))
+
+
+def test_repeated_ids_can_be_dropped_or_renamed(tmp_path):
+    path = tmp_path / "a.fasta"
+    path.write_text(">p1\nMK\n>p1\nTA\n")
+    found = stream(path, duplicate_ids="first")
+    assert records(found) == [("p1", "MK")] and found.counts.records_skipped_duplicate_id == 1
+    assert records(stream(path, duplicate_ids="rename")) == [("p1", "MK"), ("p1.2", "TA")]
+
+
+def test_rows_without_a_text_are_counted_where_they_may_be_skipped(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,sequence\na,MK\nb,\nc,TA\n")
+    found = stream(path, labels={"empty_texts": "skip", "id_column": "id"})
+    assert records(found) == [("a", "MK"), ("c", "TA")]
+    assert (found.counts.records_read, found.counts.records_skipped_empty) == (3, 1)
+
+
+def test_the_share_that_is_read_ends_at_one(fasta, tmp_path):
+    (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
+    shares = [part.share for part in stream(fasta, tmp_path / "b.csv")]
+    assert shares == sorted(shares) and shares[-1] == 1.0
