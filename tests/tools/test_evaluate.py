@@ -1,0 +1,140 @@
+"""``python -m tools evaluate``: figures of a labelled file by the settings of the run, and a report that holds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference.classification import ClassifierPipeline
+from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
+from tests.model.support import random_sequences
+
+LENGTHS = [30, 4, 90, 12, 90, 5, 8, 22, 17]
+HEADER = {"header_field": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return export_tiny(tmp_path_factory.mktemp("model") / "model", classifier_config(labels=HEADER))
+
+
+@pytest.fixture
+def proteins(tmp_path) -> Path:
+    return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
+
+
+def evaluation(folder: Path) -> dict:
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_the_figures_are_those_of_the_predictions(command, model, proteins, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = command("evaluate", model, proteins)
+    assert outcome.code == 0, outcome.err
+    found = evaluation(tmp_path / "evaluation-proteins")
+    predictions = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS)).labels()
+    truth = [NAMES["multiclass"][number % 3] for number in range(len(LENGTHS))]
+    accuracy = np.mean([one == other for one, other in zip(predictions, truth, strict=True)])
+    assert found["figures"]["accuracy"] == pytest.approx(accuracy)
+    assert (found["records"], found["bootstrap"]["samples"]) == (9, 20)
+    for words in ("accuracy", f"{accuracy:.4f}", "mcc", "evaluation-proteins/report.md"):
+        assert words in outcome.out, words
+    assert "Matthews correlation" in (tmp_path / "evaluation-proteins" / "report.md").read_text()
+
+
+def test_settings_can_be_given_anew(command, model, tmp_path):
+    sequences = random_sequences(LENGTHS)
+    lines = [f"{text},{NAMES['multiclass'][number % 3]}" for number, text in enumerate(sequences)]
+    (tmp_path / "a.csv").write_text("sequence,where\n" + "\n".join(lines) + "\n")
+    arguments = ("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
+    assert command(*arguments, "--data.labels.label_columns", "where").code == 0
+    assert evaluation(tmp_path / "r")["records"] == 9
+    outcome = command(*arguments)
+    assert outcome.code == 3 and "data.labels.label_columns" in outcome.err
+
+
+def test_a_label_that_the_model_does_not_know_is_refused_or_left_out(command, model, proteins, tmp_path):
+    proteins.write_text(proteins.read_text() + ">strange vacuole\nMKTA\n")
+    arguments = ("evaluate", model, proteins, "--output", tmp_path / "r")
+    outcome = command(*arguments)
+    assert outcome.code == 3 and outcome.err.count("\n") == 1
+    for words in ("strange", "'vacuole'", "--data.labels.unseen_labels skip"):
+        assert words in outcome.err, words
+    outcome = command(*arguments, "--data.labels.unseen_labels", "skip")
+    assert outcome.code == 0 and "1 records unseen label" in outcome.out
+    assert evaluation(tmp_path / "r")["records"] == 9
+
+
+def test_a_part_of_a_table_is_chosen_by_its_split_column(command, model, tmp_path):
+    sequences, names = random_sequences(LENGTHS), NAMES["multiclass"]
+    parts = ["train", "valid", "test"]
+    rows = [f"{text},{names[n % 3]},{parts[n // 3]}" for n, text in enumerate(sequences)]
+    (tmp_path / "a.csv").write_text("sequence,label,part\n" + "\n".join(rows) + "\n")
+    arguments = ("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r", "--part", "test")
+    outcome = command(*arguments, "--data.labels.split", "column", "--data.labels.split_column", "part")
+    assert outcome.code == 0, outcome.err
+    assert evaluation(tmp_path / "r")["records"] == 3
+    outcome = command(*arguments)
+    assert outcome.code == 2 and "--part test needs a split column" in outcome.err
+
+
+@pytest.mark.parametrize("crop", ["start", "ends"])
+def test_cropped_residues_are_not_judged(command, tmp_path, crop):
+    sequences = random_sequences([30, 5])
+    config = classifier_config("per_residue", max_length=20, crop=crop, labels=HEADER)
+    model = export_tiny(tmp_path / "model", config)
+    letters = ClassifierPipeline.load(model, device="cpu").predict(sequences).labels()
+    # What is predicted is right, and what is cropped is of another class in the file.
+    truth = [one.replace("?", "H") for one in letters]
+    (tmp_path / "a.fasta").write_text("".join(f">p{n} {truth[n]}\n{text}\n" for n, text in enumerate(sequences)))
+    outcome = command("evaluate", model, tmp_path / "a.fasta", "--output", tmp_path / "r")
+    assert outcome.code == 0, outcome.err
+    found = evaluation(tmp_path / "r")
+    assert found["figures"]["accuracy"] == 1.0 and found["residues"] == 25
+    assert found["counts"]["records_cropped"] == 1
+
+
+@pytest.mark.parametrize("kind", ["binary", "multilabel", "regression"])
+def test_every_kind_is_evaluated(command, tmp_path, kind):
+    labels = {"label_columns": list(NAMES["regression"])} if kind == "regression" else {}
+    model = export_tiny(tmp_path / "model", classifier_config(kind, labels=labels))
+    head, cell = "label", lambda n: NAMES[kind][n % 2]
+    if kind == "multilabel":
+        cell = lambda n: ";".join(NAMES[kind][: 1 + n % 3])  # noqa: E731
+    elif kind == "regression":
+        head, cell = "stability,activity", lambda n: f"{n / 3},{-n % 4}"
+    rows = [f"{text},{cell(n)}" for n, text in enumerate(random_sequences(LENGTHS))]
+    (tmp_path / "a.csv").write_text(f"sequence,{head}\n" + "\n".join(rows) + "\n")
+    outcome = command("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
+    assert outcome.code == 0, outcome.err
+    wanted = {"binary": "mcc", "multilabel": "fmax", "regression": "spearman"}[kind]
+    assert wanted in evaluation(tmp_path / "r")["figures"] and wanted in outcome.out
+
+
+def test_columns_of_another_model_are_refused(command, tmp_path):
+    labels = {"label_columns": list(NAMES["regression"])}
+    model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
+    (tmp_path / "a.csv").write_text("sequence,activity,stability\nMK,1,2\nTA,2,3\n")
+    arguments = ("evaluate", model, tmp_path / "a.csv", "--data.labels.label_columns", "activity", "stability")
+    outcome = command(*arguments)
+    assert outcome.code == 2 and "the model has stability, activity in this order" in outcome.err
+
+
+def test_the_kind_can_not_be_another_one(command, model, proteins):
+    outcome = command("evaluate", model, proteins, "--data.labels.kind", "regression")
+    assert outcome.code == 2 and "the model was trained for multiclass" in outcome.err
+
+
+def test_baselines_are_fitted_on_the_run_s_own_source(command, tmp_path):
+    training = labelled_fasta(tmp_path / "training.fasta", [20 + n for n in range(30)], seed=5)
+    config = classifier_config(labels=HEADER, source=[str(training)])
+    model = export_tiny(tmp_path / "model", config)
+    proteins = labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
+    outcome = command("evaluate", model, proteins, "--output", tmp_path / "r", "--baselines")
+    assert outcome.code == 0, outcome.err
+    baselines = evaluation(tmp_path / "r")["baselines"]
+    assert "majority class" in baselines and "majority class" in outcome.out
+    assert baselines["majority class"]["figures"]["accuracy"] == pytest.approx(1 / 3)

@@ -1,0 +1,172 @@
+"""Score a trained classifier on a labelled file.
+
+Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
+folder: report.md to read, evaluation.json with all figures and their bootstrap intervals, and pictures of confusion,
+ranking and calibration. Settings are given anew after the file and the options, as --data.labels.label_columns class.
+Whether the model was trained on records of the file is for you to know.
+
+Examples:
+  python -m tools evaluate runs/locations held_out.fasta
+  python -m tools evaluate my-classifier proteins.csv --output report --data.labels.label_columns location
+  python -m tools evaluate runs/locations table.csv --part test --baselines
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tools._classifier.options import split_overrides
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from inference.classification import ClassifierPipeline
+    from tools._classifier.labelled import LabelledTexts
+    from train_config.schema import Config
+
+_UNWRAPPED_WIDTH = 10_000
+
+
+class Arguments(BaseModel):
+    """What to score, on what, and how."""
+
+    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
+    file: Annotated[str, tyro.conf.Positional] = Field(description="Labelled file, folder or quoted glob.")
+    output: Path | None = Field(None, description="Folder of the report. Default: evaluation-FILE, here.")
+    part: Literal["all", "training", "validation", "test"] = Field(
+        "all", description="Which records, by the split column of the run's settings."
+    )
+    baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Fit simple baselines on the run's own source and set their figures beside."
+    )
+    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
+    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
+    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
+
+
+def main(argv: list[str]) -> int:
+    """Read, predict, write the report, print its table."""
+    own, overrides = split_overrides(argv)
+    arguments = tyro.cli(Arguments, args=own, prog="python -m tools evaluate", description=__doc__)
+    # Here, so that --help and a wrong option answer at once.
+    from inference.classification import ClassifierPipeline, config_of
+    from tools._classifier.labelled import read_texts
+
+    config = config_of(arguments.model, overrides)
+    pipeline = ClassifierPipeline.load(
+        arguments.model,
+        config=config,
+        device=arguments.device,
+        amp_dtype=arguments.amp_dtype,
+        batch_tokens=arguments.batch_tokens,
+    )
+    texts = read_texts([arguments.file], config, pipeline.label_space, arguments.part, overrides)
+    output = arguments.output or Path(f"evaluation-{Path(arguments.file).name.split('.')[0]}")
+    facts = {"model": str(arguments.model), "data": arguments.file, "part": arguments.part}
+    baselines = _baselines(config, pipeline, texts, overrides) if arguments.baselines else {}
+    evaluation = evaluate(pipeline, config, texts, output, facts, baselines)
+    # Into a file or pipe nothing is wrapped.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console.print(figures_table(evaluation))
+    for name, number in evaluation["counts"].items():
+        console.print(f"  {number:,} {escape(name.replace('_', ' '))}")
+    console.print(f"written: {escape(str(output))}/report.md and evaluation.json")
+    return 0
+
+
+def evaluate(
+    pipeline: ClassifierPipeline,
+    config: Config,
+    texts: LabelledTexts,
+    output: Path,
+    facts: Mapping[str, Any],
+    baselines: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    """Predict and write the report.
+
+    Args:
+        pipeline: the classifier.
+        config: how many resamplings, and which figure the model was chosen by.
+        texts: with their targets.
+        output: folder of the report.
+        facts: what else the report tells.
+        baselines: predictions of others for all rows of the texts.
+
+    Returns:
+        What evaluation.json holds.
+    """
+    from inference.report import write_report
+    from tools._classifier.labelled import kept_rows
+    from tools._classifier.output import record_bar
+
+    with record_bar("predicting") as bar:
+        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+    rows = kept_rows(predictions)
+    targets = texts.targets if rows is None else texts.targets[rows]
+    counts = {name: number for name, number in texts.counts.items() if number}
+    if cropped := int((predictions.cropped > 0).sum()):
+        counts["records_cropped"] = cropped
+    best_metric = config.model.classifier.best_metric
+    return write_report(
+        output,
+        pipeline.label_space,
+        texts.ids,
+        predictions.probabilities,
+        targets,
+        {name: values if rows is None else values[rows] for name, values in baselines.items()},
+        counts,
+        best_of=None if best_metric == "auto" else best_metric,
+        seed=config.run.seed,
+        samples=config.model.classifier.bootstrap,
+        weights=texts.weights,
+        lengths=predictions.lengths,
+        facts={**facts, "device": str(pipeline.device), "precision": pipeline.amp_dtype},
+    )
+
+
+def figures_table(evaluation: Mapping[str, Any]) -> Table:
+    """The figures, their intervals dimmed, and those of the baselines."""
+    judged = {"model": evaluation, **evaluation["baselines"]}
+    share = evaluation["bootstrap"]["share"]
+    unit = f"{evaluation['residues']:,} residues of " if "residues" in evaluation else ""
+    title = f"{evaluation['kind']}: {unit}{evaluation['records']:,} records"
+    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in judged:
+        table.add_column(escape(name), justify="right")
+        table.add_column(f"{share:.0%} of resamplings", justify="right", style="dim")
+    for figure in evaluation["figures"]:
+        table.add_row(escape(figure), *(cell for one in judged.values() for cell in _cells(one, figure)))
+    return table
+
+
+def _cells(judged: Mapping[str, Any], figure: str) -> list[str]:
+    if figure not in judged["figures"]:
+        return ["-", ""]
+    interval = judged["intervals"].get(figure)
+    return [f"{judged['figures'][figure]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
+
+
+def _baselines(
+    config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts, overrides: list[str]
+) -> dict[str, np.ndarray]:
+    """Predictions of the baselines, fitted on what the run was trained on, less the texts of the file."""
+    from inference.baselines import baselines
+    from tools._classifier.labelled import read_texts, without_texts
+
+    part: Literal["all", "training"] = "training" if config.data.labels.split == "column" else "all"
+    training = read_texts(config.data.source, config, pipeline.label_space, part, overrides)
+    training = without_texts(training, set(texts.texts))
+    space = pipeline.label_space
+    content = config.model.tokenizer.content
+    found = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
+    return dict(found)

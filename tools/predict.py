@@ -1,0 +1,137 @@
+"""Predict the labels of a file by a trained classifier.
+
+FASTA, CSV, TSV or Parquet goes in (also compressed); a row for each record comes out, in the order of the file, as CSV,
+TSV or Parquet: id, label and the probability of each class. Memory is that of some thousand records, however long the
+file. The output appears under its name when it is complete. Where texts and ids stand in a table is said as in the
+config of a run, whose settings count unless others are given, after the file and the options.
+
+Examples:
+  python -m tools predict runs/locations proteins.fasta.gz --output locations.csv
+  python -m tools predict my-classifier proteins.csv --output out.parquet --data.labels.id_column name
+  python -m tools predict my-classifier all.fasta --output out.csv --device cuda --amp-dtype bf16 --batch-tokens 65536 \
+--data.ingest.duplicate_ids first
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import tyro
+from pydantic import BaseModel, Field
+
+from tools._classifier.options import check_output, split_overrides
+from train_config.errors import DataError
+
+if TYPE_CHECKING:
+    from inference.classification import ClassifierPipeline
+    from inference.text_stream import TextStream
+    from tools._classifier.output import Bar
+    from tools._classifier.prediction_table import PredictionWriter
+
+CHUNK_CHARACTERS = 4_000_000
+"""Texts that are sorted and packed together: about 10,000 proteins."""
+
+
+class Arguments(BaseModel):
+    """What to predict, and how."""
+
+    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
+    file: Annotated[str, tyro.conf.Positional] = Field(description="File, folder or quoted glob.")
+    output: Path = Field(description="File to write: .csv, .tsv or .parquet.")
+    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
+    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
+    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Replace the output.")
+
+
+class Counts(NamedTuple):
+    """Records that were predicted, and of these, those that were cropped."""
+
+    records: int
+    cropped: int
+
+
+def main(argv: list[str]) -> int:
+    """Load, predict, write, and say what was done."""
+    own, overrides = split_overrides(argv)
+    arguments = tyro.cli(Arguments, args=own, prog="python -m tools predict", description=__doc__)
+    check_output(arguments.output, (".csv", ".tsv", ".parquet"), arguments.overwrite)
+    # Here, so that --help and a wrong option answer at once.
+    from inference.classification import ClassifierPipeline, config_of
+    from inference.text_stream import TextStream
+    from tools._classifier.output import complete_file, record_bar
+    from tools._classifier.prediction_table import writing_predictions
+    from tools.fasta2lmdb import count_lines
+
+    config = config_of(arguments.model, overrides)
+    stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
+    pipeline = ClassifierPipeline.load(
+        arguments.model,
+        config=config,
+        device=arguments.device,
+        amp_dtype=arguments.amp_dtype,
+        batch_tokens=arguments.batch_tokens,
+    )
+    separator = config.data.labels.separator
+    start_s = time.perf_counter()
+    with (
+        complete_file(arguments.output) as building,
+        writing_predictions(building, arguments.output.name, pipeline.label_space, separator) as writer,
+        record_bar("predicting") as bar,
+    ):
+        counts = predict_all(pipeline, stream, writer, bar)
+    seconds = time.perf_counter() - start_s
+    print(
+        f"{arguments.output}: {counts.records:,} predictions in {seconds:.1f} s ({counts.records / seconds:,.0f}/s, "
+        f"{pipeline.device}, {pipeline.amp_dtype})"
+    )
+    if counts.cropped:
+        print(
+            f"  {counts.cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
+            "--data.max_length takes more"
+        )
+    print("\n".join(count_lines(stream.counts)))
+    return 0
+
+
+def predict_all(pipeline: ClassifierPipeline, stream: TextStream, writer: PredictionWriter, bar: Bar) -> Counts:
+    """Read, predict and write chunk after chunk.
+
+    Raises:
+        DataError: the file, or a record, is refused; or no record is left.
+    """
+    records = cropped = 0
+    before = 0.0
+    for ids, texts, share in _chunks(stream):
+        first, width, done_before = before, share - before, records
+
+        def show(done: int, total: int, first=first, width=width, done_before=done_before) -> None:
+            bar(first + width * done / total, done_before + done)
+
+        predictions = pipeline.predict(texts, progress=show)
+        writer.write(ids, predictions)
+        records += len(ids)
+        cropped += int((predictions.cropped > 0).sum())
+        before = share
+    if not records:
+        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
+    return Counts(records, cropped)
+
+
+def _chunks(parts: Iterable[tuple[list[str], list[str], float]]) -> Iterator[tuple[list[str], list[str], float]]:
+    """Parts of a file put together until they are worth sorting; the last number is the share of the file so far."""
+    ids: list[str] = []
+    texts: list[str] = []
+    characters, share = 0, 0.0
+    for more_ids, more_texts, share in parts:
+        ids += more_ids
+        texts += more_texts
+        characters += sum(map(len, more_texts))
+        if characters >= CHUNK_CHARACTERS:
+            yield ids, texts, share
+            ids, texts, characters = [], [], 0
+    if ids:
+        yield ids, texts, share
