@@ -1,0 +1,346 @@
+"""What a classifier costs: time and memory by batch size, over a whole file, and where inside the time goes.
+
+In: a pipeline and texts. Out: samples and their summaries, as plain values; :mod:`tools.profile_classifier` writes
+them. Time is taken from texts to probabilities on the host (tokenizing, packing, copying, computing, copying back), and
+the device is waited for before each clock is read; some runs warm up and don't count. Each run takes other texts, drawn
+from a shuffled file, so that the spread of latencies is that of the data as well as of the machine. A batch that does
+not fit into memory is a row that says so.
+
+Shape legend: N texts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import psutil
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from inference.classification import ClassifierPipeline, Predictions, Progress
+from train_config.errors import ResourceError
+
+Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
+Show: TypeAlias = Callable[[str], None]
+
+DEFAULT_BATCH_SIZES = (1, 4, 8, 16, 32, 64)
+PERCENTILES = (50, 95, 99)
+TRACED_RUNS = 3
+BOTTLENECKS = 3
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One batch that was measured.
+
+    Attributes:
+        sequences, tokens, longest: what it held; special tokens included.
+        prepare_s: tokenizing and packing, on the host.
+        compute_s: copying to the device, computing, copying back.
+    """
+
+    sequences: int
+    tokens: int
+    longest: int
+    prepare_s: float
+    compute_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """From texts to probabilities on the host."""
+        return self.prepare_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In bytes; the GPU's are None where there is none. ``allocated`` is before the runs: weights and libraries."""
+
+    cpu_peak: int
+    gpu_allocated: int | None
+    gpu_peak: int | None
+
+    @property
+    def peak(self) -> int:
+        """Of the device that computes."""
+        return self.cpu_peak if self.gpu_peak is None else self.gpu_peak
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Everything of one batch size or token budget; ``error`` says why there are no runs."""
+
+    unit: Unit
+    value: int
+    runs: list[Run] = field(default_factory=list)
+    memory: Memory | None = None
+    error: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values: latencies in milliseconds, memory in MB (1e6 bytes), rates in 1/s."""
+        base: dict[str, Any] = {self.unit: self.value, "runs": len(self.runs), "error": self.error}
+        if not self.runs or self.memory is None:
+            return base
+        seconds = sum(run.latency_s for run in self.runs)
+        sequences = sum(run.sequences for run in self.runs)
+        samples_per_s = sequences / seconds
+        return base | {
+            "sequences_per_batch": sequences / len(self.runs),
+            "tokens_per_batch": sum(run.tokens for run in self.runs) / len(self.runs),
+            "latency_per_sample_ms": spread([1e3 * run.latency_s / run.sequences for run in self.runs]),
+            "latency_per_batch_ms": spread([1e3 * run.latency_s for run in self.runs]),
+            "prepare_share": sum(run.prepare_s for run in self.runs) / seconds,
+            "samples_per_s": samples_per_s,
+            "batches_per_s": len(self.runs) / seconds,
+            "tokens_per_s": sum(run.tokens for run in self.runs) / seconds,
+            "cpu_memory_peak_mb": self.memory.cpu_peak / 1e6,
+            "gpu_memory_allocated_mb": _mb(self.memory.gpu_allocated),
+            "gpu_memory_peak_mb": _mb(self.memory.gpu_peak),
+            "samples_per_s_per_mb": samples_per_s / (self.memory.peak / 1e6),
+        }
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """An operation and the time spent in it itself; ``share`` is of all operations' time on that device."""
+
+    name: str
+    calls: int
+    self_ms: float
+    share: float
+    device: str
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation (0 of a single value) and percentiles."""
+    array = np.asarray(values, dtype=np.float64)
+    percentiles = {f"p{p}": float(np.percentile(array, p)) for p in PERCENTILES}
+    return {"mean": float(array.mean()), "std": float(array.std(ddof=1)) if array.size > 1 else 0.0, **percentiles}
+
+
+def describe(pipeline: ClassifierPipeline) -> dict[str, Any]:
+    """The model and what it runs on, as plain values."""
+    tensors = [*pipeline.model.parameters(), *pipeline.model.buffers()]
+    cuda = pipeline.device.type == "cuda"
+    return {
+        "parameters": sum(parameter.numel() for parameter in pipeline.model.parameters()),
+        "model_size_mb": sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6,
+        "architecture": type(pipeline.model.backbone.model).__name__,
+        "kind": pipeline.label_space.kind,
+        "outputs": pipeline.label_space.num_outputs,
+        "device": torch.cuda.get_device_name(pipeline.device) if cuda else str(pipeline.device),
+        "amp_dtype": pipeline.amp_dtype,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def measure_batches(
+    pipeline: ClassifierPipeline,
+    texts: Sequence[str],
+    *,
+    unit: Unit = "batch_size",
+    values: Sequence[int] = DEFAULT_BATCH_SIZES,
+    warmup_runs: int,
+    runs: int,
+    show: Show = lambda _: None,
+) -> Iterator[BatchResult]:
+    """Each size or budget in turn.
+
+    Args:
+        pipeline: what is measured.
+        texts: to draw batches from; batches go on from the start where there are too few.
+        unit: whether ``values`` are texts or tokens of a batch.
+        values: sizes or budgets.
+        warmup_runs, runs: batches that don't count, and that do.
+        show: told what is being measured.
+    """
+    order = np.random.default_rng(_SEED).permutation(len(texts))
+    shuffled = [texts[index] for index in order]
+    for value in values:
+        show(f"{unit} {value}")
+        yield _measure(pipeline, _batches(pipeline, shuffled, unit, value), unit, value, warmup_runs, runs)
+
+
+def _measure(
+    pipeline: ClassifierPipeline,
+    batches: Iterator[Sequence[str]],
+    unit: Unit,
+    value: int,
+    warmup_runs: int,
+    runs: int,
+) -> BatchResult:
+    try:
+        for _ in range(warmup_runs):
+            run_once(pipeline, next(batches))
+        allocated = _start_watching(pipeline.device)
+        measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
+    except (ResourceError, MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        if pipeline.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return BatchResult(unit, value, error="out of memory")
+    return BatchResult(unit, value, measured, _watched(pipeline.device, allocated))
+
+
+def run_once(pipeline: ClassifierPipeline, texts: Sequence[str]) -> Run:
+    """One batch from texts to probabilities on the host, with the device waited for around each clock."""
+    _synchronize(pipeline.device)
+    start_s = time.perf_counter()
+    with record_function("tokenize and pack"):
+        batch = pipeline.pack(texts)
+    packed_s = time.perf_counter()
+    with record_function("copy to the device"):
+        moved = batch.to(pipeline.device)
+    with record_function("forward"):
+        result = pipeline.forward(moved)
+    with record_function("copy to the host"):
+        result.cpu()
+    _synchronize(pipeline.device)
+    end_s = time.perf_counter()
+    return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, packed_s - start_s, end_s - packed_s)
+
+
+def measure_whole(
+    pipeline: ClassifierPipeline, texts: Sequence[str], progress: Progress | None = None
+) -> tuple[dict[str, Any], Predictions]:
+    """All texts once, as ``predict`` takes them: sorted and packed to the pipeline's budget."""
+    pipeline.predict(texts[:1])
+    allocated = _start_watching(pipeline.device)
+    _synchronize(pipeline.device)
+    start_s = time.perf_counter()
+    predictions = pipeline.predict(texts, progress=progress)
+    _synchronize(pipeline.device)
+    seconds = time.perf_counter() - start_s
+    memory = _watched(pipeline.device, allocated)
+    facts = {
+        "samples": len(texts),
+        "seconds": seconds,
+        "samples_per_s": len(texts) / seconds,
+        "batch_tokens": pipeline.batch_tokens,
+        "cropped_samples": int(np.count_nonzero(predictions.cropped)),
+        "cpu_memory_peak_mb": memory.cpu_peak / 1e6,
+        "gpu_memory_peak_mb": _mb(memory.gpu_peak),
+    }
+    return facts, predictions
+
+
+def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batch_size: int) -> list[Bottleneck]:
+    """Profile a few batches by torch.profiler.
+
+    Args:
+        pipeline: what is profiled.
+        texts: to draw batches from.
+        folder: exists; gets ``trace.json`` (for Perfetto or chrome://tracing) and ``stacks.txt`` (one stack a line and
+            its microseconds, for flame graphs).
+        batch_size: texts of a batch.
+
+    Returns:
+        The operations that take most time themselves, the largest first.
+    """
+    batches = _batches(pipeline, texts, "batch_size", batch_size)
+    run_once(pipeline, next(batches))
+    cuda = pipeline.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    with profile(
+        activities=activities, record_shapes=True, profile_memory=True, with_stack=True, experimental_config=verbose
+    ) as profiler:
+        for _ in range(TRACED_RUNS):
+            run_once(pipeline, next(batches))
+    metric = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    _whole(folder / "trace.json", lambda path: profiler.export_chrome_trace(path))
+    _whole(folder / "stacks.txt", lambda path: profiler.export_stacks(path, metric))
+    return _largest(profiler, "self_device_time_total" if cuda else "self_cpu_time_total", str(pipeline.device.type))
+
+
+def _whole(path: Path, write: Callable[[str], None]) -> None:
+    """A file that is complete, or as it was."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(str(temporary))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _largest(profiler: profile, metric: str, device: str) -> list[Bottleneck]:
+    operations = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
+    total_us = sum(getattr(event, metric) for event in operations) or 1.0
+    ranked = sorted(operations, key=lambda event: -getattr(event, metric))[:BOTTLENECKS]
+    return [
+        Bottleneck(event.key, event.count, getattr(event, metric) / 1e3, getattr(event, metric) / total_us, device)
+        for event in ranked
+    ]
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether this, or what it was raised from, is a lack of memory on any device."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def plain(bottlenecks: Sequence[Bottleneck]) -> list[dict[str, Any]]:
+    """As JSON takes them."""
+    return [asdict(bottleneck) for bottleneck in bottlenecks]
+
+
+def _batches(pipeline: ClassifierPipeline, texts: Sequence[str], unit: Unit, value: int) -> Iterator[Sequence[str]]:
+    """Without end: so many texts, or as many as the budget of tokens holds, one after the other."""
+    budgets = pipeline.token_lengths(texts) if unit == "batch_tokens" else np.ones(len(texts), dtype=np.int64)
+    place = 0
+    while True:
+        batch: list[str] = []
+        left = value
+        while not batch or budgets[place % len(texts)] <= left:
+            batch.append(texts[place % len(texts)])
+            left -= int(budgets[place % len(texts)])
+            place += 1
+        yield batch
+
+
+def _start_watching(device: torch.device) -> int | None:
+    """Forget earlier peaks; what torch has allocated on a GPU by now."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak of resident memory starts anew
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _watched(device: torch.device, allocated: int | None) -> Memory:
+    return Memory(
+        _peak_resident(), allocated, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    )
+
+
+def _peak_resident() -> int:
+    """Bytes; where the system keeps no peak, what is resident now."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return psutil.Process().memory_info().rss
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _mb(size: int | None) -> float | None:
+    return None if size is None else size / 1e6

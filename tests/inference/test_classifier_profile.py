@@ -1,0 +1,134 @@
+"""A profile counts what was done, says what did not fit, and leaves a trace that others can open."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from inference.classification import ClassifierPipeline
+from inference.classifier_profile import (
+    BatchResult,
+    Memory,
+    Run,
+    describe,
+    measure_batches,
+    measure_whole,
+    out_of_memory,
+    spread,
+    trace,
+)
+from tests.classifiers import tiny_classifier
+from tests.model.support import random_sequences
+from train_config.errors import ResourceError
+
+PROTEINS = random_sequences([30, 5, 12, 50, 9])
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return ClassifierPipeline(*tiny_classifier(), device="cpu")
+
+
+def test_every_size_is_measured_as_often_as_asked(pipeline):
+    results = list(measure_batches(pipeline, PROTEINS, values=[1, 3, 8], warmup_runs=1, runs=4))
+    assert [(result.value, len(result.runs)) for result in results] == [(1, 4), (3, 4), (8, 4)]
+    for result in results:
+        assert result.error is None and all(run.sequences == result.value for run in result.runs)
+        summary = result.summary()
+        rates = (summary["samples_per_s"], summary["batches_per_s"] * result.value)
+        assert rates[0] == pytest.approx(rates[1])
+        assert summary["latency_per_batch_ms"]["mean"] == pytest.approx(
+            result.value * summary["latency_per_sample_ms"]["mean"]
+        )
+        assert summary["cpu_memory_peak_mb"] > 10 and summary["gpu_memory_peak_mb"] is None
+
+
+def test_batches_go_through_the_texts_and_start_again(pipeline):
+    (result,) = measure_batches(pipeline, PROTEINS, values=[1], warmup_runs=0, runs=10)
+    lengths = [run.longest for run in result.runs]
+    assert sorted(lengths[:5]) == sorted(len(text) + 2 for text in PROTEINS) and lengths[:5] == lengths[5:]
+
+
+def test_token_budgets_are_kept_and_a_longer_text_goes_alone(pipeline):
+    results = measure_batches(pipeline, PROTEINS, unit="batch_tokens", values=[20, 60], warmup_runs=0, runs=8)
+    for result in results:
+        assert all(run.tokens <= result.value or run.sequences == 1 for run in result.runs)
+        assert "batch_tokens" in result.summary()
+
+
+def test_a_batch_that_does_not_fit_is_a_row_that_says_so(pipeline, monkeypatch):
+    logits = pipeline.model.logits
+
+    def limited(batch):
+        if batch.num_sequences > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return logits(batch)
+
+    monkeypatch.setattr(pipeline.model, "logits", limited)
+    small, large, again = measure_batches(pipeline, PROTEINS, values=[2, 4, 3], warmup_runs=0, runs=2)
+    assert large.error == "out of memory" and large.summary() == {
+        "batch_size": 4,
+        "runs": 0,
+        "error": "out of memory",
+    }
+    assert small.error is None and again.error is None
+
+
+def test_any_other_failure_is_none_of_memory(pipeline, monkeypatch):
+    def broken(_):
+        raise RuntimeError("shapes")
+
+    monkeypatch.setattr(pipeline.model, "logits", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        list(measure_batches(pipeline, PROTEINS, values=[1], warmup_runs=0, runs=1))
+
+
+def test_lack_of_memory_is_known_whatever_it_became():
+    error = ResourceError("a batch does not fit")
+    assert not out_of_memory(error)
+    error.__cause__ = torch.OutOfMemoryError("no")
+    assert out_of_memory(error) and out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory"))
+
+
+def test_the_spread_of_known_values():
+    assert spread([3.0]) == {"mean": 3.0, "std": 0.0, "p50": 3.0, "p95": 3.0, "p99": 3.0}
+    found = spread([float(value) for value in range(1, 102)])
+    assert (found["mean"], found["p50"], found["p95"], found["p99"]) == (51.0, 51.0, 96.0, 100.0)
+
+
+def test_memory_counts_on_the_device_that_computes():
+    runs = [Run(2, 20, 10, 0.5, 0.5)]
+    on_gpu = BatchResult("batch_size", 2, runs, Memory(8_000_000, 1_000_000, 4_000_000)).summary()
+    assert (on_gpu["samples_per_s"], on_gpu["samples_per_s_per_mb"]) == (2.0, 0.5)
+    assert (on_gpu["gpu_memory_allocated_mb"], on_gpu["gpu_memory_peak_mb"]) == (1.0, 4.0)
+    assert on_gpu["prepare_share"] == 0.5
+    on_cpu = BatchResult("batch_size", 2, runs, Memory(8_000_000, None, None)).summary()
+    assert on_cpu["samples_per_s_per_mb"] == 0.25
+
+
+def test_the_whole_file_is_predicted_as_by_predict(pipeline):
+    facts, predictions = measure_whole(pipeline, PROTEINS)
+    assert facts["samples"] == 5 and facts["samples_per_s"] == pytest.approx(5 / facts["seconds"])
+    assert (predictions.probabilities == pipeline.predict(PROTEINS).probabilities).all()
+
+
+def test_the_model_is_counted_to_the_parameter(pipeline):
+    found = describe(pipeline)
+    assert found["parameters"] == sum(parameter.numel() for parameter in pipeline.model.parameters())
+    assert found["model_size_mb"] >= 4 * found["parameters"] / 1e6
+    assert (found["architecture"], found["kind"], found["outputs"]) == ("EsmModel", "multiclass", 3)
+
+
+def test_a_trace_is_what_perfetto_opens_and_names_what_takes_the_time(pipeline, tmp_path):
+    bottlenecks = trace(pipeline, PROTEINS, tmp_path, batch_size=2)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"forward", "tokenize and pack", "aten::linear"} <= names
+    assert len(bottlenecks) == 3
+    times = [bottleneck.self_ms for bottleneck in bottlenecks]
+    assert times == sorted(times, reverse=True) and all(0 < one.share < 1 for one in bottlenecks)
+    stacks = (tmp_path / "stacks.txt").read_text().splitlines()
+    assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stacks.txt", "trace.json"]
