@@ -1,0 +1,127 @@
+"""Small tokenizers of each kind as Hugging Face folders, made as their publishers' are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dataset.tokenizers import EsmSequenceTokenizer, train_bpe
+
+RESIDUES = "LAGVESIKRDTPNQFYMHCWXUBZO"
+WORDS = ["the", "card", "did", "not", "arrive", "how", "do", "i", "get", "money", "back", "##s", "##ed", "?", "!"]
+TEXTS = [
+    "How do I get my money back?",
+    "The card did not arrive!",
+    "I was charged twice for the same payment, Zürich 12.50 €",
+    "  two blanks,\ttabs\nand lines ",
+    "日本語のテキスト and مرحبا 👩‍🔬",
+    "not",
+]
+PROTEINS = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWY", "GG", "MUXBZO", "W"]
+
+
+def _write(folder: Path, model_type: str, tokenizer_config: dict[str, Any] | None, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    for name, text in files.items():
+        (folder / name.replace("_dot_", ".")).write_text(text, encoding="utf-8")
+    return folder
+
+
+def prot_bert(folder: Path) -> Path:
+    """As Rostlab/prot_bert: WordPiece whose words are single letters."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *RESIDUES]
+    return _write(
+        folder,
+        "bert",
+        {"do_lower_case": False, "tokenizer_class": "BertTokenizer"},
+        vocab_dot_txt="\n".join(vocabulary) + "\n",
+    )
+
+
+def bert(folder: Path) -> Path:
+    """As bert-base-uncased: WordPiece of words and letters."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = dict.fromkeys([*special, *WORDS, *letters, *(f"##{letter}" for letter in letters)])
+    return _write(folder, "bert", {"tokenizer_class": "BertTokenizer"}, vocab_dot_txt="\n".join(vocabulary) + "\n")
+
+
+def prot_t5(folder: Path) -> Path:
+    """As Rostlab/prot_t5_xl_uniref50: sentencepiece whose words are single letters."""
+    from transformers import T5Tokenizer
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocabulary = [*special, *((f"▁{letter}", -3.0) for letter in RESIDUES if letter not in "UZOB")]
+    folder = _write(folder, "t5", None)
+    T5Tokenizer(vocab=vocabulary, extra_ids=3).save_pretrained(folder)
+    return folder
+
+
+def t5(folder: Path) -> Path:
+    """As t5-small: sentencepiece of words and letters."""
+    from transformers import T5Tokenizer
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces = ["▁", *(f"▁{word}" for word in WORDS), *"abcdefghijklmnopqrstuvwxyz", "ing"]
+    folder = _write(folder, "t5", None)
+    T5Tokenizer(vocab=[*special, *((piece, -float(len(piece))) for piece in pieces)], extra_ids=3).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def ankh(folder: Path) -> Path:
+    """As ElnaggarLab/ankh-base: a T5 whose tokenizer.json has plain letters and no mark of a word's start."""
+    from tokenizers import Tokenizer, models, processors
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    backend = Tokenizer(models.Unigram([*special, *((letter, -3.0) for letter in RESIDUES)], unk_id=2))
+    backend.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    backend.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}
+    return _write(folder, "t5", {"tokenizer_class": "T5Tokenizer", **names}, tokenizer_dot_json=backend.to_str())
+
+
+def byte_level(folder: Path, model_type: str) -> Path:
+    """As gpt2, roberta and qwen2: byte-pair encoding, by the class of the model's own."""
+    from transformers import GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
+
+    kind: Any = {"gpt2": GPT2Tokenizer, "qwen2": Qwen2Tokenizer, "roberta": RobertaTokenizer}[model_type]
+    learnt = json.loads(train_bpe(TEXTS * 3, 300)._backend.to_str())["model"]
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
+    vocabulary = [*special, *(token for token in learnt["vocab"] if token not in special)]
+    folder = _write(folder, model_type, None)
+    merges = [tuple(merge) for merge in learnt["merges"]]
+    kind(vocab={token: index for index, token in enumerate(vocabulary)}, merges=merges).save_pretrained(folder)
+    return folder
+
+
+def esm(folder: Path) -> Path:
+    """As facebook/esm2_t6_8M_UR50D."""
+    folder = _write(folder, "esm", None)
+    EsmSequenceTokenizer().save(folder)
+    return folder
+
+
+def esmc(folder: Path) -> Path:
+    """As biohub/ESMC-300M."""
+    from transformers import EsmcTokenizer
+
+    folder = _write(folder, "esmc", None)
+    EsmcTokenizer().save_pretrained(folder)
+    return folder
+
+
+FOR_PROTEINS: dict[str, Callable[[Path], Path]] = {"esm": esm, "esmc": esmc, "prot_bert": prot_bert, "prot_t5": prot_t5}
+FOR_TEXT: dict[str, Callable[[Path], Path]] = {
+    "bert": bert,
+    "t5": t5,
+    "gpt2": lambda folder: byte_level(folder, "gpt2"),
+    "qwen2": lambda folder: byte_level(folder, "qwen2"),
+    "roberta": lambda folder: byte_level(folder, "roberta"),
+}
