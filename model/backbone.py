@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import EsmConfig, EsmForMaskedLM, EsmModel
+from transformers import EsmForMaskedLM, EsmModel
 from transformers.models.esm.modeling_esm import EsmRotaryEmbedding
 from transformers.utils import logging as transformers_logging
 
@@ -25,21 +25,22 @@ from dataset.packed_batch import PackedBatch
 from model.encoder import encode
 from model.esm2 import has_random_weights, read_config, weights_folder
 from model.float32_buffers import Float32Buffers
-from train_config.errors import ConfigError, DataError
+from model.packed_backbone import PackedBackbone
+from train_config.errors import DataError
 from train_config.schema import BackboneSection
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
 """Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
 
 _MAY_BE_MISSING = ("lm_head.", "contact_head.", "pooler.")
-"""Weights that a folder without a language-model or contact head lacks; these are drawn from the seed."""
+"""Weights of heads, which a folder may lack; these are drawn from the seed."""
 
 
 class _Rotary(Float32Buffers, EsmRotaryEmbedding):
     """Hugging Face's rotary positions, whose frequencies stay fp32 when the model is cast."""
 
 
-class EsmBackbone(nn.Module):
+class EsmBackbone(PackedBackbone):
     """An EsmModel that takes packed batches.
 
     Takes over ``model``: its rotary module is replaced. Absolute positions (ESM-1b folders) are supported as well as
@@ -52,31 +53,16 @@ class EsmBackbone(nn.Module):
     """
 
     def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.frozen = frozen
-        self.gradient_checkpointing = gradient_checkpointing
         _keep_rotary_float32(model)
-        for head in (model.contact_head, model.pooler):  # no loss reaches them; kept for the export
-            if head is not None:
-                head.requires_grad_(False)
-        if frozen:
-            self.requires_grad_(False)
-            self.eval()
+        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
 
     @property
-    def config(self) -> EsmConfig:
-        """The Hugging Face config of the backbone."""
-        return self.model.config
-
-    @property
-    def hidden_size(self) -> int:
-        """D."""
-        return self.model.config.hidden_size
-
-    def train(self, mode: bool = True) -> EsmBackbone:
-        """Set training mode; a frozen backbone stays in evaluation mode."""
-        return super().train(mode and not self.frozen)
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that absolute positions reach; None with rotary ones."""
+        embeddings = self.model.embeddings
+        if embeddings.position_embedding_type != "absolute":
+            return None
+        return int(self.config.max_position_embeddings - _first_position(embeddings))
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Features of every token.
@@ -90,6 +76,7 @@ class EsmBackbone(nn.Module):
         Raises:
             ConfigError: a sequence is longer than the absolute positions of the model reach.
         """
+        self._check_length(batch)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             checkpointing = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
             return encode(self.model, self._embed(batch), batch, gradient_checkpointing=checkpointing)
@@ -101,21 +88,17 @@ class EsmBackbone(nn.Module):
         if embeddings.token_dropout:
             embeddings_TD = _token_dropout(embeddings_TD, batch, embeddings.mask_token_id)
         if embeddings.position_embedding_type == "absolute":
-            embeddings_TD = embeddings_TD + embeddings.position_embeddings(self._absolute_positions(batch))
+            embeddings_TD = embeddings_TD + embeddings.position_embeddings(
+                batch.positions + _first_position(embeddings)
+            )
         if embeddings.layer_norm is not None:
             embeddings_TD = embeddings.layer_norm(embeddings_TD)
         return embeddings_TD
 
-    def _absolute_positions(self, batch: PackedBatch) -> Tensor:
-        """(T,): absolute positions start after the padding index (fairseq's convention)."""
-        first = self.model.embeddings.padding_idx + 1
-        longest = self.config.max_position_embeddings - first
-        if batch.max_seqlen > longest:
-            raise ConfigError(
-                f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
-                f"set data.max_length to at most {longest - 2}"
-            )
-        return batch.positions + first
+
+def _first_position(embeddings: Any) -> int:
+    """Absolute positions start after the padding index (fairseq's convention)."""
+    return int(embeddings.padding_idx) + 1
 
 
 def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int) -> Tensor:
@@ -154,7 +137,8 @@ def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
     with seeded(seed), quiet_transformers():
         if has_random_weights(section):
             return EsmForMaskedLM(read_config(section))
-        return _load_weights(weights_folder(section))
+        network: EsmForMaskedLM = load_weights(EsmForMaskedLM, weights_folder(section))
+        return network
 
 
 @contextmanager
@@ -165,9 +149,19 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _load_weights(folder: Path) -> EsmForMaskedLM:
+def load_weights(kind: type[Any], folder: Path, **settings: Any) -> Any:
+    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing.
+
+    Args:
+        kind: class of the model.
+        folder: with config.json and safetensors.
+        settings: more arguments of ``from_pretrained``.
+
+    Raises:
+        DataError: safetensors that are damaged, incomplete or of another shape.
+    """
     try:
-        loaded: Any = EsmForMaskedLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder,
             output_loading_info=True,
             use_safetensors=True,
@@ -175,6 +169,7 @@ def _load_weights(folder: Path) -> EsmForMaskedLM:
             local_files_only=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
+            **settings,
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise DataError(

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,3 +24,16 @@ class Float32Buffers(nn.Module):
             if applied is not None and applied.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(applied.device)
         return self
+
+
+def keep_rotary_float32(model: nn.Module) -> None:
+    """Give every rotary module of a Hugging Face model :class:`Float32Buffers` as a base, in place."""
+    for module in model.modules():
+        if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
+            kind: Any = type(module)
+            module.__class__ = _with_float32_buffers(kind)
+
+
+@cache
+def _with_float32_buffers(kind: Any) -> Any:
+    return type(kind.__name__, (Float32Buffers, kind), {})
