@@ -5,7 +5,9 @@ each sequence alone gives. On CUDA in half precision that is FlashAttention's va
 :mod:`model.cpu_attention`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
 
 Registered as ``esmeray_packed``, it makes any Hugging Face transformer that uses the AttentionInterface padding-free;
-the mask function returns None, since where sequences end is told by the ``cu_seqlens`` given to the model's forward.
+where sequences end is told by the ``cu_seqlens`` given to the model's forward. No mask function is registered beside
+it: transformers then builds no mask, where otherwise it would look for packed sequences itself, which on CUDA waits for
+the device.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from model.cpu_attention import cpu_attention, kernel_takes
 
@@ -73,6 +75,7 @@ def packed_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention within each packed sequence, as transformers' AttentionInterface calls it.
@@ -87,19 +90,21 @@ def packed_attention(
         max_seqlen: tokens of the longest sequence.
         scaling: factor of the scores; d**-0.5 if None.
         dropout: probability of dropping a score.
+        sliding_window: tokens that attention reaches back; must be no less than the longest sequence.
+        softcap, position_bias: must be None.
 
     Returns:
         (1, T, H, d), and None for the attention weights, which are never formed.
 
     Raises:
-        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, batches).
+        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, biases, batches).
     """
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
     if attention_mask is not None or query.shape[0] != 1:
         raise ValueError(f"{PACKED_ATTENTION} takes one row of packed sequences and no attention mask")
-    if sliding_window is not None or softcap is not None:
-        raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped scores")
+    if softcap is not None or position_bias is not None or (sliding_window or max_seqlen) < max_seqlen:
+        raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped or biased scores")
     causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
     query_THd, key_THd, value_THd = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     out_THd = attend(
@@ -164,9 +169,4 @@ def _sdpa_segments(
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-def _no_mask(*_: object, **__: object) -> None:
-    """Sequence boundaries are in ``cu_seqlens``; there is no mask to build."""
-
-
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
