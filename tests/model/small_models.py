@@ -1,0 +1,146 @@
+"""One small model of each architecture that the classifier takes, with weights at which nothing is neutral."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AlbertConfig,
+    BertConfig,
+    CamembertConfig,
+    ElectraConfig,
+    EsmcConfig,
+    EsmConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    RobertaConfig,
+    T5Config,
+    XLMRobertaConfig,
+)
+
+from dataset.packed_batch import PackedBatch
+from dataset.tokenizer import packed_from_tokens, sequence_lengths
+from model.architectures import model_class
+from tests.model.support import segments
+
+VOCABULARY_SIZE = 40
+PAD = 1
+POSITIONS = 160
+FIRST_WORD = 5
+"""Ids below may be special."""
+
+_SIZE: dict[str, Any] = {
+    "vocab_size": VOCABULARY_SIZE,
+    "pad_token_id": PAD,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+_BERT = {**_SIZE, "max_position_embeddings": POSITIONS}
+_ROBERTA = {**_SIZE, "max_position_embeddings": POSITIONS + PAD + 1}
+_GROUPED = {**_SIZE, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+
+_CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "albert": (AlbertConfig, {**_BERT, "embedding_size": 16, "classifier_dropout_prob": 0.0}),
+    "bert": (BertConfig, _BERT),
+    "camembert": (CamembertConfig, _ROBERTA),
+    "electra": (ElectraConfig, {**_BERT, "embedding_size": 16}),
+    "esm": (
+        EsmConfig,
+        {
+            **_SIZE,
+            "vocab_size": 33,
+            "mask_token_id": 32,
+            "position_embedding_type": "rotary",
+            "token_dropout": True,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
+    "esmc": (EsmcConfig, _SIZE),
+    "gpt2": (
+        GPT2Config,
+        {
+            "vocab_size": VOCABULARY_SIZE,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": POSITIONS,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+    ),
+    "llama": (LlamaConfig, _GROUPED),
+    "mistral": (MistralConfig, _GROUPED),
+    "qwen2": (Qwen2Config, _GROUPED),
+    "qwen3": (Qwen3Config, {**_GROUPED, "head_dim": 16}),
+    "roberta": (RobertaConfig, _ROBERTA),
+    "t5": (
+        T5Config,
+        {
+            "vocab_size": VOCABULARY_SIZE,
+            "pad_token_id": PAD,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "feed_forward_proj": "gated-gelu",
+        },
+    ),
+    "xlm-roberta": (XLMRobertaConfig, _ROBERTA),
+}
+
+
+def small_config(model_type: str, **changes: Any) -> PreTrainedConfig:
+    """A config of two layers and 32 channels."""
+    kind, settings = _CONFIGS[model_type]
+    return kind(**{**settings, **changes})
+
+
+def small_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A model in evaluation mode, with Hugging Face's own attention."""
+    config = small_config(model_type, **changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class(config)(config).eval()
+        for parameter in model.parameters():  # biases and norms off their constants, so that a lost one shows
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def save_small_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
+    """The same, written as a Hugging Face folder."""
+    model = small_model(model_type, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def token_batch(lengths: list[int], seed: int = 0, vocabulary_size: int = 33) -> PackedBatch:
+    """A packed batch of random tokens that are not special."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(FIRST_WORD, vocabulary_size - 1, (length,), generator=generator) for length in lengths]
+    return packed_from_tokens(torch.cat(tokens).numpy(), sequence_lengths(tokens))
+
+
+def features_alone(model: PreTrainedModel, batch: PackedBatch) -> list[Tensor]:
+    """Features of each sequence by itself, as Hugging Face gives them."""
+    return [model(input_ids=tokens[None]).last_hidden_state[0] for tokens in segments(batch.tokens, batch)]
+
+
+def features_padded(model: PreTrainedModel, batch: PackedBatch) -> list[Tensor]:
+    """Features of each sequence from one padded batch, as Hugging Face gives them."""
+    rows = segments(batch.tokens, batch)
+    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    hidden = model(input_ids=padded, attention_mask=mask).last_hidden_state
+    return [hidden[index, : len(row)] for index, row in enumerate(rows)]
