@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from training.device import choose_device
+
 
 class WorkerContext(Protocol):
     """What the training loop needs to know of whatever started it."""
@@ -57,8 +59,3 @@ class StandaloneContext:
 
     def report(self, metrics: dict[str, float]) -> None:
         """Nobody to tell."""
-
-
-def choose_device(local_rank: int) -> torch.device:
-    """The GPU of this rank on its node, or the CPU."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
