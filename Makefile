@@ -63,7 +63,7 @@ bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--
 lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt, -dev.txt and -bench.txt bring along
 	for name in requirements requirements-dev requirements-bench; do \
 		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate $$name.txt \
-		| grep -v -E '^(nvidia-|cuda-|triton==)' | sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' \
+		| awk '/^nvidia-ml-py==/ || !/^(nvidia-|cuda-|triton==)/' | sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' \
 		> $$name.lock; done
 
 clean:  ## remove the environment and caches, no run

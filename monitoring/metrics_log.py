@@ -1,8 +1,8 @@
 """metrics.jsonl: what a run measured, one JSON object a line; its writer, its reader and a reader that follows it.
 
 Training rank 0 writes it, everything else (progress line, W&B, curves) reads it, so that none of them can disturb a
-step. A record has a ``kind`` ("train", "validation" or "event"), a ``step`` and a ``time`` (Unix seconds); what else
-it has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then
+step. A record has a ``kind`` ("train", "validation", "gpu" or "event"), a ``step`` and a ``time`` (Unix seconds); what
+else it has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then
 carries ``"nonfinite": true``.
 """
 

@@ -82,7 +82,7 @@ class _Figures:
             self._steps.append(record)
         elif record["kind"] == "validation":
             self._validation = record
-        else:  # the workers know the number of steps exactly, the driver from an estimate
+        elif record["kind"] == "event":  # the workers know the number of steps exactly, the driver from an estimate
             self.total_steps = record.get("total_steps", self.total_steps)
 
     def describe(self) -> list[str]:
@@ -176,7 +176,7 @@ class _PlainLines:
                 self._print_state()
         elif record["kind"] == "validation":
             self._print(f"step {record['step']}: {describe_validation(record)}")
-        elif line := describe_event(record):
+        elif record["kind"] == "event" and (line := describe_event(record)):
             self._print(line)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ import psutil
 
 PARENT_POLL_S = 1.0
 STEP = "step"
-NAMESPACES = ("train/*", "validation/*", "event/*")
+NAMESPACES = ("train/*", "validation/*", "gpu/*", "event/*")
 
 
 def main() -> NoReturn:
