@@ -29,7 +29,8 @@ from benchmarks.training_workload import (
     Workload,
 )
 from train_config.schema import Config
-from training.context import StandaloneContext, choose_device
+from training.context import StandaloneContext
+from training.device import choose_device
 from training.run_folder import RunFolder
 from training.worker import Worker, build, loop, restore
 
@@ -115,8 +116,7 @@ def train(workload: Workload, lines: StepLines, folder: Path) -> None:
 
 
 def _close(worker: Worker) -> None:
-    worker.batches.close()
-    worker.validation.close()
+    worker.experiment.close()
     worker.engine.close()
     dist.destroy_process_group()
 
