@@ -1,12 +1,14 @@
 """Which sequences share a batch, and which batches share an optimizer step: planned from the lengths alone.
 
-In: the length of each sequence in tokens and a token budget. Out: an :class:`EpochPlan`, the same on every rank, in
-which each record stands exactly once. Each rank takes its part of the plan; nothing is exchanged between ranks.
+In: the length of each sequence in tokens, a token budget and, where one is set, the most sequences that a batch may
+have. Out: an :class:`EpochPlan`, the same on every rank, in which each record stands exactly once. Each rank takes its
+part of the plan; nothing is exchanged between ranks.
 
 How a batch is filled: the epoch's records are shuffled. Of a window of them, half is laid end to end and cut into
 batches as it comes, so what shares a batch is random; the other half is a pool, sorted by length, from which
-each batch's last gap is filled with the longest sequence that fits, until none does. What is left of the pool and
-of the last cut is shuffled into the next window. Work is a few binary searches for each batch, not for each record.
+each batch's last gap is filled with the longest sequence that fits, until none does or the batch has its most
+sequences. What is left of the pool and of the last cut is shuffled into the next window. Work is a few binary searches
+for each batch, not for each record.
 
 Shape legend: N sequences, B batches.
 """
@@ -101,8 +103,9 @@ def plan_epoch(
     *,
     records: Indices | None = None,
     batches_per_step: int = 1,
+    max_sequences: int | None = None,
 ) -> EpochPlan:
-    """Pack each record into exactly one batch of at most ``budget`` tokens.
+    """Pack each record into exactly one batch of at most ``budget`` tokens and ``max_sequences`` sequences.
 
     Args:
         lengths_N: (N,) tokens of each sequence, special tokens included, after cropping.
@@ -112,6 +115,7 @@ def plan_epoch(
         epoch: from 0; each gives another order.
         records: (N,) what to call the sequences in the plan; 0..N-1 if left out.
         batches_per_step: batches of an optimizer step over all workers.
+        max_sequences: most sequences of a batch; None for any number. Where it binds, batches are not filled.
 
     Raises:
         DataError: a sequence is longer than the budget.
@@ -119,7 +123,8 @@ def plan_epoch(
     names_N = np.arange(lengths_N.size, dtype=np.int64) if records is None else records
     _refuse_longer_than(budget, lengths_N, names_N)
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
-    packer = _WindowPacker(lengths_N, budget, window, random)
+    most = max(1, lengths_N.size) if max_sequences is None else max_sequences
+    packer = _WindowPacker(lengths_N, budget, most, window, random)
     order, sizes = packer.pack()
     order, offsets = _shuffle_batches(order, sizes, random)
     return EpochPlan(
@@ -154,10 +159,13 @@ def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator
 class _WindowPacker:
     """Packs the shuffled sequences window by window; see the module's docstring."""
 
-    def __init__(self, lengths_N: NDArray[np.integer], budget: int, window: int, random: np.random.Generator) -> None:
+    def __init__(
+        self, lengths_N: NDArray[np.integer], budget: int, most: int, window: int, random: np.random.Generator
+    ) -> None:
         self._lengths = lengths_N.astype(np.int64)
-        self._budget = budget
-        self._window = max(window, _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1))
+        self._budget, self._most = budget, most
+        least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
+        self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
         self._random = random
         self._orders: list[Indices] = [np.empty(0, dtype=np.int64)]
         self._sizes: list[Indices] = [np.empty(0, dtype=np.int64)]
@@ -195,8 +203,8 @@ class _WindowPacker:
         ends = np.cumsum(self._lengths[stream]).tolist()
         cuts = [0]
         used = 0
-        while used + self._budget < (ends[-1] if ends else 0):
-            cuts.append(bisect_right(ends, used + self._budget))
+        while ends and (used + self._budget < ends[-1] or cuts[-1] + self._most < len(ends)):
+            cuts.append(min(bisect_right(ends, used + self._budget), cuts[-1] + self._most))
             used = ends[cuts[-1] - 1]
         return cuts
 
@@ -205,32 +213,38 @@ class _WindowPacker:
         used_B = np.add.reduceat(self._lengths[stream[: cuts[-1]]], cuts[:-1])
         batches = np.full(len(pool_lengths), -1, dtype=np.int64)
         left = list(range(len(pool_lengths)))
-        for batch, used in enumerate(used_B.tolist()):
+        for batch, (used, size) in enumerate(zip(used_B.tolist(), np.diff(cuts).tolist(), strict=True)):
             gap = self._budget - used
-            while (place := bisect_right(pool_lengths, gap)) > 0:
+            while size < self._most and (place := bisect_right(pool_lengths, gap)) > 0:
                 gap -= pool_lengths.pop(place - 1)
                 batches[left.pop(place - 1)] = batch
+                size += 1
         return batches
 
     def _best_fit_decreasing(self, members: Indices) -> None:
-        """Emit batches for all members: each, from the longest, goes where it leaves the smallest gap."""
+        """Emit batches for all members: each, from the longest, goes where it leaves the smallest gap.
+
+        A batch that has its most sequences is taken off the list of gaps.
+        """
         members = members[np.argsort(-self._lengths[members], kind="stable")]
         gaps: list[int] = []  # ascending, with the batch of each beside it
         owners: list[int] = []
+        sizes: list[int] = []  # of each batch, full ones too
         batches = np.empty(members.size, dtype=np.int64)
-        num_batches = 0
         for index, length in enumerate(self._lengths[members].tolist()):
             place = bisect_right(gaps, length - 1)
             if place == len(gaps):
-                gap, owner = self._budget, num_batches
-                num_batches += 1
+                gap, owner = self._budget, len(sizes)
+                sizes.append(0)
             else:
                 gap, owner = gaps.pop(place), owners.pop(place)
             batches[index] = owner
-            place = bisect_right(gaps, gap - length)
-            gaps.insert(place, gap - length)
-            owners.insert(place, owner)
-        self._append(members, batches, num_batches)
+            sizes[owner] += 1
+            if sizes[owner] < self._most:
+                place = bisect_right(gaps, gap - length)
+                gaps.insert(place, gap - length)
+                owners.insert(place, owner)
+        self._append(members, batches, len(sizes))
 
     def _emit(self, stream: Indices, stream_sizes: Indices, pool: Indices, pool_batches: Indices) -> None:
         """Emit batches of consecutive sequences of the stream, each with what it took from the pool."""

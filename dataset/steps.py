@@ -187,6 +187,7 @@ class TrainingSteps:
             "records": self._indices.size,
             "tokens": self._batch.tokens,
             "global_tokens": self._batch.global_tokens,
+            "batch_size": self._batch.batch_size or 0,
             "packing_window": self._batch.packing_window,
             **self._source.plan_settings(),
         }
@@ -248,6 +249,7 @@ def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int,
         epoch,
         records=indices,
         batches_per_step=batch.batches_per_step,
+        max_sequences=batch.batch_size,
     )
 
 

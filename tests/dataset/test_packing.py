@@ -56,6 +56,35 @@ def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, w
 
 
 @settings(deadline=None)
+@given(lengths_N=lengths, window=st.integers(1, 200), seed=st.integers(0, 2**40), most=st.integers(1, 30))
+def test_no_batch_has_more_sequences_than_asked(lengths_N, window, seed, most):
+    plan = plan_epoch(lengths_N, BUDGET, window, seed, 0, max_sequences=most)
+    assert sorted(plan.records.tolist()) == list(range(lengths_N.size))
+    sizes = np.diff(plan.offsets)
+    assert ((sizes > 0) & (sizes <= most)).all()
+    if lengths_N.size:
+        assert batch_tokens(plan, lengths_N).max() <= BUDGET
+
+
+@settings(deadline=None)
+@given(lengths_N=lengths, window=st.integers(1, 200), seed=st.integers(0, 2**40))
+def test_a_bound_on_sequences_that_no_batch_reaches_changes_nothing(lengths_N, window, seed):
+    free = plan_epoch(lengths_N, BUDGET, window, seed, 0)
+    bounded = plan_epoch(lengths_N, BUDGET, window, seed, 0, max_sequences=lengths_N.size + 1)
+    assert (bounded.records == free.records).all()
+    assert (bounded.offsets == free.offsets).all()
+
+
+@pytest.mark.parametrize("most", [1, 8, 16, 24, 32])
+def test_a_bound_on_sequences_costs_few_batches_more_than_it_must(most):
+    lengths_N = np.clip(np.random.default_rng(0).lognormal(5.6, 0.7, 20_000), 30, BUDGET).astype(int)
+    plan = plan_epoch(lengths_N, 8 * BUDGET, 2048, 0, 0, max_sequences=most)
+    least = max(lengths_N.size / most, lengths_N.sum() / (8 * BUDGET))
+    # Worst at 24, where batches are as often full of tokens as of sequences: 4 % were measured.
+    assert plan.num_batches <= 1.05 * least + 1
+
+
+@settings(deadline=None)
 @given(plan=plans, world_size=st.integers(1, 9))
 def test_ranks_together_take_every_record_of_an_epoch_once(plan, world_size):
     taken = [

@@ -5,6 +5,7 @@ import numpy as np
 from dataset.conversion import ensure_store
 from dataset.splitting import split_records
 from dataset.store import Store
+from model.memory import count_parameters
 from tests.runs import tiny_config
 from training.cluster import Workers
 from training.data_size import estimate_size, size_of_store
@@ -45,7 +46,7 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
     data = estimate_size(config.data)
-    plan = make_plan(config, WORKERS, data)
+    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
     assert plan.steps_per_epoch == -(-data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
     text = "\n".join(plan.lines())
@@ -54,9 +55,17 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "cropped" in text
 
 
+def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
+    config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
+    data = estimate_size(config.data)
+    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
+    assert plan.steps_per_epoch == -(-data.sequences // 2)
+    assert "at most 512 in 2 packed batches of 1 sequences at most" in "\n".join(plan.lines())
+
+
 def test_zero_divides_the_optimizer_state_over_the_workers(tmp_path):
     config = tiny_config(Path(tmp_path))
-    data = estimate_size(config.data)
-    alone = make_plan(config, Workers(1, 1, False), data).memory
-    shared = make_plan(config, WORKERS, data).memory
+    data, parameters = estimate_size(config.data), count_parameters(config.model)
+    alone = make_plan(config, Workers(1, 1, False), data, parameters).memory
+    shared = make_plan(config, WORKERS, data, parameters).memory
     assert shared.optimizer_bytes == -(-alone.optimizer_bytes // 2)
