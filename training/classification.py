@@ -197,8 +197,10 @@ def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = 
     path = ensure_labelled_store(config.data, config.model.tokenizer, root, progress)
     labelled = LabelledStore(path)
     source = config.model.backbone.source
-    tokenizer = load_tokenizer(config.model.tokenizer, source, lambda: _training_texts(labelled), path)
+    trained = path.with_name(f"{path.name}-tokenizer-{config.model.tokenizer.vocabulary_size}")
+    tokenizer = load_tokenizer(config.model.tokenizer, source, lambda: _training_texts(labelled), trained)
     ensure_tokens(labelled.store, tokenizer, path.parent, progress)
+    run.tokenizer.mkdir(parents=True, exist_ok=True)
     tokenizer.save(run.tokenizer)
     labelled.label_space.save(run.path)
     return path
