@@ -74,7 +74,8 @@ class HuggingFaceTokenizer:
         self.vocabulary_size = max(vocabulary.values()) + 1
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        self.one_token_per_residue = _has_single_letters(self._tokenizer) and self._splits_into(STORE_ALPHABET)
+        self._table = self._table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
+        self.one_token_per_residue = self._table is not None
 
     @classmethod
     def load(cls, folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> HuggingFaceTokenizer:
@@ -94,6 +95,12 @@ class HuggingFaceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
+        ids_T = self._looked_up("".join(texts))
+        if ids_T is not None:
+            return ids_T, sequence_lengths(texts)
+        return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
         return end_to_end([encoding.ids for encoding in encodings])
 
@@ -116,16 +123,40 @@ class HuggingFaceTokenizer:
 
     def knows(self, letters: str) -> bool:
         """Whether none of these residues is unknown."""
-        ids, _ = self.encode([letters])
+        ids, _ = self._encode([letters])
         return self.unknown is None or self.unknown not in ids.tolist()
 
     def _prepared(self, text: str) -> str:
         return " ".join(text.upper().translate(_RARE_TO_X)) if self.spaced else text
 
-    def _splits_into(self, letters: str) -> bool:
-        """Whether any two of these residues are two known tokens, and so any number of them as many."""
-        _, lengths = self.encode(["".join(pair) for pair in itertools.product(letters, repeat=2)])
-        return self.knows(letters) and bool((lengths == 2).all())
+    def reads_by_residue(self, letters: str) -> bool:
+        """Whether each of these residues is the same known token wherever it stands."""
+        return self._table_of(letters) is not None
+
+    def _table_of(self, letters: str) -> NDArray[np.int32] | None:
+        """(256,) the id of each of these residues, -1 for any other byte; None if it takes more than a table.
+
+        Tried out on every pair of residues and on a long protein: with a vocabulary of single letters there is nothing
+        else that an id could depend on.
+        """
+        ids, lengths = self._encode(list(letters))
+        if not self.knows(letters) or (lengths != 1).any():
+            return None
+        table = np.full(256, -1, dtype=np.int32)
+        table[np.frombuffer(letters.encode("ascii"), dtype=np.uint8)] = ids
+        tried = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+        tried.append("".join(tried))
+        ids, lengths = self._encode(tried)
+        expected = table[np.frombuffer("".join(tried).encode("ascii"), dtype=np.uint8)]
+        same = np.array_equal(ids, expected) and np.array_equal(lengths, sequence_lengths(tried))
+        return table if same else None
+
+    def _looked_up(self, joined: str) -> NDArray[np.int32] | None:
+        """Ids by the table, which takes a hundredth of the time; None if there is a character that it lacks."""
+        if self._table is None or not joined.isascii():
+            return None
+        ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
+        return None if (ids_T < 0).any() else ids_T
 
 
 def tokenizer_folder(source: str, key: str) -> Path:
@@ -173,7 +204,7 @@ def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTok
             made = make()
         for spaced in (False, True):
             tokenizer = HuggingFaceTokenizer(made, spaced)
-            if tokenizer._splits_into(AMINO_ACIDS):
+            if tokenizer.reads_by_residue(AMINO_ACIDS):
                 return tokenizer
     return HuggingFaceTokenizer(automatic, False)
 

@@ -221,7 +221,7 @@ def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0)
         config = folder_config(backbone_source.config_folder(section, all_sizes()))
     with torch.device("meta"), quiet_transformers():
         if config.model_type == "esm" and not section.padded:
-            return EsmBackbone(EsmModel(config), frozen=section.frozen)
+            return EsmBackbone(EsmModel(config, add_pooling_layer=False), frozen=section.frozen)
         return _wrap(model_class(config)(config), section, pad)
 
 

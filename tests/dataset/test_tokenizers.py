@@ -72,15 +72,17 @@ def test_tokens_of_texts_are_those_of_autotokenizer(kind, tmp_path):
     assert ours.vocabulary_size == len(theirs) and not ours.one_token_per_residue
 
 
-@pytest.mark.parametrize("kind", [*FOR_PROTEINS, *FOR_TEXT])
-def test_a_saved_tokenizer_opens_as_what_it_was(kind, tmp_path):
-    made = {**FOR_PROTEINS, **FOR_TEXT}[kind](tmp_path / "from")
+@pytest.mark.parametrize("beside", ["the model", "nothing"])
+@pytest.mark.parametrize("kind", [*FOR_PROTEINS, *FOR_TEXT, "ankh"])
+def test_a_saved_tokenizer_opens_as_what_it_was(kind, beside, tmp_path):
+    made = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
     ours = open_tokenizer(made)
     (tmp_path / "to").mkdir()
-    (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
+    if beside == "the model":
+        (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
     ours.save(tmp_path / "to")
     again, theirs = open_tokenizer(tmp_path / "to"), AutoTokenizer.from_pretrained(tmp_path / "to")
-    texts = PROTEINS if kind in FOR_PROTEINS else TEXTS
+    texts = TEXTS if kind in FOR_TEXT else PROTEINS
     assert again.fingerprint == ours.fingerprint
     assert whole(again, texts) == whole(ours, texts)
     assert whole(ours, texts) == [theirs(as_published(kind, text))["input_ids"] for text in texts]
@@ -92,18 +94,25 @@ def test_a_vocabulary_of_letters_is_read_a_residue_a_token_whatever_the_class_do
     assert ours.one_token_per_residue and not ours.spaced
     ids = dict(zip("LAGVESIKRDTPNQFYMHCWXUBZO", range(3, 28), strict=True))
     assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]]
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "config.json").write_text('{"model_type": "t5"}')
-    ours.save(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("MKUX")["input_ids"] == whole(ours, ["MKUX"])[0]
 
 
 @pytest.mark.parametrize("kind", FOR_PROTEINS)
-def test_a_residue_is_a_token(kind, tmp_path):
-    ours = open_tokenizer(FOR_PROTEINS[kind](tmp_path / kind))
+def test_a_residue_is_a_token_in_proteins_of_any_length(kind, tmp_path):
+    folder = FOR_PROTEINS[kind](tmp_path / kind)
+    ours, theirs = open_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     draw = np.random.default_rng(0)
-    proteins = ["".join(draw.choice(list(STORE_ALPHABET), size)) for size in (1, 30, 200, 7)]
-    assert ours.encode(proteins)[1].tolist() == [1, 30, 200, 7]
+    proteins = ["".join(draw.choice(list(STORE_ALPHABET), size)) for size in (1, 30, 2000, 7)]
+    assert ours.encode(proteins)[1].tolist() == [1, 30, 2000, 7]
+    assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
+
+
+@pytest.mark.parametrize("kind", ["esmc", "prot_bert", "prot_t5"])
+def test_what_is_no_residue_is_tokenized_as_autotokenizer_does(kind, tmp_path):
+    folder = FOR_PROTEINS[kind](tmp_path / kind)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    texts = ["MK*T", "MKé", "M-K", ""]
+    expected = [theirs(as_published(kind, text.upper()))["input_ids"] for text in texts]
+    assert whole(open_tokenizer(folder), texts) == expected
 
 
 def test_lower_case_residues_are_read_in_upper_case_where_blanks_are_put(tmp_path):

@@ -5,18 +5,23 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 from dataset.packed_batch import PackedBatch
-from dataset.tokenizer import VOCABULARY
+from dataset.tokenizer import VOCABULARY, packed_from_tokens, sequence_lengths
+from dataset.tokenizers import open_tokenizer
 from model.architectures import ALWAYS_PADDED, PACKED
 from model.backbone import EsmBackbone
-from model.backbones import HuggingFaceBackbone, PaddedBackbone, build_backbone, layer_groups
+from model.backbones import HuggingFaceBackbone, PaddedBackbone, build_backbone, empty_backbone, layer_groups
 from model.packed_backbone import PackedBackbone
+from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
 from tests.model.small_models import (
     PAD,
     POSITIONS,
@@ -328,6 +333,19 @@ def test_random_weights_depend_on_the_seed_alone(kind):
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.parametrize("kind", ["esm2_t6_8M", "bert", "t5", "a folder"])
+def test_an_empty_backbone_has_the_shapes_of_the_one_that_is_built(kind, tmp_path):
+    section = BackboneSection(source=kind, **SMALL)
+    if kind == "a folder":
+        save_small_model(tmp_path, "qwen2")
+        section = BackboneSection(source=str(tmp_path))
+    built, empty = build_backbone(section, 0, 33, pad=1), empty_backbone(section, 33, pad=1)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert {n: (p.shape, p.requires_grad) for n, p in empty.named_parameters()} == {
+        n: (p.shape, p.requires_grad) for n, p in built.named_parameters()
+    }
+
+
 def test_channels_that_the_heads_cant_share_are_refused():
     with pytest.raises(ConfigError, match=r"32 can't be split over 5 heads; set model\.backbone\.heads to one of \[1"):
         build_backbone(BackboneSection(source="bert", hidden_size=32, heads=5), seed=0)
@@ -360,6 +378,21 @@ def _t5_config() -> Any:
     from tests.model.small_models import small_config
 
     return small_config("t5")
+
+
+@pytest.mark.parametrize("kind", ["prot_bert", "prot_t5", "ankh"])
+def test_proteins_get_the_features_that_their_model_cards_describe(kind, tmp_path):
+    folder = {**FOR_PROTEINS, "ankh": ankh}[kind](tmp_path / kind)
+    model = save_small_model(folder, "bert" if kind == "prot_bert" else "t5", pad_token_id=0)
+    tokenizer = open_tokenizer(folder)
+    backbone = build_backbone(BackboneSection(source=str(folder)), 0, tokenizer.vocabulary_size, tokenizer.pad).eval()
+    whole = [[*tokenizer.prefix, *tokenizer.encode([text])[0].tolist(), *tokenizer.suffix] for text in PROTEINS]
+    batch = packed_from_tokens(np.concatenate(whole), sequence_lengths(whole))
+    as_published = [" ".join(re.sub("[UZOB]", "X", text)) for text in PROTEINS] if kind != "ankh" else PROTEINS
+    theirs = tokenizer._tokenizer if kind == "ankh" else AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        alone = [model(**theirs(text, return_tensors="pt")).last_hidden_state[0] for text in as_published]
+        assert_close(segments(backbone(batch), batch), alone)
 
 
 def test_size_settings_of_loaded_weights_are_refused(tmp_path):

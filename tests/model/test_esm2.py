@@ -77,8 +77,14 @@ def test_a_folder_without_config_is_refused(tmp_path):
 
 def test_a_folder_of_another_model_is_refused(tmp_path):
     BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="of type 'bert', not 'esm'"):
+    with pytest.raises(ConfigError, match=r"of type 'bert', not 'esm'; other architectures are for model\.task classi"):
         read_config(BackboneSection(source=str(tmp_path)))
+
+
+@pytest.mark.parametrize("look", [read_config, weights_folder])
+def test_an_architecture_that_only_the_classifier_draws_is_refused(look):
+    with pytest.raises(ConfigError, match=r"qwen2 with random weights is for model\.task classifier"):
+        look(BackboneSection(source="qwen2", layers=2))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
