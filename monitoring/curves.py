@@ -6,22 +6,30 @@ speed; dotted lines mark where the run was resumed, crosses the steps that were 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
+from monitoring.figure_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    heading,
+    legend,
+    new_figure,
+    save,
+    style_steps,
+)
 from monitoring.metrics_log import Record
 
-BLUE, ORANGE, GREEN, RED, GREY = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b", "#8a8f98"
 SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""
-INK = "#2b2f36"
 
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:
@@ -33,20 +41,18 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None
         title: heading, such as the run's name.
     """
     kinds = _by_kind(records)
-    figure = Figure(figsize=(11, 6.4), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left")
+    figure = new_figure(11, 6.4, title)
     losses, figures, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
     _draw_losses(losses, kinds)
     _draw_figures(figures, kinds["validation"])
     _draw_line(rates, kinds["train"], "learning_rate", "Learning rate", EngFormatter(sep="\N{THIN SPACE}"))
     _draw_speed(speeds, kinds["train"])
     for axes in (losses, figures, rates, speeds):
-        _style(axes)
+        style_steps(axes)
         _mark_resumed(axes, kinds["event"], labelled=axes is losses)
     for axes in (rates, speeds):
         axes.set_xlabel("step", color=INK)
-    _save(figure, Path(path))
+    save(figure, path)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -66,7 +72,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
-    _heading(axes, "Loss")
+    heading(axes, "Loss")
     steps, losses = _series(kinds["train"], "loss")
     if len(steps):
         window = max(1, round(len(steps) * SMOOTHING_SHARE))
@@ -82,12 +88,20 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
         top = axes.get_ylim()[1]
         label = f"skipped ({len(skipped)})"
         axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=label)
-    _legend(axes)
+    legend(axes)
 
 
 def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
-    _heading(axes, "Validation")
-    names = {"residue_recovery": ("residue recovery", GREEN), "feature_r2": ("feature R²", BLUE)}
+    heading(axes, "Validation")
+    names = {
+        "residue_recovery": ("residue recovery", GREEN),
+        "feature_r2": ("feature R²", BLUE),
+        "accuracy": ("accuracy", GREEN),
+        "mcc": ("MCC", BLUE),
+        "f1_micro": ("micro F1", ORANGE),
+        "spearman": ("Spearman", GREEN),
+        "r2": ("R²", BLUE),
+    }
     lowest = 0.0
     for name, (label, color) in names.items():
         steps, values = _series(validations, name)
@@ -97,11 +111,11 @@ def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
     axes.set_ylim(max(lowest * 1.05, -1.0), 1.0)
     if not axes.lines:
         axes.text(0.5, 0.5, "no validation yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-    _legend(axes)
+    legend(axes)
 
 
 def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str, formatter: EngFormatter) -> None:
-    _heading(axes, title)
+    heading(axes, title)
     steps, values = _series(records, name)
     axes.plot(steps, values, color=GREY, linewidth=1.8)
     axes.set_ylim(bottom=0)
@@ -110,14 +124,14 @@ def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str, for
 
 def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
     steps, values = _series(records, "tokens_per_s")
-    _heading(axes, "Tokens per second")
+    heading(axes, "Tokens per second")
     if len(steps):
         axes.plot(steps, values, color=GREEN, alpha=0.3, linewidth=0.8)
         median = float(np.nanmedian(values))
         axes.axhline(median, color=GREEN, linewidth=1.8, label=f"median {EngFormatter(places=1, sep='')(median)}")
         axes.set_ylim(0, 1.15 * float(np.nanpercentile(values, 99.5)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    _legend(axes)
+    legend(axes)
 
 
 def _by_kind(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -163,35 +177,6 @@ def _mark_resumed(axes: Axes, events: Sequence[Record], labelled: bool) -> None:
             note.set(rotation=90, ha="right", va="bottom")
 
 
-def _heading(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=11, color=INK)
-
-
-def _style(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    axes.margins(x=0.01)
-
-
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-
-
 def _points(steps: np.ndarray) -> dict:
     """Few points get markers, many only a line."""
     return {"linewidth": 1.8, "marker": "o" if len(steps) <= 40 else "", "markersize": 4}
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+"""What the project's pictures look like: colours, axes, legends, and how a PNG is written.
+
+In: a Matplotlib figure. Out: a PNG that is complete or not there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+BLUE, ORANGE, GREEN, RED, GREY = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b", "#8a8f98"
+INK = "#2b2f36"
+GRID = "#e6e8eb"
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure, inches wide and high, with a heading; nothing of pyplot's global state is touched."""
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left")
+    return figure
+
+
+def heading(axes: Axes, text: str) -> None:
+    """The title of one panel."""
+    axes.set_title(text, loc="left", fontsize=11, color=INK)
+
+
+def style(axes: Axes) -> None:
+    """Quiet axes, with lines to read heights by."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)
+
+
+def style_steps(axes: Axes) -> None:
+    """:func:`style`, with whole numbers below."""
+    style(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def legend(axes: Axes, over_curves: bool = False) -> None:
+    """A legend, where anything has a label; over curves it has a white ground."""
+    if axes.get_legend_handles_labels()[0]:
+        ground = axes.legend(frameon=over_curves, fontsize=9, labelcolor=INK).get_frame()
+        ground.set(facecolor="white", edgecolor="none", alpha=0.85)
+
+
+def save(figure: Figure, path: Path | str) -> None:
+    """Write the PNG, which is replaced only when the new one is complete; its folder is made if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
