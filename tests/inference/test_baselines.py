@@ -1,0 +1,130 @@
+import dnaio
+import numpy as np
+import pytest
+
+from dataset.alphabet import AMINO_ACIDS
+from dataset.label_space import IGNORED_TARGET
+from inference.baselines import baselines, composition, composition_and_ends
+from model.classification_metrics import classification_figures
+
+LOGISTIC = "logistic regression on composition"
+
+
+def proteins(records, seed=0, classes=3):
+    """Sequences in which each class has more of its own amino acid than others have."""
+    generator = np.random.default_rng(seed)
+    targets = generator.integers(classes, size=records)
+    letters = np.array(list(AMINO_ACIDS))
+    rates = np.full((classes, 20), 1.0) + 4.0 * np.eye(20)[:classes]
+    rates /= rates.sum(axis=1, keepdims=True)
+    return ["".join(generator.choice(letters, size=80, p=rates[target])) for target in targets], targets
+
+
+def test_composition_is_shares_and_the_log_of_the_length():
+    features = composition(["AACX", ""])
+    assert features.shape == (2, 21)
+    assert features[0, [AMINO_ACIDS.index("A"), AMINO_ACIDS.index("C"), 20]] == pytest.approx([0.5, 0.25, np.log(4)])
+    assert not features[1].any()
+
+
+def test_ends_are_the_first_and_the_last_residues():
+    features = composition_and_ends(["A" * 50 + "C" * 100 + "D" * 50])
+    assert features.shape == (1, 61)
+    assert features[0, 21 + AMINO_ACIDS.index("A")] == 1
+    assert features[0, 41 + AMINO_ACIDS.index("D")] == 1
+
+
+@pytest.mark.parametrize("svm", [False, True])
+def test_classes_that_differ_in_composition_are_told_apart(svm):
+    texts, targets = proteins(150)
+    asked, wanted = proteins(60, seed=1)
+    found = baselines("multiclass", "protein", texts, targets, asked, num_outputs=4, svm=svm)
+    assert set(found) == {"majority class", LOGISTIC} | ({"SVM on composition and ends"} if svm else set())
+    for name, predictions in found.items():
+        assert predictions.shape == (60, 4)
+        assert predictions.dtype == np.float32
+        np.testing.assert_allclose(predictions.sum(axis=1), 1, atol=1e-5)
+        assert not predictions[:, 3].any(), "a class that training lacks is never predicted"
+        figures = classification_figures("multiclass", predictions, wanted)
+        assert figures["accuracy"] > 0.8 if name != "majority class" else figures["auroc"] == 0.5
+
+
+def test_the_majority_is_that_of_the_training_labels():
+    found = baselines("binary", "protein", ["AC"] * 4, np.array([1, 1, 0, IGNORED_TARGET]), ["AC", "D"], 2)
+    np.testing.assert_allclose(found["majority class"], [[1 / 3, 2 / 3]] * 2, rtol=1e-6)
+
+
+def test_texts_are_told_apart_by_their_words():
+    texts = ["my card is lost", "lost the card again", "what is the exchange rate", "rate of exchange today"] * 3
+    targets = np.array([0, 0, 1, 1] * 3)
+    found = baselines("binary", "text", texts, targets, ["a lost card", "exchange rate please"], 2)
+    np.testing.assert_array_equal(found["logistic regression on TF-IDF"].argmax(axis=1), [0, 1])
+
+
+def test_labels_are_fitted_one_by_one_with_unknown_ones_left_out():
+    texts, classes = proteins(120)
+    asked, wanted = proteins(60, seed=1)
+    targets = np.eye(4, dtype=np.float32)[classes]
+    targets[:20, 0] = np.nan
+    targets[5] = np.nan
+    found = baselines("multilabel", "protein", texts, targets, asked, 4)[LOGISTIC]
+    assert not found[:, 3].any(), "a label that no training record has"
+    assert classification_figures("multilabel", found, np.eye(4)[wanted])["auroc"] > 0.9
+
+
+@pytest.mark.parametrize("content", ["protein", "text"])
+def test_numbers_get_the_mean_and_a_ridge_regression(content):
+    texts, _ = proteins(120)
+    asked, _ = proteins(60, seed=1)
+    if content == "text":
+        texts, asked = ([" ".join(text) for text in group] for group in (texts, asked))
+
+    def measured(group):
+        return np.array([[text.count("A"), -text.count("A")] for text in group], dtype=np.float32)
+
+    targets = measured(texts)
+    mean = targets[:, 0].mean()
+    targets[3, 1] = np.nan
+    found = baselines("regression", content, texts, targets, asked, 2)
+    np.testing.assert_allclose(found["mean"][:, 0], mean, rtol=1e-5)
+    ridge = found[f"ridge regression on {'TF-IDF' if content == 'text' else 'composition'}"]
+    assert classification_figures("regression", ridge, measured(asked))["spearman"] > 0.9
+
+
+def test_residues_get_the_shares_of_their_amino_acid():
+    targets = np.array([0, 1, 1, 0, IGNORED_TARGET, 1])
+    found = baselines("per_residue", "protein", ["AAC", "CDC"], targets, ["ACD", "W"], 2)
+    np.testing.assert_allclose(found["class of the residue"][:2], [[0.5, 0.5], [1 / 3, 2 / 3]], rtol=1e-6)
+    np.testing.assert_allclose(found["class of the residue"][2:], found["majority class"][2:])
+    assert found["majority class"].shape == (4, 2)
+
+
+def test_where_there_is_nothing_to_learn_the_majority_remains():
+    assert set(baselines("binary", "protein", ["AC", "DE"], np.array([1, 1]), ["AC"], 2)) == {"majority class"}
+    assert set(baselines("binary", "text", ["?", "!"], np.array([0, 1]), ["?"], 2)) == {"majority class"}
+
+
+def test_an_svm_is_fitted_where_a_class_has_one_record():
+    texts, targets = proteins(41, classes=2)
+    targets[0] = 2
+    found = baselines("multiclass", "protein", texts, targets, texts, 3, svm=True)["SVM on composition and ends"]
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+
+
+def test_deeploc_is_predicted_about_as_well_as_its_composition_allows(shared_data):
+    def read(name):
+        with dnaio.open(shared_data / name) as records:
+            pairs = [(record.sequence, record.name.split()[1].rpartition("-")[0]) for record in records]
+        return [sequence for sequence, _ in pairs], [place for _, place in pairs]
+
+    texts, places = read("deeploc_train.fasta.gz")
+    asked, wanted = read("deeploc_valid.fasta.gz")
+    names = sorted({*places, *wanted})
+    targets, wanted_targets = (np.array([names.index(place) for place in group]) for group in (places, wanted))
+    found = baselines("multiclass", "protein", texts, targets, asked, len(names))
+    accuracies = {
+        name: classification_figures("multiclass", predictions, wanted_targets)["accuracy"]
+        for name, predictions in found.items()
+    }
+    assert accuracies["majority class"] == pytest.approx(0.284, abs=0.002)
+    assert accuracies[LOGISTIC] == pytest.approx(0.467, abs=0.01)
