@@ -25,7 +25,7 @@ def run_rank(rank: int, world_size: int, rendezvous: str, config: dict, store_pa
 
 def train_with(workers: int, config: Config, store_path: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (Path(config.run.storage_path) / config.run.name).mkdir(parents=True)
+    (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
     arguments = (workers, str(folder / f"rendezvous-{workers}"), config.model_dump(), store_path)
     multiprocessing.spawn(run_rank, arguments, nprocs=workers)
 

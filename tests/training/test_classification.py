@@ -1,0 +1,242 @@
+"""A classifier learns from labelled files, is judged over all workers exactly, and its export predicts the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from dataset.labelled_store import LabelledStore
+from inference.classification import ClassifierPipeline
+from monitoring.metrics_log import read_metrics
+from tests.runs import events, merged, run_folder, tiny_config, train_losses
+from tests.training.test_two_workers import train_with
+from train_config.errors import ConfigError
+from train_config.schema import Config
+from training.classification import estimate, prepare
+from training.context import StandaloneContext
+from training.run_folder import Outcome
+from training.worker import train_worker
+
+CLASSIFIER = {
+    "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
+    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
+    "training": {"max_steps": 40, "evaluate_every_steps": 10, "learning_rate": 2e-2},
+    "checkpoint": {"every_steps": 20},
+}
+RICH_IN = {"acid": "DE", "base": "KR", "greasy": "LVIF"}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    """150 proteins of three classes that their composition tells apart."""
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("labelled") / "proteins.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for number in range(150):
+            label = sorted(RICH_IN)[number % 3]
+            letters = "ACDEFGHIKLMNPQRSTVWY" + 12 * RICH_IN[label]
+            writer.writerow(["".join(draw.choices(letters, k=draw.randint(5, 80))), label])
+    return path
+
+
+def config_of(folder: Path, table: Path, **changes: dict) -> Config:
+    return tiny_config(folder, **merged(merged(CLASSIFIER, {"data": {"source": [str(table)]}}), changes))
+
+
+def train(config: Config) -> tuple[Outcome, Path]:
+    run = run_folder(config)
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.clear_requests()
+    path = prepare(config, run)
+    return train_worker(config, StandaloneContext(), str(path)), path
+
+
+def validations(config: Config) -> list[dict]:
+    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
+
+
+@pytest.fixture(scope="module")
+def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledStore]:
+    config = config_of(tmp_path_factory.mktemp("trained"), table)
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    return config, LabelledStore(path)
+
+
+def test_it_learns_what_can_be_learnt(trained):
+    config, _ = trained
+    first, *_, last = validations(config)
+    assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2
+    assert last["loss"] < first["loss"]
+
+
+def test_figures_of_an_evaluation_are_those_of_scikit_learn(trained):
+    config, labelled = trained
+    targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
+    best = min(validations(config), key=lambda record: -record["mcc"])
+    assert best["accuracy"] == pytest.approx(metrics.accuracy_score(targets, predicted.argmax(1)), abs=1e-6)
+    assert best["mcc"] == pytest.approx(metrics.matthews_corrcoef(targets, predicted.argmax(1)), abs=1e-6)
+    assert best["auroc"] == pytest.approx(
+        metrics.roc_auc_score(targets, predicted, multi_class="ovr", average="macro"), abs=1e-6
+    )
+
+
+def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and predicted probabilities of the validation."""
+    texts = [labelled.text(index) for index in labelled.validation.tolist()]
+    return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
+
+
+def test_the_best_checkpoint_is_exported(trained):
+    config, _ = trained
+    (event,) = events(config, "exports_best")
+    costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
+    assert costs[event["step"]] == min(costs.values())
+
+
+def test_classes_are_named_beside_the_model(trained):
+    config, labelled = trained
+    for folder in (run_folder(config).export, run_folder(config).path):
+        mappings = json.loads((folder / "label_mappings.json").read_text())
+        assert mappings["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
+    exported = json.loads((run_folder(config).export / "config.json").read_text())
+    assert exported["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
+    assert labelled.label_space.names == ("acid", "base", "greasy")
+
+
+def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_group):
+    changes = {
+        "model": {"classifier": {"patience": 2}},
+        "training": {"max_steps": 100, "evaluate_every_steps": 2, "learning_rate": 1e-12},
+        "checkpoint": {"every_steps": 100},
+    }
+    config = config_of(tmp_path, table, **changes)
+    outcome, _ = train(config)
+    assert (outcome.status, outcome.step) == ("finished", 6)
+    assert "2 evaluations without a better one" in outcome.message
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(trained, table, tmp_path, process_group):
+    config = config_of(tmp_path, table)
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    path = prepare(config, run)
+
+    class StoppingContext(StandaloneContext):
+        def report(self, metrics):
+            if metrics["step"] >= 20:
+                run.request_stop()
+
+    assert train_worker(config, StoppingContext(), str(path)).status == "stopped"
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert train_losses(config) == train_losses(trained[0])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"backbone": {"lora": {"rank": 2}}, "classifier": {"head": "mlp", "pooling": "max"}},
+        {"backbone": {"frozen": True}, "classifier": {"pooling": "light_attention", "class_weights": "balanced"}},
+        {"backbone": {"layer_decay": 0.5}, "classifier": {"loss": "focal", "pooling": "cls"}},
+    ],
+    ids=["lora", "frozen", "layer decay"],
+)
+def test_every_way_of_fine_tuning_trains_and_its_export_predicts_as_it_did(table, tmp_path, process_group, model):
+    config = config_of(tmp_path, table, model=model, training={"max_steps": 6, "evaluate_every_steps": 3})
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    targets, predicted = held_out(LabelledStore(path), ClassifierPipeline.load(run_folder(config).export))
+    (event,) = events(config, "exports_best")
+    best = next(record for record in validations(config) if record["step"] == event["step"])
+    assert best["accuracy"] == pytest.approx(metrics.accuracy_score(targets, predicted.argmax(1)), abs=1e-6)
+
+
+def test_a_text_classifier_trains_its_own_tokenizer(tmp_path, process_group):
+    path = tmp_path / "messages.tsv"
+    greetings, goodbyes = ["hello", "hi there", "good morning"], ["bye", "see you", "good night"]
+    rows = [
+        f"{text} {n}\t{kind}"
+        for n in range(20)
+        for kind, texts in (("in", greetings), ("out", goodbyes))
+        for text in texts
+    ]
+    path.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    backbone = {"source": "qwen2", "layers": 1, "hidden_size": 16, "heads": 2}
+    changes = {
+        "model": {
+            "backbone": backbone,
+            "tokenizer": {"content": "text", "vocabulary_size": 300},
+            "classifier": {"pooling": "last"},
+        },
+    }
+    config = config_of(tmp_path, path, **changes)
+    outcome, labelled = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.9
+    targets, predicted = held_out(LabelledStore(labelled), ClassifierPipeline.load(run_folder(config).export))
+    assert (predicted.argmax(1) == targets).mean() > 0.9
+
+
+def test_residues_are_classified_one_by_one(tmp_path, process_group):
+    draw = random.Random(1)
+    sequences = ["".join(draw.choices("DEKRLVIF", k=draw.randint(3, 40))) for _ in range(60)]
+    letters = str.maketrans("DEKRLVIF", "AABBGGGG")
+    path = tmp_path / "residues.csv"
+    path.write_text("text,label\n" + "".join(f"{s},{s.translate(letters)}\n" for s in sequences))
+    labels = {"kind": "per_residue", "split": "hash", "text_column": "text"}
+    config = config_of(tmp_path, path, data={"labels": labels})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.95
+
+
+def test_numbers_are_predicted(tmp_path, process_group):
+    draw = random.Random(2)
+    sequences = ["".join(draw.choices("ACDEFGHIKL", k=30)) for _ in range(120)]
+    path = tmp_path / "numbers.csv"
+    path.write_text("text,label\n" + "".join(f"{s},{s.count('A') / 3 + s.count('D') / 5}\n" for s in sequences))
+    labels = {"kind": "regression", "split": "hash", "text_column": "text"}
+    config = config_of(tmp_path, path, data={"labels": labels})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["spearman"] > 0.5
+
+
+def test_a_metric_that_no_evaluation_has_is_refused_with_those_there_are(table, tmp_path, process_group):
+    config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
+    with pytest.raises(ConfigError, match=r"no figure 'fmax'; it has .*accuracy"):
+        train(config)
+
+
+def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
+    size, parameters = estimate(config_of(tmp_path, table))
+    assert size.exact
+    assert 100 <= size.sequences <= 110
+    assert parameters.trainable <= parameters.total
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_figures_of_one(table, tmp_path):
+    changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
+    figures = {}
+    for workers in (1, 2):
+        config = config_of(tmp_path / str(workers), table, **changes)
+        run = run_folder(config)
+        run.path.mkdir(parents=True)
+        path = prepare(config, run)
+        train_with(workers, config, str(path), tmp_path)
+        figures[workers] = validations(config)
+    for one, two in zip(figures[1], figures[2], strict=True):
+        names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]
+        assert {n: two[n] for n in names} == pytest.approx({n: one[n] for n in names}, abs=1e-5)
