@@ -22,6 +22,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ def main(argv: list[str]) -> int:
     """Load, do the steps, write and print the summary."""
     own, overrides = split_overrides(argv)
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools profile_classifier", description=__doc__)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which tells of start and stop
     # Here, so that --help and a wrong option answer at once.
     from inference.classification import ClassifierPipeline, config_of, model_folder
     from tools._classifier.output import replace_file

@@ -61,7 +61,7 @@ def test_every_file_is_there_and_says_what_it_should(command, model, proteins, t
         ("4", "2", "4"),
     ]
     summary = (folder / "baseline_summary_report.txt").read_text()
-    for words in ("Latency per sample", "Highest throughput", "Best batch", "Memory that it needs", "Accuracy"):
+    for words in ("Latency per sample", "Highest throughput", "Best batch size", "Memory that it needs", "Accuracy"):
         assert words in summary and "not measured" not in summary, words
     assert summary.strip() in outcome.out
     assert sum(line.strip().startswith(("1.", "2.", "3.")) for line in summary.splitlines()) == 3
@@ -154,7 +154,7 @@ def test_token_budgets_and_files_without_labels(command, model, proteins, tmp_pa
     assert outcome.code == 0, outcome.err
     found = metrics(tmp_path / "p")["steps"]
     assert [row["batch_tokens"] for row in found["batch_sizes"]["rows"]] == [40, 200]
-    assert found["whole_file"]["figures"] == {} and "the file has no labels" in outcome.out
+    assert found["whole_file"]["figures"] == {} and "labels were not read" in outcome.out
 
 
 def test_a_folder_that_is_no_classifier_is_refused_before_anything_is_written(command, proteins, tmp_path, monkeypatch):

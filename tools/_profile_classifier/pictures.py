@@ -75,16 +75,14 @@ def draw_comparison(path: Path, rows: Sequence[Row], unit: str, title: str) -> N
 def draw_heatmap(path: Path, rows: Sequence[Row], unit: str, title: str) -> None:
     """Every figure of every row as a number, the best of its line green and the worst red."""
     values = np.array([[_value(figure, row) for row in rows] for figure in FIGURES], dtype=np.float64)
-    known = np.isfinite(values).any(axis=1)
-    known |= not known.any()
-    figures = [figure for figure, any_known in zip(FIGURES, known, strict=True) if any_known]
-    values = values[known]
+    known = [line for line, row in enumerate(values) if np.isfinite(row).any()] or range(len(FIGURES))
+    figures, values = [FIGURES[line] for line in known], values[list(known)]
     canvas = new_figure(max(7.0, 3.6 + 1.15 * len(rows)), 1.6 + 0.46 * max(1, len(figures)), title)
     axes = canvas.subplots()
     axes.imshow(_goodness(values, figures), cmap="RdYlGn", vmin=-0.4, vmax=1.4, aspect="auto")
     axes.set_facecolor("#d5d8dc")
     for line, column in np.ndindex(values.shape):
-        text = f"{values[line, column]:,.4g}" if np.isfinite(values[line, column]) else _missing(rows[column])
+        text = _shown(float(values[line, column])) if np.isfinite(values[line, column]) else _missing(rows[column])
         axes.text(column, line, text, ha="center", va="center", fontsize=8.5, color=INK)
     axes.set_xticks(range(len(rows)), [f"{row[unit]:,}" for row in rows])
     axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
@@ -110,6 +108,7 @@ def _latency(axes: Axes, places: Sequence[int], rows: Sequence[Row], name: str) 
 def _gpu(axes: Axes, places: Sequence[int], rows: Sequence[Row]) -> None:
     if not rows or rows[0]["gpu_memory_peak_mb"] is None:
         axes.text(0.5, 0.5, "no GPU", transform=axes.transAxes, ha="center", color=GREY, fontsize=12)
+        axes.yaxis.set_visible(False)
         return
     for name, label, colour in (("gpu_memory_peak_mb", "peak", RED), ("gpu_memory_allocated_mb", "allocated", GREY)):
         axes.plot(places, [row[name] for row in rows], color=colour, marker="o", markersize=4, label=label)
@@ -128,6 +127,10 @@ def _goodness(values: np.ndarray, figures: Sequence[Figure]) -> np.ndarray:
     share = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=finite & (high > low))
     more_is_better = np.array([[figure.more_is_better] for figure in figures])
     return np.where(finite, np.where(more_is_better, share, 1 - share), np.nan)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _missing(row: Row) -> str:

@@ -24,7 +24,7 @@ def summary_lines(profile: Profile) -> list[str]:
         f"{profile['data']['tokens_per_sample']:,.0f} tokens each on average",
         "",
         "Answers",
-        *(f"  {question:<34}{answer}" for question, answer in _answers(steps)),
+        *(f"  {question:<24}{answer}" for question, answer in _answers(steps)),
         "",
         "Largest bottlenecks (time in the operation itself)",
         *_bottlenecks(steps.get("trace")),
@@ -45,7 +45,7 @@ def _answers(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _batch_answers(step: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    questions = ("Latency per sample", "Highest throughput", "Best batch", "Memory that it needs")
+    questions = ("Latency per sample", "Highest throughput", "Best batch size", "Memory that it needs")
     if step is None:
         return [(question, _NOT_MEASURED.format("batch_sizes", "batch_sizes")) for question in questions]
     best = best_row(step)
@@ -72,14 +72,17 @@ def _whole_answers(step: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if step is None:
         reason = _NOT_MEASURED.format("whole_file", "whole_file")
         return [("Accuracy", reason), ("Time of the whole file", reason)]
-    figures = step["figures"]
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items()) or "the file has no labels"
+    figures = dict(step["figures"])
     time = (
         f"{step['seconds']:,.2f} s for {step['samples']:,} samples ({step['samples_per_s']:,.1f}/s, batches of "
         f"{step['batch_tokens']:,} tokens)"
     )
-    name = "Accuracy" if "accuracy" in figures or not figures else "Figures"
-    return [(name, shown), ("Time of the whole file", time)]
+    if not figures:
+        return [("Accuracy", "not known: labels were not read"), ("Time of the whole file", time)]
+    accuracy = figures.pop("accuracy", None)
+    found = [] if accuracy is None else [("Accuracy", f"{accuracy:.4f}")]
+    others = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+    return [*found, ("Other figures" if found else "Figures", others), ("Time of the whole file", time)]
 
 
 def _bottlenecks(step: Mapping[str, Any] | None) -> list[str]:
