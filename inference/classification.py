@@ -172,8 +172,8 @@ class ClassifierPipeline:
             DataError: its files are damaged.
         """
         folder = model_folder(source)
-        if torch.device(device or "cpu").type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device {device}: torch sees no CUDA device here; use cpu")
+        if device is not None:
+            check_device(device)
         model, tokenizer = load_classifier(folder)
         if config is None and (folder / _RUN_CONFIG).is_file():
             config = load_config(folder / _RUN_CONFIG)
@@ -318,6 +318,22 @@ def config_of(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = model_folder(source) / _RUN_CONFIG
     return load_config(path if path.is_file() else None, list(overrides))
+
+
+def check_device(device: torch.device | str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        ConfigError: torch does not know it, or sees none.
+    """
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
+        )
 
 
 def head_length(kept: int, crop: Crop) -> int:

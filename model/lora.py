@@ -123,11 +123,11 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
     adapted = {name for name, _ in _adapted_layers(model)}
     state = {}
     for name, tensor in model.state_dict().items():
-        layer, _, rest = _split_at(name, adapted)
-        if not layer:
+        layer = _layer_of(name, adapted)
+        if layer is None:
             state[name] = tensor
-        elif rest.startswith("base_layer."):
-            state[f"{layer}.{rest.removeprefix('base_layer.')}"] = tensor
+        elif name.startswith(f"{layer}.base_layer."):
+            state[f"{layer}.{name.removeprefix(f'{layer}.base_layer.')}"] = tensor
     return state
 
 
@@ -267,14 +267,11 @@ def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
     return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)
 
 
-def _split_at(name: str, layers: set[str]) -> tuple[str, str, str]:
-    """The layer of these that a parameter belongs to, '.', and the rest of its name; empty if none of them has it."""
-    place = name.find(".")
-    while place >= 0:
-        if name[:place] in layers:
-            return name[:place], ".", name[place + 1 :]
-        place = name.find(".", place + 1)
-    return "", "", name
+def _layer_of(name: str, layers: set[str]) -> str | None:
+    """The layer of these that a parameter belongs to, if any."""
+    parts = name.split(".")
+    names = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return next((candidate for candidate in names if candidate in layers), None)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Measure a trained classifier: latency, throughput and memory by batch size, accuracy, and what takes the time.
+"""Measure a trained classifier: speed and memory by batch size, accuracy, and what takes the time.
 
 Writes a folder:
   baseline_metrics.json          everything as numbers

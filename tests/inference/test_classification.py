@@ -178,7 +178,9 @@ def test_a_folder_without_a_classifier_is_refused(tmp_path):
         ClassifierPipeline.load(tmp_path / "absent")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_a_device_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        ClassifierPipeline.load(export_tiny(tmp_path / "model"), device="cuda")
+@pytest.mark.parametrize(
+    ("device", "message"), [("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")]
+)
+def test_a_device_that_is_not_there_is_refused(tmp_path, device, message):
+    with pytest.raises(ConfigError, match=message):
+        ClassifierPipeline.load(export_tiny(tmp_path / "model"), device=device)

@@ -127,6 +127,19 @@ def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path, form):
             load_classifier(folder)
 
 
+def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_path):
+    model, tokenizer = tiny_classifier(backbone={"lora": {**LORA, "export": "adapter"}})
+    revision = "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"
+    model.backbone.config._name_or_path = f"/cache/hub/models--facebook--esm2_t6_8M_UR50D/snapshots/{revision}"
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("facebook/esm2_t6_8M_UR50D", revision)
+    assert not (folder / "base").exists()
+    assert f"AutoModel.from_pretrained('facebook/esm2_t6_8M_UR50D', revision='{revision}')" in (
+        (folder / "README.md").read_text()
+    )
+
+
 def test_the_tokenizer_in_the_folder_is_that_of_transformers(tmp_path):
     for source in ("esm2_t6_8M", "bert", "qwen2"):
         model, tokenizer = tiny_classifier(source)
