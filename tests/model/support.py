@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmConfig, EsmForMaskedLM
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
@@ -86,3 +88,27 @@ def save_network(folder: Path, seed: int = 0, **changes: object) -> EsmForMasked
             parameter.data += 0.05 * torch.randn_like(parameter)
     network.save_pretrained(folder)
     return network
+
+
+def batch_of_lengths(lengths: Sequence[int]) -> PackedBatch:
+    """Residues of any tokens: sequences of so many tokens each, special ones included, which may be none at all."""
+    ends = torch.tensor(lengths).cumsum(0)
+    return PackedBatch(
+        tokens=torch.full((int(ends[-1]),), 5),
+        cu_seqlens=torch.cat((torch.zeros(1, dtype=torch.int64), ends)).int(),
+        max_seqlen=max(lengths),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        records=torch.arange(len(lengths)),
+    )
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[str(function)] += 1
+        return function(*args, **(kwargs or {}))

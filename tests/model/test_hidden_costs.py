@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import pack_sequences
@@ -14,19 +13,7 @@ from model import encoder
 from model.embedding import embed, optimize_for_inference
 from model.registry import build_model
 from model.task import target_positions
-from tests.model.support import masked_batch, random_sequences, tiny_section
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that run, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[str(function)] += 1
-        return function(*args, **(kwargs or {}))
+from tests.model.support import Operators, masked_batch, random_sequences, tiny_section
 
 
 @pytest.fixture
