@@ -5,7 +5,7 @@ that a person reads. So a mean over the global batch, or over a whole evaluation
 workers, to the rounding of the sums: within a batch they are taken in fp32 over channels and in fp64 over tokens, and
 across batches in fp64. Figures agree to about 1e-6 relative.
 
-Shape legend: T tokens in the batch, M tokens with a target.
+Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
-from model.backbone import EsmBackbone
+from model.packed_backbone import PackedBackbone
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TaskOutput:
     """What a task makes of one packed batch.
 
     Attributes:
-        loss_sum: () fp32, the weighted loss summed over the M target tokens; 0 with zero gradients if there are none.
+        loss_sum: () fp32, the weighted loss summed over the M targets; 0 with zero gradients if there are none.
         num_targets: () int64, M.
         metrics: detached fp64 sums, each () or one-dimensional, additive over batches and workers.
     """
@@ -43,11 +43,11 @@ class TaskModel(nn.Module, ABC):
     trainable parameter with a zero gradient, so that every worker takes part in every reduction.
     """
 
-    backbone: EsmBackbone
+    backbone: PackedBackbone
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of one batch whose ``targets`` are (T,)."""
+        """Loss and metric sums of one batch; its targets are those of the task (:class:`PackedBatch`)."""
 
     @abstractmethod
     def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
@@ -55,7 +55,7 @@ class TaskModel(nn.Module, ABC):
 
 
 def targets_of(batch: PackedBatch) -> Tensor:
-    """(T,) the batch's targets; ValueError if it has none to train on."""
+    """The batch's targets; ValueError if it has none to train on."""
     if batch.targets is None:
         raise ValueError("this task needs a batch with targets")
     return batch.targets
