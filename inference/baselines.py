@@ -164,7 +164,7 @@ def _linear(kind: TargetKind, sparse: bool) -> Callable[[NDArray], Any]:
 
 
 def _svm(kind: TargetKind) -> Callable[[NDArray], Any]:
-    """An SVM with a Gaussian kernel; its margins become probabilities by one temperature, found by cross-validation."""
+    """An SVM with a Gaussian kernel; its margins become probabilities as in Platt 1999, by cross-validation."""
     if kind == "regression":
         return lambda _: make_pipeline(StandardScaler(), SVR())
     return _classifying_svm
@@ -175,7 +175,7 @@ def _classifying_svm(targets: NDArray) -> Any:
     machine = make_pipeline(StandardScaler(), SVC())
     if folds < 2:  # a class of one record can't be left out of the training
         return machine
-    return CalibratedClassifierCV(machine, method="temperature", cv=folds, ensemble=False)
+    return CalibratedClassifierCV(machine, method="sigmoid", cv=folds, ensemble=False)
 
 
 def _probabilities(estimator: Any, features: Features) -> NDArray[np.float64]:

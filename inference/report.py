@@ -57,6 +57,7 @@ _NAMES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
 }
+_WITH_UNIT = ("mse", "mae")
 
 
 def write_report(
@@ -152,7 +153,7 @@ def report_text(evaluation: Mapping[str, Any]) -> str:
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
-            lines += [f"## {title}", "", *_table(["", ""], [[_words(k), _cell(v)] for k, v in entries.items()]), ""]
+            lines += [f"## {title}", "", *_table(["", ""], [[_words(k), _cell(k, v)] for k, v in entries.items()]), ""]
     lines += [f"![{Path(name).stem}]({name})" for name in evaluation["pictures"]]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -186,7 +187,9 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     if kind == "regression":
         columns = ["records", "mse", "mae", "r2", "pearson", "spearman"]
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
-    rows = [[entry["name"], *(_cell(entry[name]) if name in entry else "–" for name in columns)] for entry in shown]
+    rows = [
+        [entry["name"], *(_cell(name, entry[name]) if name in entry else "–" for name in columns)] for entry in shown
+    ]
     title = "## Columns" if kind == "regression" else "## Classes"
     more = [f"The {len(shown)} most frequent of {len(classes):,}.", ""] if len(shown) < len(classes) else []
     return [title, "", *_table(["name", *map(_words, columns)], rows), "", *more]
@@ -261,13 +264,13 @@ def _figure(judged: Mapping[str, Any], name: str) -> str:
     if name not in judged["figures"]:
         return "–"
     interval = judged["intervals"].get(name)
-    between = f" [{_short(interval[0])}, {_short(interval[1])}]" if interval else ""
-    return _short(judged["figures"][name]) + between
+    between = f" [{_short(name, interval[0])}, {_short(name, interval[1])}]" if interval else ""
+    return _short(name, judged["figures"][name]) + between
 
 
-def _short(value: float) -> str:
-    """Three places for shares, three digits for what has a unit."""
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 or value == 0 else f"{value:.3g}"
+def _short(name: str, value: float) -> str:
+    """Three places of what is at most 1, three digits of what has a unit."""
+    return f"{value:#.3g}" if name in _WITH_UNIT else f"{value:.3f}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -279,9 +282,9 @@ def _escaped(cell: str) -> str:
     return " ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
-        return _short(value)
+        return _short(name, value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

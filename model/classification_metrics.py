@@ -108,7 +108,8 @@ def bootstrap_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Percentile intervals (Efron and Tibshirani 1993, section 13.3) of the figures, by resampling records.
 
-    In a resampling a mean over classes is that over the classes which occur in it. A figure that is undefined in more
+    In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
+    records is on average above that of the records, so its interval leans upwards. A figure that is undefined in more
     than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions.
 
     Args:

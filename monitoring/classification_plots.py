@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -150,7 +150,8 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
     heading(above, "How often it is so")
     above.bar(centres[filled], right[filled], width, color=BLUE, label="outcome")
     gaps = (right - sure)[filled]
-    above.bar(centres[filled], gaps, width, bottom=sure[filled], color=RED, alpha=0.35, label="gap to the confidence")
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "hatch": "////", "linewidth": 0.8}
+    above.bar(centres[filled], gaps, width, bottom=sure[filled], label="gap to the confidence", **hatched)
     above.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="as sure as right")
     above.set_ylim(0, 1.02)
     legend(above)
