@@ -34,7 +34,7 @@ from model.memory import ParameterCount, count_classifier_parameters
 from model.packed_backbone import layer_groups
 from model.parameter_groups import decayed_rates
 from model.registry import build_classifier
-from model.task import TaskModel
+from model.task import TaskModel, targets_of
 from train_config.errors import ConfigError
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -162,9 +162,10 @@ class ClassificationExperiment(Experiment):
                 batch = batch.to(engine.device, non_blocking=True)
                 logits, output = model.predict(batch)
                 sums.add(output.metrics)
-                judged = has_target(batch.targets)
+                targets = targets_of(batch)
+                judged = has_target(targets)
                 predicted.append(probabilities(logits[judged], kind).float().cpu())
-                wanted.append(batch.targets[judged].cpu())
+                wanted.append(targets[judged].cpu())
                 if batch.weights is not None and kind != "per_residue":
                     weights.append(batch.weights[judged].cpu())
         model.train()
