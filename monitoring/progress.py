@@ -26,7 +26,14 @@ RATE_STEPS = 50
 MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the figures."""
 
-_VALIDATION_FIGURES = {"residue_recovery": "recovery", "feature_r2": "R²", "accuracy": "accuracy"}
+_VALIDATION_FIGURES = {
+    "residue_recovery": "recovery",
+    "feature_r2": "R²",
+    "accuracy": "accuracy",
+    "mcc": "MCC",
+    "spearman": "Spearman",
+    "r2": "R²",
+}
 
 
 class ProgressSink:
@@ -207,6 +214,8 @@ def describe_event(record: Record) -> str | None:
         return None
     if event == "checkpoint":
         return f"step {step}: checkpoint saved"
+    if event == "exports_best":
+        return f"the best checkpoint is {record.get('checkpoint', 'unknown')}, which is exported"
     if event == "resumed":
         return f"step {step}: resumed from {record.get('checkpoint', 'its checkpoint')}"
     if event == "nonfinite":

@@ -57,5 +57,6 @@ def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
 def test_offloaded_optimizer_state_is_in_host_memory():
     section = tiny_section("masked_lm")
     here = estimate_memory(count_parameters(section), stage=2, world_size=2, amp_dtype="bf16")
-    offloaded = estimate_memory(count_parameters(section), stage=2, world_size=2, amp_dtype="bf16", offload_optimizer=True)
+    settings = {"stage": 2, "world_size": 2, "amp_dtype": "bf16", "offload_optimizer": True}
+    offloaded = estimate_memory(count_parameters(section), **settings)
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, here.optimizer_bytes)
