@@ -65,7 +65,7 @@ def baselines(
             where unknown, or (R,) classes of all residues of the training texts end to end.
         texts: to predict.
         num_outputs: C, whether or not all of them occur in training.
-        svm: whether to fit the SVM, which takes a minute for some thousands of proteins.
+        svm: whether to fit the SVM, which takes some seconds for thousands of proteins.
 
     Returns:
         (N, C) by name, or (R, C) for per_residue.
