@@ -26,7 +26,7 @@ from dataset.progress import ProgressCallback
 from dataset.steps import TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
 from dataset.tokenizers import load_tokenizer, open_tokenizer
-from model.classification_metrics import classification_figures, probabilities
+from model.classification_metrics import LOWER_IS_BETTER, classification_figures, probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import export_classifier
 from model.losses import balanced_class_weights
@@ -48,7 +48,8 @@ from training.metric_sums import MetricSums
 from training.run_folder import RunFolder
 
 BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
-LOWER_IS_BETTER = frozenset({"loss", "mse", "ece"})
+NOT_ALWAYS_DEFINED = frozenset({"spearman", "pearson", "r2", "auroc", "average_precision"})
+"""Figures that an evaluation lacks where all predictions are equal, or all targets of a class."""
 
 
 class ClassificationExperiment(Experiment):
@@ -111,16 +112,18 @@ class ClassificationExperiment(Experiment):
         return json.loads(control.from_rank_0(json.dumps(figures)))
 
     def cost(self, figures: dict[str, float]) -> float | None:
-        """The figure of ``classifier.best_metric``, negated where higher is better.
+        """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
         Raises:
-            ConfigError: there is no such figure.
+            ConfigError: these targets have no such figure.
         """
         name = self._best_metric
-        if name not in figures:
-            names = ", ".join(sorted(k for k, v in figures.items() if isinstance(v, float)))
-            raise ConfigError(f"model.classifier.best_metric: an evaluation has no figure {name!r}; it has {names}")
-        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+        if name in figures:
+            return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+        if name in NOT_ALWAYS_DEFINED:
+            return None
+        names = ", ".join(sorted(k for k, v in figures.items() if isinstance(v, float)))
+        raise ConfigError(f"model.classifier.best_metric: an evaluation has no figure {name!r}; it has {names}")
 
     @property
     def patience(self) -> int | None:
