@@ -10,7 +10,7 @@ Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -113,6 +113,19 @@ class LabelledSource:
     def close(self) -> None:
         """Nothing was started."""
 
+    def without_tokens(self, records_N: Indices) -> SourceBatch:
+        """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
+        return self._labelled(
+            PackedBatch(
+                tokens=torch.empty(0, dtype=torch.int64),
+                cu_seqlens=torch.zeros(records_N.size + 1, dtype=torch.int32),
+                max_seqlen=0,
+                positions=torch.empty(0, dtype=torch.int64),
+                records=torch.from_numpy(records_N.copy()),
+            ),
+            [],
+        )
+
     def _batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         pieces: list[NDArray[np.generic]] = []
         targets: list[NDArray[np.generic]] = []
@@ -123,20 +136,22 @@ class LabelledSource:
                 targets += self._residue_targets(int(self._residue_starts[record]), spans)
         lengths_N = self.token_lengths(records_N)
         cu_seqlens = cumulative_lengths(lengths_N)
-        targets_of_all, num_targets = self._targets(records_N, targets)
-        weights = None if self._labels is None else self._labels.weights
-        return SourceBatch(
-            PackedBatch(
-                tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
-                cu_seqlens=torch.from_numpy(cu_seqlens),
-                max_seqlen=int(lengths_N.max()),
-                positions=torch.from_numpy(token_positions(cu_seqlens)),
-                records=torch.from_numpy(records_N.copy()),
-                targets=targets_of_all,
-                weights=None if weights is None else torch.from_numpy(weights[records_N]),
-            ),
-            num_targets,
+        batch = PackedBatch(
+            tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            max_seqlen=int(lengths_N.max()),
+            positions=torch.from_numpy(token_positions(cu_seqlens)),
+            records=torch.from_numpy(records_N.copy()),
         )
+        return self._labelled(batch, targets)
+
+    def _labelled(self, batch: PackedBatch, residue_targets: list[NDArray[np.generic]]) -> SourceBatch:
+        """The batch with targets and weights, and what is counted of it."""
+        records_N = batch.records.numpy()
+        targets, num_targets = self._targets(records_N, residue_targets)
+        weights = None if self._labels is None or self._labels.weights is None else self._labels.weights[records_N]
+        labelled = replace(batch, targets=targets, weights=None if weights is None else torch.from_numpy(weights))
+        return SourceBatch(labelled, num_targets, int(self.token_lengths(records_N).sum()))
 
     def _spans(self, epoch: int, records_N: Indices) -> list[list[tuple[int, int]]]:
         """Of each record the windows, as (start, length), that are taken of it."""

@@ -168,7 +168,7 @@ class ResidueSource:
         for prepared, (_, records_N) in zip(self._prepared(requests), asked, strict=True):
             batch = _to_torch(prepared, records_N)
             num_targets = int(np.count_nonzero(prepared.targets != NO_TARGET))
-            yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets)
+            yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets, batch.num_tokens)
 
     def filler(self) -> PackedBatch:
         """See :func:`filler_batch`."""

@@ -28,6 +28,8 @@ class PackedBatch:
             sequence is (N,) int64; labels that are yes or no, and numbers, are (N, C) float32. No loss is taken where
             an int64 target is :data:`IGNORED_TARGET`, nor at a float target that is NaN.
         weights: (N,) float32, how much each sequence counts in the loss; None counts all alike.
+        features: what a frozen backbone made of the sequences before, in place of running it: (T, D) float32, or (N, D)
+            pooled in a batch :meth:`without_tokens`. None where the backbone is to run.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class PackedBatch:
     records: Tensor
     targets: Tensor | None = None
     weights: Tensor | None = None
+    features: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +56,16 @@ class PackedBatch:
         lengths_N = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
         return torch.repeat_interleave(
             torch.arange(self.num_sequences, device=lengths_N.device), lengths_N, output_size=self.num_tokens
+        )
+
+    def without_tokens(self) -> PackedBatch:
+        """The same sequences with no tokens: T is 0, and what is known of each stands in ``features``."""
+        return replace(
+            self,
+            tokens=self.tokens[:0],
+            positions=self.positions[:0],
+            cu_seqlens=torch.zeros_like(self.cu_seqlens),
+            max_seqlen=0,
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:

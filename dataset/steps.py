@@ -28,10 +28,11 @@ Request: TypeAlias = tuple[int, Indices]
 
 
 class SourceBatch(NamedTuple):
-    """A batch, and how many of its targets a loss is taken at."""
+    """A batch, how many of its targets a loss is taken at, and how many tokens its records have."""
 
     batch: PackedBatch
     num_targets: int
+    num_tokens: int
 
 
 class BatchSource(Protocol):
@@ -266,8 +267,8 @@ def _assemble(
         if batch is None:
             packed.append(source.filler())
             continue
-        packed_batch, targets = next(made)
-        packed.append(packed_batch)
-        num_tokens += packed_batch.num_tokens
-        num_targets += targets
+        taken = next(made)
+        packed.append(taken.batch)
+        num_tokens += taken.num_tokens
+        num_targets += taken.num_targets
     return StepBatches(packed, *position, *following, num_tokens=num_tokens, num_targets=num_targets)

@@ -107,8 +107,11 @@ class Classifier(TaskModel):
         return outputs_MK, self.output_of(outputs_MK, batch)
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid."""
-        return self.head_on(self.backbone(batch), batch)
+        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
+
+        The backbone is not run where the batch brings features.
+        """
+        return self.head_on(self.backbone(batch) if batch.features is None else batch.features, batch)
 
     def head_on(self, features: Tensor, batch: PackedBatch) -> Tensor:
         """Outputs from features that the backbone gave, now or before.

@@ -177,6 +177,13 @@ class BackboneSection(Section):
             "them: its relative positions are a bias of the scores."
         ),
     )
+    cache_features: bool = Field(
+        True,
+        description=(
+            "Compute the features of a frozen backbone once, keep them on disk and train the classifier's head from "
+            "them. Longer sequences must then be cropped at the start or ends, as data.crop says."
+        ),
+    )
     lora: LoraSection = LoraSection()
     layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0,

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dataset.feature_batches import FeatureSource
 from dataset.label_space import LabelSpace
 from dataset.labelled_batches import LabelledSource, Labels
 from dataset.labelled_store import LabelledStore, ensure_labelled_store
 from dataset.packed_batch import has_target
 from dataset.progress import ProgressCallback
-from dataset.steps import TrainingSteps, ValidationSteps
+from dataset.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
 from dataset.tokenizers import load_tokenizer, open_tokenizer
 from model.classification_metrics import LOWER_IS_BETTER, classification_figures, probabilities
@@ -43,6 +44,7 @@ from training.context import WorkerContext
 from training.data_size import DataSize
 from training.engine import TrainingEngine
 from training.experiment import Experiment
+from training.features import ensure_features, fingerprint, is_pooled
 from training.finishing import load_trained
 from training.metric_sums import MetricSums
 from training.run_folder import RunFolder
@@ -72,10 +74,42 @@ class ClassificationExperiment(Experiment):
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
         fixed_crop = "start" if data.crop == "random" else data.crop
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop)
-        place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
-        self.batches = TrainingSteps(training, self._labelled.training, seed=seed, **place)
-        self.validation = ValidationSteps(held_out, self._labelled.validation, **place)
+        self._place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
+        self._held_out = held_out
+        self._features = path.parent / "features"
         self.cropped = training.count_cropped(self._labelled.training)
+        self._take(training, held_out)
+
+    def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
+        """Compute the features of a frozen backbone, or find them, and take batches of these.
+
+        Raises:
+            ConfigError: sequences are cropped at random, so that no features could be kept of them.
+        """
+        backbone, data = self._config.model.backbone, self._config.data
+        if not (backbone.frozen and backbone.cache_features):
+            return
+        assert isinstance(model, Classifier)
+        if data.crop == "random" and self.cropped.sequences:
+            raise ConfigError(
+                f"data.crop random: {self.cropped.sequences} sequences are longer than data.max_length, and features "
+                "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
+                "to false"
+            )
+        amp_dtype, hashes = self._config.training.amp_dtype, self._labelled.store.sequence_hashes
+        features = ensure_features(
+            model,
+            self._held_out,
+            np.concatenate([self._labelled.training, self._labelled.validation]),
+            hashes,
+            self._features / fingerprint(model, self._tokenizer, data, amp_dtype)[:24],
+            amp_dtype=amp_dtype,
+            max_tokens=self._config.batch.tokens,
+            context=context,
+            control=control,
+        )
+        source = FeatureSource(self._held_out, features, hashes, pooled=is_pooled(model))
+        self._take(source, source)
 
     def build_model(self) -> TaskModel:
         """See :func:`model.registry.build_classifier`."""
@@ -134,6 +168,10 @@ class ClassificationExperiment(Experiment):
     def exports_best(self) -> bool:
         """Where something is held out to judge by."""
         return len(self.validation) > 0
+
+    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
+        self.batches = TrainingSteps(training, self._labelled.training, seed=self._config.run.seed, **self._place)
+        self.validation = ValidationSteps(held_out, self._labelled.validation, **self._place)
 
     @property
     def _section(self) -> Any:

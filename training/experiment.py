@@ -51,6 +51,9 @@ class Experiment(ABC):
     def record_name(self, record: int) -> str:
         """The id of a record."""
 
+    def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
+        """Make what batches depend on the model for. Every worker calls it, whenever it starts."""
+
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
         """Measure what the model needs to know of the data before the first step. Every worker calls it."""
 

@@ -102,6 +102,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     control = ControlGroup()
     experiment = open_experiment(config, context, run, store_path)
     model = experiment.build_model()
+    experiment.open(model, context, control)
     checkpoints = CheckpointStore(run.checkpoints)
     starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
     if starts_anew:

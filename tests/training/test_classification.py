@@ -18,6 +18,7 @@ from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.test_two_workers import train_with
 from train_config.errors import ConfigError
 from train_config.schema import Config
+from training import features
 from training.classification import estimate, prepare
 from training.context import StandaloneContext
 from training.run_folder import Outcome
@@ -146,7 +147,10 @@ def test_a_stopped_run_goes_on_to_the_same_end(trained, table, tmp_path, process
     "model",
     [
         {"backbone": {"lora": {"rank": 2}}, "classifier": {"head": "mlp", "pooling": "max"}},
-        {"backbone": {"frozen": True}, "classifier": {"pooling": "light_attention", "class_weights": "balanced"}},
+        {
+            "backbone": {"frozen": True, "cache_features": False},
+            "classifier": {"pooling": "light_attention", "class_weights": "balanced"},
+        },
         {"backbone": {"layer_decay": 0.5}, "classifier": {"loss": "focal", "pooling": "cls"}},
     ],
     ids=["lora", "frozen", "layer decay"],
@@ -224,6 +228,45 @@ def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
     assert 100 <= size.sequences <= 110
     assert parameters.trainable <= parameters.total
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
+@pytest.mark.parametrize("amp_dtype", ["none", "bf16"])
+def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
+    table, tmp_path, process_group, pooling, amp_dtype
+):
+    runs = {}
+    for cached in (True, False):
+        changes = {
+            "data": {"crop": "ends"},
+            "model": {"backbone": {"frozen": True, "cache_features": cached}, "classifier": {"pooling": pooling}},
+            "training": {"max_steps": 8, "amp_dtype": amp_dtype},
+        }
+        runs[cached] = config_of(tmp_path / str(cached), table, **changes)
+        outcome, path = train(runs[cached])
+        assert outcome.status == "finished"
+        assert (path.parent / "features").exists() is cached
+    tolerance = 1e-5 if amp_dtype == "none" else 2e-2
+    assert train_losses(runs[True]) == pytest.approx(train_losses(runs[False]), rel=tolerance)
+    kept, computed = (validations(runs[cached])[-1] for cached in (True, False))
+    assert kept["accuracy"] == pytest.approx(computed["accuracy"], abs=1e-6 if amp_dtype == "none" else 0.05)
+
+
+def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):
+    backbone = {"frozen": True}
+    changes = {"data": {"crop": "start"}, "model": {"backbone": backbone}, "training": {"max_steps": 2}}
+    first = config_of(tmp_path, table, **changes)
+    train(first)
+    monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
+    changes["training"]["learning_rate"] = 1e-3
+    second = config_of(tmp_path, table, **changes, run={"name": "second"})
+    assert train(second)[0].status == "finished"
+
+
+def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
+    config = config_of(tmp_path, table, model={"backbone": {"frozen": True}})
+    with pytest.raises(ConfigError, match=r"set data\.crop to start or ends"):
+        train(config)
 
 
 @pytest.mark.slow
