@@ -85,7 +85,7 @@ def verify(device: torch.device) -> Iterator[Finding]:
 def _verify(precision: Precision, device: torch.device) -> Finding:
     part = f"{'fp32' if precision == 'none' else precision} steps"
     try:
-        with note_if_slow(f"training {part} on {device} ..."), quiet():
+        with note_if_slow(f"training {part} on {device}, where the first ones wait for compilers ..."), quiet():
             trial = run_trial(precision, device)
     except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
         return Finding(part, "failed", f"on {device}: {first_line(error)}", _remedy(device))
