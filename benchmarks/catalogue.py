@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.stage import Stage
 from train_config.errors import ConfigError
 
-MODULES = ("conversion", "loading", "tokenizer", "embedding", "memory", "training", "launching", "growth")
+MODULES = ("conversion", "loading", "tokenizer", "embedding", "memory", "training", "launching", "features", "growth")
 """Importing one loads neither torch nor a peer, so that --list and --help answer at once."""
 
 

@@ -84,7 +84,7 @@ class Launches:
         config = Config.model_validate(self._settings(name))
         path = self.setting.folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        _run(command(path))
+        run_program(command(path))
         metrics = read_metrics(RunFolder(config.run.storage_path, config.run.name).metrics)
         records = [record for record in metrics if record["kind"] == "train"]
         if len(records) != self.warmup_steps + self.steps:
@@ -127,7 +127,7 @@ def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
     return sum(record["tokens"] for record in records) / sum(record["step_s"] for record in records)
 
 
-def _run(command: list[str]) -> None:
+def run_program(command: list[str]) -> None:
     """Run a launcher to its end.
 
     Raises:

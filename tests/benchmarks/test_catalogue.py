@@ -27,6 +27,8 @@ FLOORS = {
     ("training", "cuda"): [1 / 0.6, 0.45],
     ("launching", "cpu"): [0.97],
     ("launching", "cuda"): [0.97],
+    ("features", "cpu"): [20.0],
+    ("features", "cuda"): [20.0],
     ("growth", "cpu"): [],
 }
 """What each stage has to reach, in the order of its rows. Lowering one is a decision, not a side effect."""

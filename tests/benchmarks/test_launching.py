@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.launching import Launches, _ended_with_us, _make_store, _run, tokens_per_s
+from benchmarks.launching import Launches, _ended_with_us, _make_store, run_program, tokens_per_s
 from benchmarks.proteins import read_proteins
 from benchmarks.stage import Setting, WrongWorkError
 
@@ -16,7 +16,7 @@ def test_tokens_a_second_weigh_each_step_by_its_time():
 
 def test_a_launcher_that_fails_is_told_with_its_last_words():
     with pytest.raises(RuntimeError, match=r"ended with code 3: (.|\n)*out of luck"):
-        _run([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"])
+        run_program([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"])
 
 
 def test_a_launcher_is_asked_to_end_when_the_benchmark_is_stopped():
