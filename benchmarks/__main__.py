@@ -39,7 +39,7 @@ class Arguments(BaseModel):
         (), description="Stages to measure; all if none is named."
     )
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Do everything once on little work: a smoke run of three minutes, whose figures mean nothing."
+        False, description="Do everything once on little work: a smoke run of minutes, whose figures mean nothing."
     )
     output: Path | None = Field(
         None, description="Folder of the results. Default: benchmarks/results/MACHINE, with --quick its folder quick."
