@@ -1,11 +1,13 @@
-"""Score a trained classifier on a labelled file.
+"""Score a trained classifier on a labelled file, or on what its run held out.
 
 Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
 folder: report.md to read, evaluation.json with all figures and their bootstrap intervals, and pictures of confusion,
 ranking and calibration. Settings are given anew after the file and the options, as --data.labels.label_columns class.
-Whether the model was trained on records of the file is for you to know.
+Whether the model was trained on records of a file is for you to know; without a file they are those that the run held
+out, whatever its split.
 
 Examples:
+  python -m tools evaluate runs/locations --baselines
   python -m tools evaluate runs/locations held_out.fasta
   python -m tools evaluate my-classifier proteins.csv --output report --data.labels.label_columns location
   python -m tools evaluate runs/locations table.csv --part test --baselines
@@ -40,13 +42,21 @@ class Arguments(BaseModel):
     """What to score, on what, and how."""
 
     model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
-    file: Annotated[str, tyro.conf.Positional] = Field(description="Labelled file, folder or quoted glob.")
-    output: Path | None = Field(None, description="Folder of the report. Default: evaluation-FILE, here.")
-    part: Literal["all", "training", "validation", "test"] = Field(
-        "all", description="Which records, by the split column of the run's settings."
+    file: Annotated[str | None, tyro.conf.Positional] = Field(
+        None, description="Labelled file, folder or quoted glob. Default: the run's own records."
+    )
+    output: Path | None = Field(
+        None, description="Folder of the report. Default: evaluation-FILE, or evaluation-PART, here."
+    )
+    part: Literal["all", "training", "validation", "test"] | None = Field(
+        None,
+        description=(
+            "Which records: of a file by the split column of the run's settings, all by default; of the run's own by "
+            "its split, those held out for validation by default."
+        ),
     )
     baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Fit simple baselines on the run's own source and set their figures beside."
+        False, description="Fit simple baselines on what the run was trained on and set their figures beside."
     )
     device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
     amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
@@ -59,7 +69,6 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools evaluate", description=__doc__)
     # Here, so that --help and a wrong option answer at once.
     from inference.classification import ClassifierPipeline, config_of
-    from tools._classifier.labelled import read_texts
 
     config = config_of(arguments.model, overrides)
     pipeline = ClassifierPipeline.load(
@@ -69,10 +78,13 @@ def main(argv: list[str]) -> int:
         amp_dtype=arguments.amp_dtype,
         batch_tokens=arguments.batch_tokens,
     )
-    texts = read_texts([arguments.file], config, pipeline.label_space, arguments.part, overrides)
-    output = arguments.output or Path(f"evaluation-{Path(arguments.file).name.split('.')[0]}")
-    facts = {"model": str(arguments.model), "data": arguments.file, "part": arguments.part}
-    baselines = _baselines(config, pipeline, texts, overrides) if arguments.baselines else {}
+    texts = _texts(arguments, config, pipeline, overrides)
+    baselines = _baselines(arguments, config, pipeline, texts, overrides) if arguments.baselines else {}
+    part = arguments.part or ("all" if arguments.file else "validation")
+    name = Path(arguments.file).name.split(".")[0] if arguments.file else part
+    output = arguments.output or Path(f"evaluation-{name}")
+    data = arguments.file or f"the run's own ({', '.join(config.data.source)})"
+    facts = {"model": str(arguments.model), "data": data, "part": part}
     evaluation = evaluate(pipeline, config, texts, output, facts, baselines)
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
@@ -156,17 +168,30 @@ def _cells(judged: Mapping[str, Any], figure: str) -> list[str]:
     return [f"{judged['figures'][figure]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
 
 
+def _texts(arguments: Arguments, config: Config, pipeline: ClassifierPipeline, overrides: list[str]) -> LabelledTexts:
+    from dataset.progress import conversion_bar
+    from tools._classifier.labelled import own_texts, read_texts
+
+    if arguments.file is not None:
+        return read_texts([arguments.file], config, pipeline.label_space, arguments.part or "all", overrides)
+    with conversion_bar("reading the run's data") as progress:
+        return own_texts(config, pipeline.label_space, arguments.part or "validation", progress)
+
+
 def _baselines(
-    config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts, overrides: list[str]
+    arguments: Arguments, config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts, overrides: list[str]
 ) -> dict[str, np.ndarray]:
     """Predictions of the baselines, fitted on what the run was trained on, less the texts of the file."""
     from inference.baselines import baselines
-    from tools._classifier.labelled import read_texts, without_texts
+    from tools._classifier.labelled import own_texts, read_texts, without_texts
 
-    part: Literal["all", "training"] = "training" if config.data.labels.split == "column" else "all"
-    training = read_texts(config.data.source, config, pipeline.label_space, part, overrides)
-    training = without_texts(training, set(texts.texts))
     space = pipeline.label_space
+    if arguments.file is None:
+        training = own_texts(config, space, "training")
+    else:
+        part: Literal["all", "training"] = "training" if config.data.labels.split == "column" else "all"
+        training = read_texts(config.data.source, config, space, part, overrides)
+        training = without_texts(training, set(texts.texts))
     content = config.model.tokenizer.content
     found = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
     return dict(found)

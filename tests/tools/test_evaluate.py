@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset.labelled_store import LabelledStore, ensure_labelled_store
 from inference.classification import ClassifierPipeline
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
@@ -78,7 +79,7 @@ def test_a_part_of_a_table_is_chosen_by_its_split_column(command, model, tmp_pat
     assert outcome.code == 0, outcome.err
     assert evaluation(tmp_path / "r")["records"] == 3
     outcome = command(*arguments)
-    assert outcome.code == 2 and "--part test needs a split column" in outcome.err
+    assert outcome.code == 2 and "--part test of a file needs a split column" in outcome.err
 
 
 @pytest.mark.parametrize("crop", ["start", "ends"])
@@ -138,3 +139,33 @@ def test_baselines_are_fitted_on_the_run_s_own_source(command, tmp_path):
     baselines = evaluation(tmp_path / "r")["baselines"]
     assert "majority class" in baselines and "majority class" in outcome.out
     assert baselines["majority class"]["figures"]["accuracy"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
+def test_without_a_file_the_records_are_those_that_the_run_held_out(command, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    sequences = random_sequences([20 + n for n in range(30)], 5)
+    truth = [("CEH" * 20)[: len(text)] if kind == "per_residue" else NAMES[kind][len(text) % 3] for text in sequences]
+    training = tmp_path / "training.fasta"
+    training.write_text("".join(f">p{n} {truth[n]}\n{text}\n" for n, text in enumerate(sequences)))
+    labels = {**HEADER, "split": "hash" if kind == "per_residue" else "stratified"}
+    config = classifier_config(kind, labels=labels, source=[str(training)], validation_share=0.3)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(tmp_path / "runs")})})
+    model = export_tiny(tmp_path / "model", config)
+    outcome = command("evaluate", model, "--baselines")
+    assert outcome.code == 0, outcome.err
+    found = evaluation(tmp_path / "evaluation-validation")
+    labelled = LabelledStore(ensure_labelled_store(config.data, config.model.tokenizer, tmp_path / "runs" / "stores"))
+    held_out = labelled.validation.tolist()
+    predictions = ClassifierPipeline.load(model, device="cpu").predict([labelled.text(n) for n in held_out])
+    targets = labelled.targets[held_out]
+    if kind == "per_residue":
+        targets = np.concatenate([labelled.residue_targets(n) for n in held_out])
+    accuracy = np.mean(predictions.probabilities.argmax(1) == targets)
+    assert 0 < found["records"] == len(held_out) < 30
+    assert found["figures"]["accuracy"] == pytest.approx(accuracy)
+    assert "majority class" in found["baselines"]
+    assert command("evaluate", model, "--part", "training", "--output", tmp_path / "r").code == 0
+    assert evaluation(tmp_path / "r")["records"] == 30 - len(held_out)
+    outcome = command("evaluate", model, "--part", "test")
+    assert outcome.code == 3 and "no record of part test" in outcome.err

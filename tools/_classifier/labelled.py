@@ -1,4 +1,4 @@
-"""A labelled file as texts and targets of a model that exists already.
+"""A labelled file, or what a run held out, as texts and targets of a model that exists already.
 
 In: files, the run's settings, the model's label space. Out: :class:`LabelledTexts`; of per-residue labels, targets end
 to end. A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from dataset.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
 from dataset.labelled_file import LabelledRecords, read_labelled
+from dataset.labelled_store import LabelledStore, ensure_labelled_store
+from dataset.progress import ProgressCallback
 from inference.classification import Predictions, head_length
 from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError, DataError
@@ -82,6 +85,46 @@ def read_texts(
     return texts if chosen.all() else _selected(texts, chosen)
 
 
+def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback | None = None) -> LabelledTexts:
+    """The records that a run was trained on, or held out, by its own split.
+
+    Args:
+        config: of the run.
+        space: of the model.
+        part: which records.
+        progress: called while the files are read, where the run's labelled store is gone.
+
+    Raises:
+        ConfigError, DataError: the run's source is not there any more, or gives other labels than the model has.
+        DataError: the split has no such part.
+    """
+    path = ensure_labelled_store(
+        config.data, config.model.tokenizer, Path(config.run.storage_path) / "stores", progress
+    )
+    store = LabelledStore(path)
+    if store.label_space != space:
+        raise DataError(
+            f"{', '.join(config.data.source)}: gives other labels than those that the model was trained for"
+        )
+    parts = {"training": store.training, "validation": store.validation, "test": store.test}
+    records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
+    if not records.size:
+        raise DataError(f"the run's split has no record of part {part}")
+    per_residue = space.kind == "per_residue"
+    if per_residue:
+        targets = np.concatenate([store.residue_targets(record) for record in records.tolist()])
+    else:
+        targets = store.targets[records]
+    return LabelledTexts(
+        ids=[store.store.id(record) for record in records.tolist()],
+        texts=[store.text(record) for record in records.tolist()],
+        targets=targets,
+        weights=None if store.weights is None else store.weights[records],
+        counts=store.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True),
+        per_residue=per_residue,
+    )
+
+
 def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     """The records whose text is not among these.
 
@@ -113,7 +156,8 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: S
         update |= {"split": "hash", "split_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
-            f"--part {part} needs a split column: give --data.labels.split column --data.labels.split_column NAME"
+            f"--part {part} of a file needs a split column: give --data.labels.split column --data.labels.split_column "
+            "NAME; or leave FILE out for the records that the run itself held out"
         )
     return labels.model_copy(update=update)
 
