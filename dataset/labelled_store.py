@@ -56,6 +56,7 @@ from dataset.progress import ProgressCallback
 from dataset.publishing import exclusive, published
 from dataset.records import Lines, hashes_of, lengths_of
 from dataset.splitting import split_records, split_stratified
+from dataset.staging import stage_store
 from dataset.store import Store
 from dataset.store_format import (
     TEXT_ALPHABET,
@@ -121,12 +122,15 @@ class LabelledStore:
         training, validation, test: int64 indices of records, each ascending.
     """
 
-    def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
+    def __init__(
+        self, path: Path | str, verify: Literal["full", "quick"] = "quick", stage_dir: Path | None = None
+    ) -> None:
         """Check a labelled store and read its labels.
 
         Args:
             path: the folder.
             verify: of the sequences; labels are always verified in full.
+            stage_dir: node-local folder to copy the sequences to and to read them from.
 
         Raises:
             DataError: no labelled store, one of another format version, or a damaged one.
@@ -136,7 +140,8 @@ class LabelledStore:
             problem = f"not a labelled store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
             raise DataError(f"{self.path}: {problem}; give the folder of a labelled store, or labelled files")
         self.manifest: LabelledManifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, _REMEDY)
-        self.store = Store(self.path / SEQUENCES_FOLDER, verify)
+        sequences = self.path / SEQUENCES_FOLDER
+        self.store = Store(sequences if stage_dir is None else stage_store(sequences, stage_dir), verify)
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
         self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)

@@ -6,7 +6,8 @@ targets. A *target* is a sequence, or for ``per_residue`` a residue; it is left 
 
 The loss of a target is multiplied by the weight of its class and by that of its sequence, where there are such
 weights, and the sum is divided by the *number* of targets, whatever they weigh: weights that are 1 on average leave
-the learning rate what it is without them. Shares of right answers are unweighted.
+the learning rate what it is without them. Shares of right answers are unweighted. Numbers are learnt in units of their
+own standard deviation, which is also what their loss is counted in.
 
 Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for ``per_residue``), D channels of the
 backbone, K outputs.
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from dataset.label_space import LabelSpace
 from dataset.packed_batch import PackedBatch, has_target
-from model.heads import LightAttention, build_head
+from model.heads import LightAttention, TargetScale, build_head
 from model.losses import TargetLoss
 from model.packed_backbone import PackedBackbone
 from model.pooling import first_token, last_token, max_over_residues, mean_over_residues
@@ -42,6 +43,7 @@ class Classifier(TaskModel):
         label_space: kind and names of the targets.
         class_weights: (K,) weights of the classes, or of multilabel's positives
             (:func:`model.losses.balanced_class_weights`); None counts all alike.
+        target_scale: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and 1.
         num_prefix: special tokens that the tokenizer puts before each sequence.
         num_suffix: special tokens that the tokenizer puts after each sequence.
 
@@ -55,6 +57,7 @@ class Classifier(TaskModel):
         section: ClassifierSection,
         label_space: LabelSpace,
         class_weights: Tensor | None = None,
+        target_scale: tuple[Tensor, Tensor] | None = None,
         *,
         num_prefix: int = 1,
         num_suffix: int = 1,
@@ -76,6 +79,9 @@ class Classifier(TaskModel):
         self.head = build_head(
             section, channels, label_space.num_outputs, light_attention=self.light_attention is not None
         )
+        self.target_scale: TargetScale | None = None
+        if label_space.kind == "regression":
+            self.target_scale = TargetScale(label_space.num_outputs, *(target_scale or ()))
 
     @property
     def per_residue(self) -> bool:
@@ -131,10 +137,10 @@ class Classifier(TaskModel):
             if self.light_attention is None:
                 wanted.append((batch.num_sequences, self.backbone.hidden_size))
             if features.shape == wanted[0]:
-                return self.head(self.pool(features, batch))
+                return self._scaled(self.head(self.pool(features, batch)))
         if features.shape not in wanted:
             raise ValueError(f"features have shape {tuple(features.shape)}, not {' or '.join(map(str, wanted))}")
-        return self.head(features)
+        return self._scaled(self.head(features))
 
     def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
         """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
@@ -151,7 +157,10 @@ class Classifier(TaskModel):
     def output_of(self, outputs_MK: Tensor, batch: PackedBatch) -> TaskOutput:
         """What :meth:`forward` gives, from the outputs."""
         targets = self._targets(batch, outputs_MK)
-        losses_M = self.loss(outputs_MK, targets)
+        if self.target_scale is None:
+            losses_M = self.loss(outputs_MK, targets)
+        else:
+            losses_M = self.loss(self.target_scale.standard(outputs_MK), self.target_scale.standard(targets))
         if batch.weights is not None:
             weights_N = batch.weights
             losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
@@ -182,8 +191,17 @@ class Classifier(TaskModel):
         return figures | (_number_figures(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
-        """What is learnt beside the backbone, by name."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("backbone.")}
+        """What is learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
+        apart = ("backbone.", "target_scale.")
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(apart)}
+        if self.target_scale is not None:
+            names = "head.output.weight", "head.output.bias"
+            weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
+            state |= dict(zip(names, (weight_KD, bias_K), strict=True))
+        return state
+
+    def _scaled(self, outputs_MK: Tensor) -> Tensor:
+        return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
 
     def _check_pooling(self, *, causal: bool) -> None:
         pooling = self.section.pooling

@@ -49,6 +49,7 @@ def build_classifier(
     label_space: LabelSpace,
     tokenizer: SequenceTokenizer,
     class_weights: Tensor | None = None,
+    target_scale: tuple[Tensor, Tensor] | None = None,
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
@@ -60,6 +61,7 @@ def build_classifier(
         label_space: what is predicted.
         tokenizer: whose tokens the backbone takes.
         class_weights: (C,) fp32 or None.
+        target_scale: (C,) means and (C,) standard deviations of a regression's targets, or None.
 
     Raises:
         ConfigError: the backbone, the adapter or the head is impossible.
@@ -68,7 +70,7 @@ def build_classifier(
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
     with seeded(seed + 1):  # not the backbone's stream again
-        return assemble_classifier(section, backbone, label_space, tokenizer, class_weights).train()
+        return assemble_classifier(section, backbone, label_space, tokenizer, class_weights, target_scale).train()
 
 
 def assemble_classifier(
@@ -77,6 +79,7 @@ def assemble_classifier(
     label_space: LabelSpace,
     tokenizer: SequenceTokenizer,
     class_weights: Tensor | None = None,
+    target_scale: tuple[Tensor, Tensor] | None = None,
 ) -> Classifier:
     """The classifier around a backbone, which is taken over, with the adapter that the section asks for."""
     if section.backbone.lora.rank:
@@ -86,6 +89,7 @@ def assemble_classifier(
         section.classifier,
         label_space,
         class_weights,
+        target_scale,
         num_prefix=len(tokenizer.prefix),
         num_suffix=len(tokenizer.suffix),
     )

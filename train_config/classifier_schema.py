@@ -124,20 +124,28 @@ class ClassifierSection(Section):
             "that of Stärk et al. 2021."
         ),
     )
-    head: Literal["linear", "mlp"] = Field("linear", description="linear, or one hidden layer with GELU.")
+    head: Literal["linear", "mlp"] = Field(
+        "linear",
+        description=("linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."),
+    )
     hidden_size: PositiveInt = Field(256, description="Channels of the mlp's hidden layer.")
     dropout: Share = Field(0.1, description="Dropout before each linear layer of the head.")
     light_attention_kernel: PositiveInt = Field(9, description="Tokens that light attention's convolutions span.")
     loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = Field(
         "auto",
         description=(
-            "auto: cross_entropy, bce (multilabel) or mse (regression). focal is for classes of any kind (Lin 2017)."
+            "auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard deviation). "
+            "focal is for classes of any kind (Lin 2017)."
         ),
     )
     label_smoothing: Share = Field(0.0, description="Share of the target spread over all classes (cross_entropy).")
     focal_gamma: NonNegativeFloat = Field(2.0, description="Focal loss: how much less sure predictions count.")
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="balanced: each class counts by the inverse of its share of the training records."
+        "none",
+        description=(
+            "balanced: each class counts by the inverse of its share of the training records; of multilabel targets "
+            "the positives of each label, by negatives / positives."
+        ),
     )
     best_metric: str = Field(
         "auto",

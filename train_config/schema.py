@@ -75,7 +75,8 @@ class DataSection(Section):
         ["sample"],
         min_length=1,
         description=(
-            "FASTA files (plain, .gz, .bz2, .xz, .zst), folders or globs, or 'sample' for the embedded default."
+            "FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet; folders or "
+            "globs; or 'sample' for the embedded default."
         ),
     )
     store: str | None = Field(

@@ -26,7 +26,8 @@ from dataset.packed_batch import has_target
 from dataset.progress import ProgressCallback
 from dataset.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
-from dataset.tokenizers import load_tokenizer, open_tokenizer
+from dataset.tokenizers import SequenceTokenizer, load_tokenizer, open_tokenizer
+from model.backbones import PaddedBackbone, empty_backbone
 from model.classification_metrics import LOWER_IS_BETTER, classification_figures, probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import export_classifier
@@ -42,7 +43,7 @@ from train_config.schema import Config
 from training.collective import ControlGroup
 from training.context import WorkerContext
 from training.data_size import DataSize
-from training.engine import TrainingEngine
+from training.engine import TrainingEngine, deepspeed_settings
 from training.experiment import Experiment
 from training.features import ensure_features, fingerprint, is_pooled
 from training.finishing import load_trained
@@ -64,7 +65,8 @@ class ClassificationExperiment(Experiment):
             DataError: they can't be read.
         """
         self._config = config
-        self._labelled = LabelledStore(path)
+        stage_dir = config.data.stage_dir
+        self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
         self._tokenizer = open_tokenizer(run.tokenizer)
         self.checksum = self._labelled.checksum
         tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
@@ -113,9 +115,14 @@ class ClassificationExperiment(Experiment):
 
     def build_model(self) -> TaskModel:
         """See :func:`model.registry.build_classifier`."""
-        weights = _class_weights(self._labelled) if self._section.class_weights == "balanced" else None
+        labelled = self._labelled
         return build_classifier(
-            self._config.model, self._config.run.seed, self._labelled.label_space, self._tokenizer, weights
+            self._config.model,
+            self._config.run.seed,
+            labelled.label_space,
+            self._tokenizer,
+            _class_weights(labelled) if self._section.class_weights == "balanced" else None,
+            _target_scale(labelled) if labelled.label_space.kind == "regression" else None,
         )
 
     def record_name(self, record: int) -> str:
@@ -261,18 +268,51 @@ def _class_weights(labelled: LabelledStore) -> Tensor:
     return balanced_class_weights(space.kind, torch.from_numpy(targets), space.num_outputs)
 
 
+def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
+    """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
+    targets_NC = labelled.targets[labelled.training].astype(np.float64)
+    known_NC = np.isfinite(targets_NC)
+    count_C = np.maximum(known_NC.sum(axis=0), 1)
+    mean_C = np.where(known_NC, targets_NC, 0.0).sum(axis=0) / count_C
+    deviation_C = np.sqrt(np.where(known_NC, (targets_NC - mean_C) ** 2, 0.0).sum(axis=0) / count_C)
+    return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))
+
+
 def measure(config: Config, run: RunFolder, path: Path) -> tuple[DataSize, ParameterCount]:
     """Training records with their tokens, and the model's parameters, counted.
 
     Raises:
-        ConfigError: the backbone, the adapter or the head is impossible.
+        ConfigError: the backbone, the adapter or the head is impossible, or can't take these sequences.
     """
     labelled, tokenizer = LabelledStore(path), open_tokenizer(run.tokenizer)
     tokens = ensure_tokens(labelled.store, tokenizer, path.parent)
     source = LabelledSource(tokens, None, max_length=config.data.max_length, crop="start")
     lengths_N, cropped = source.token_lengths(labelled.training), source.count_cropped(labelled.training)
+    judged_N = np.concatenate([labelled.training, labelled.validation])
+    _check_network(config, tokenizer, int(source.token_lengths(judged_N).max()))
     size = DataSize(lengths_N.size, int(lengths_N.sum()), cropped.sequences, cropped.residues, exact=True)
     return size, count_classifier_parameters(config.model, labelled.label_space, tokenizer)
+
+
+def _check_network(config: Config, tokenizer: SequenceTokenizer, longest: int) -> None:
+    """What the backbone can't take, before any worker has started.
+
+    Raises:
+        ConfigError: sequences of so many tokens, or ZeRO-3.
+    """
+    backbone = empty_backbone(config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+    special = len(tokenizer.prefix) + len(tokenizer.suffix)
+    if backbone.longest is not None and longest > backbone.longest:
+        raise ConfigError(
+            f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {backbone.longest}: "
+            f"set it to at most {backbone.longest - special}"
+        )
+    stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+    if stage == 3 and isinstance(backbone, PaddedBackbone):
+        raise ConfigError(
+            "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers have "
+            "different numbers, so that they would wait for one another: use stage 2"
+        )
 
 
 def estimate(config: Config) -> tuple[DataSize, ParameterCount]:

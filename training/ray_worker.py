@@ -50,7 +50,8 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     _log_to_file(RunFolder(config.run.storage_path, config.run.name), context)
     try:
         store_path = Path(arguments["store_path"])
-        if config.data.stage_dir is not None:
+        # A labelled store lies beside tokens and features that all workers share: it stages its sequences itself.
+        if config.data.stage_dir is not None and config.model.task != "classifier":
             store_path = stage_store(store_path, Path(config.data.stage_dir))
         train_worker(config, context, str(store_path), arguments["wandb_run_id"])
     except Exception:

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn import metrics
+from transformers import BertConfig, BertModel
 
 from dataset.labelled_store import LabelledStore
 from inference.classification import ClassifierPipeline
 from monitoring.metrics_log import read_metrics
+from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.test_two_workers import train_with
 from train_config.errors import ConfigError
@@ -227,6 +229,34 @@ def test_numbers_are_predicted(tmp_path, process_group):
     assert validations(config)[-1]["spearman"] > 0.5
 
 
+def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
+    draw = random.Random(2)
+    sequences = ["".join(draw.choices("ACDEFGHIKL", k=30)) for _ in range(120)]
+    figures = []
+    for name, unit, zero in (("shares", 1.0, 0.0), ("degrees", 20.0, 60.0)):
+        path = tmp_path / f"{name}.csv"
+        rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}\n" for s in sequences]
+        path.write_text("text,label\n" + "".join(rows))
+        labels = {"kind": "regression", "split": "hash", "text_column": "text"}
+        config = config_of(tmp_path / name, path, data={"labels": labels})
+        _, stored = train(config)
+        best = min(validations(config)[1:], key=lambda record: -record["spearman"])
+        targets, predicted = held_out(LabelledStore(stored), ClassifierPipeline.load(run_folder(config).export))
+        assert best["r2"] == pytest.approx(metrics.r2_score(targets, predicted), abs=1e-4)
+        figures.append(best)
+    assert figures[0]["r2"] > 0.3
+    for name in ("r2", "spearman", "loss"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
+
+
+def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, process_group):
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
+    assert train_losses(config) == train_losses(trained[0])
+
+
 def test_a_metric_that_no_evaluation_has_is_refused_with_those_there_are(table, tmp_path, process_group):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
     with pytest.raises(ConfigError, match=r"no figure 'fmax'; it has .*accuracy"):
@@ -239,6 +269,29 @@ def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
     assert 100 <= size.sequences <= 110
     assert parameters.trainable <= parameters.total
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deepspeed": {"stage": 3}, "model": {"backbone": {"source": "t5"}}}, "deepspeed.stage 3"),
+        ({"deepspeed": {"stage": 3}, "model": {"backbone": {"padded": True, "source": "bert"}}}, "use stage 2"),
+    ],
+)
+def test_what_the_backbone_can_not_take_is_refused_before_any_worker_starts(table, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        estimate(config_of(tmp_path, table, **changes))
+
+
+def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_worker_starts(table, tmp_path):
+    folder = prot_bert(tmp_path / "short")
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=40, max_position_embeddings=40, **size)).save_pretrained(folder)
+    backbone = {"source": str(folder), "layers": None, "hidden_size": None, "heads": None}
+    with pytest.raises(ConfigError, match=r"has 64 tokens, and this backbone takes 40: set it to at most 38"):
+        estimate(config_of(tmp_path, table, model={"backbone": backbone}))
+    size, _ = estimate(config_of(tmp_path, table, model={"backbone": backbone}, data={"max_length": 38}))
+    assert size.sequences
 
 
 @pytest.mark.parametrize("pooling", ["mean", "light_attention"])
