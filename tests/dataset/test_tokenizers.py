@@ -106,7 +106,7 @@ def test_a_residue_is_a_token_in_proteins_of_any_length(kind, tmp_path):
     assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
 
 
-@pytest.mark.parametrize("kind", ["esmc", "prot_bert", "prot_t5"])
+@pytest.mark.parametrize("kind", ["esmc", "prot_bert", "prot_t5", "prot_t5_sentencepiece"])
 def test_what_is_no_residue_is_tokenized_as_autotokenizer_does(kind, tmp_path):
     folder = FOR_PROTEINS[kind](tmp_path / kind)
     theirs = AutoTokenizer.from_pretrained(folder)

@@ -62,6 +62,25 @@ def prot_t5(folder: Path) -> Path:
     return folder
 
 
+def prot_t5_sentencepiece(folder: Path) -> Path:
+    """The same as it was published: sentencepiece's own file and no tokenizer.json."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.unk_id = 0, 1, 2
+    model.normalizer_spec.name = "identity"
+    kinds = model.SentencePiece
+    for piece, kind in (("<pad>", kinds.CONTROL), ("</s>", kinds.CONTROL), ("<unk>", kinds.UNKNOWN)):
+        model.pieces.add(piece=piece, score=0.0, type=kind)
+    for letter in RESIDUES:
+        if letter not in "UZOB":
+            model.pieces.add(piece=f"▁{letter}", score=-3.0)
+    folder = _write(folder, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 3})
+    (folder / "spiece.model").write_bytes(model.SerializeToString())
+    return folder
+
+
 def t5(folder: Path) -> Path:
     """As t5-small: sentencepiece of words and letters."""
     from transformers import T5Tokenizer
@@ -117,7 +136,13 @@ def esmc(folder: Path) -> Path:
     return folder
 
 
-FOR_PROTEINS: dict[str, Callable[[Path], Path]] = {"esm": esm, "esmc": esmc, "prot_bert": prot_bert, "prot_t5": prot_t5}
+FOR_PROTEINS: dict[str, Callable[[Path], Path]] = {
+    "esm": esm,
+    "esmc": esmc,
+    "prot_bert": prot_bert,
+    "prot_t5": prot_t5,
+    "prot_t5_sentencepiece": prot_t5_sentencepiece,
+}
 FOR_TEXT: dict[str, Callable[[Path], Path]] = {
     "bert": bert,
     "t5": t5,
