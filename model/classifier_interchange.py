@@ -29,15 +29,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dataset.label_space import LabelSpace
-from dataset.publishing import exclusive, published, sync
+from dataset.publishing import sync
 from dataset.tokenizers import SequenceTokenizer, open_tokenizer
 from model.backbone import quiet_transformers, seeded
 from model.backbones import PaddedBackbone, build_backbone
 from model.classifier import Classifier
 from model.classifier_card import Parts, classifier_card
+from model.exported_folder import exported_folder
 from model.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
 from train_config.classifier_schema import ClassifierSection
-from train_config.errors import ConfigError, DataError, ResourceError
+from train_config.errors import DataError, ResourceError
 from train_config.schema import BackboneSection
 
 CONFIG_FILE = "classifier_config.json"
@@ -107,15 +108,8 @@ def export_classifier(
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
     target = Path(folder).expanduser().absolute()
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target} exists; choose another folder for the export or remove it")
-    with exclusive(target), published(target) as building:
-        try:
-            _write(model, building, tokenizer, resolved_config, dict(facts or {}))
-        except SafetensorError as error:
-            raise ResourceError(
-                f"the model can't be exported to {target} ({error}); free space or choose another folder"
-            ) from error
+    with exported_folder(target, overwrite) as building:
+        _write(model, building, tokenizer, resolved_config, dict(facts or {}))
     return target
 
 

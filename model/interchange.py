@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import EsmForMaskedLM, EsmTokenizer, PreTrainedModel
 
-from dataset.publishing import exclusive, published
 from dataset.tokenizer import VOCABULARY
 from model.autoencoder import ESM2Autoencoder
 from model.backbone import quiet_transformers
+from model.exported_folder import exported_folder
 from model.masked_lm import MaskedLM
 from model.model_card import model_card
 from model.task import TaskModel
-from train_config.errors import ConfigError, ResourceError
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
@@ -59,15 +57,8 @@ def export(
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
     target = Path(folder).expanduser().absolute()
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target} exists; choose another folder for the export or remove it")
-    with exclusive(target), published(target) as building:
-        try:
-            _write(model, building, resolved_config, dict(model_card_facts or {}))
-        except SafetensorError as error:
-            raise ResourceError(
-                f"the model can't be exported to {target} ({error}); free space or choose another folder"
-            ) from error
+    with exported_folder(target, overwrite) as building:
+        _write(model, building, resolved_config, dict(model_card_facts or {}))
     return target
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tools._classifier.options import split_overrides
+from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 _UNWRAPPED_WIDTH = 10_000
 
 
-class Arguments(BaseModel):
+class Arguments(PipelineOptions):
     """What to score, on what, and how."""
 
-    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
-    file: Annotated[str | None, tyro.conf.Positional] = Field(
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
         None, description="Labelled file, folder or quoted glob. Default: the run's own records."
     )
     output: Path | None = Field(
@@ -58,9 +57,6 @@ class Arguments(BaseModel):
     baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Fit simple baselines on what the run was trained on and set their figures beside."
     )
-    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
-    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
-    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
 
 
 def main(argv: list[str]) -> int:
@@ -68,16 +64,10 @@ def main(argv: list[str]) -> int:
     own, overrides = split_overrides(argv)
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools evaluate", description=__doc__)
     # Here, so that --help and a wrong option answer at once.
-    from inference.classification import ClassifierPipeline, config_of
+    from inference.classification import config_of
 
     config = config_of(arguments.model, overrides)
-    pipeline = ClassifierPipeline.load(
-        arguments.model,
-        config=config,
-        device=arguments.device,
-        amp_dtype=arguments.amp_dtype,
-        batch_tokens=arguments.batch_tokens,
-    )
+    pipeline = load_pipeline(arguments, config)
     texts = _texts(arguments, config, pipeline, overrides)
     baselines = _baselines(arguments, config, pipeline, texts, overrides) if arguments.baselines else {}
     part = arguments.part or ("all" if arguments.file else "validation")

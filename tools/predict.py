@@ -17,12 +17,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from tools._classifier.options import check_output, split_overrides
+from tools._classifier.options import PipelineOptions, check_output, load_pipeline, split_overrides
 from train_config.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,15 +35,11 @@ CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class Arguments(BaseModel):
+class Arguments(PipelineOptions):
     """What to predict, and how."""
 
-    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
     file: Annotated[str, tyro.conf.Positional] = Field(description="File, folder or quoted glob.")
     output: Path = Field(description="File to write: .csv, .tsv or .parquet.")
-    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
-    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
-    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Replace the output.")
 
 
@@ -60,7 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools predict", description=__doc__)
     check_output(arguments.output, (".csv", ".tsv", ".parquet"), arguments.overwrite)
     # Here, so that --help and a wrong option answer at once.
-    from inference.classification import ClassifierPipeline, config_of
+    from inference.classification import config_of
     from inference.text_stream import TextStream
     from tools._classifier.output import complete_file, record_bar
     from tools._classifier.prediction_table import writing_predictions
@@ -68,13 +64,7 @@ def main(argv: list[str]) -> int:
 
     config = config_of(arguments.model, overrides)
     stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
-    pipeline = ClassifierPipeline.load(
-        arguments.model,
-        config=config,
-        device=arguments.device,
-        amp_dtype=arguments.amp_dtype,
-        batch_tokens=arguments.batch_tokens,
-    )
+    pipeline = load_pipeline(arguments, config)
     separator = config.data.labels.separator
     start_s = time.perf_counter()
     with (

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from tools._classifier.options import split_overrides
+from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
 from train_config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ _TRACED_BATCH = 8
 _DETAILS = ("sequences", "tokens", "longest", "prepare_ms", "compute_ms", "latency_ms", "latency_per_sample_ms")
 
 
-class Arguments(BaseModel):
+class Arguments(PipelineOptions):
     """What to measure, and how often."""
 
-    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
     data: str = Field(description="File whose records are taken; labelled as for evaluate, or see --unlabelled.")
     output: Path | None = Field(None, description="Folder of the results. Default: profile-MODEL, here.")
     steps: list[Step] = Field(list(STEPS), min_length=1, description="What to do.")
@@ -72,9 +71,6 @@ class Arguments(BaseModel):
     unlabelled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Don't look for labels, so that there is no accuracy."
     )
-    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
-    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
-    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch of the whole file.")
 
 
 def main(argv: list[str]) -> int:
@@ -83,19 +79,13 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools profile_classifier", description=__doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which tells of start and stop
     # Here, so that --help and a wrong option answer at once.
-    from inference.classification import ClassifierPipeline, config_of, model_folder
+    from inference.classification import config_of, model_folder
     from tools._classifier.output import replace_file
 
     output = arguments.output or Path(f"profile-{arguments.model.name}")
     config = config_of(arguments.model, overrides)
     profile = _known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
-    pipeline = ClassifierPipeline.load(
-        arguments.model,
-        config=config,
-        device=arguments.device,
-        amp_dtype=arguments.amp_dtype,
-        batch_tokens=arguments.batch_tokens,
-    )
+    pipeline = load_pipeline(arguments, config)
     texts = _texts(arguments, config, pipeline, overrides)
     _make_folders(output)
     with _showing() as show:

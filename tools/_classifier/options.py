@@ -1,12 +1,42 @@
-"""Options of a tool, and settings of the run's config that stand among them as ``--data.labels.kind binary``."""
+"""Options of a tool: the model and how it computes, and settings of the run as ``--data.labels.kind binary``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from pydantic import BaseModel, Field
 
 from train_config.errors import ConfigError
 
+if TYPE_CHECKING:
+    from inference.classification import ClassifierPipeline
+    from train_config.schema import Config
+
 Arguments = list[str]
+
+
+class PipelineOptions(BaseModel):
+    """Which classifier, and how it computes."""
+
+    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
+    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
+    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
+    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
+
+
+def load_pipeline(options: PipelineOptions, config: Config) -> ClassifierPipeline:
+    """The classifier that the options name, with the run's settings."""
+    from inference.classification import ClassifierPipeline  # here, so that --help and a wrong option answer at once
+
+    return ClassifierPipeline.load(
+        options.model,
+        config=config,
+        device=options.device,
+        amp_dtype=options.amp_dtype,
+        batch_tokens=options.batch_tokens,
+    )
 
 
 def split_overrides(argv: Arguments) -> tuple[Arguments, Arguments]:
