@@ -46,7 +46,7 @@ def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL
         _LOG.warning("no C++ compiler was found, so %s takes a slower way; install g++ or clang++", source.stem)
         return None
     try:
-        library = _cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, openmp, constants)}.so"
+        library = cache_folder("kernels") / f"{source.stem}-{_fingerprint(source, compiler, openmp, constants)}.so"
         if not library.exists():
             _compile(compiler, source, library, openmp, constants)
         return ctypes.CDLL(str(library))
@@ -61,19 +61,19 @@ def _reason(error: Exception) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
 
 
-def _cache_folder() -> Path:
-    """Where compiled libraries are kept; a folder of this process alone if the user's can't be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / "kernels"
+def cache_folder(name: str) -> Path:
+    """Where what was compiled is kept, by name; a folder of this process alone if the user's can't be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
-        return _private_folder()
-    return folder if os.access(folder, os.W_OK | os.X_OK) else _private_folder()
+        return _private_folder(name)
+    return folder if os.access(folder, os.W_OK | os.X_OK) else _private_folder(name)
 
 
 @functools.cache
-def _private_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="esmeray-kernels-"))
+def _private_folder(name: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"esmeray-{name}-"))
 
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
@@ -81,13 +81,13 @@ def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[s
     parts = [
         source.read_text(encoding="utf-8"),
         version,
-        _processor(),
+        processor(),
         repr((_FLAGS, openmp, sorted(constants.items()))),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """What decides which machine code the processor takes."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -22,6 +22,7 @@ from dataset.packed_batch import PackedBatch
 from model.parameter_groups import RATE_SHARE
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
+from training.compiled_ops import compiling_alone
 from training.device import check_placement
 
 OWNED_KEYS = frozenset(
@@ -302,7 +303,8 @@ def prepare_deepspeed(device: torch.device) -> None:
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    with compiling_alone():
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
 
 
 def _loss_scale(optimizer: Any) -> float:
