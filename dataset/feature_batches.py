@@ -88,8 +88,7 @@ class FeatureSource:
         if self._pooled:
             filler = filler.without_tokens()
         rows = filler.num_sequences if self._pooled else filler.num_tokens
-        channels = next(self._features.rows(self._hashes[:1])).shape[1]
-        return replace(filler, features=torch.zeros(rows, channels))
+        return replace(filler, features=torch.zeros(rows, self._features.channels))
 
     def close(self) -> None:
         """Nothing was started."""

@@ -69,6 +69,11 @@ class FeatureStore:
     def __len__(self) -> int:
         return self._hashes.size
 
+    @property
+    def channels(self) -> int:
+        """D; 0 where there is no shard yet."""
+        return self._shards[0].manifest.channels if self._shards else 0
+
     def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(N,) bool: which sequences have features."""
         places = np.searchsorted(self._hashes, hashes_N)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from train_config.schema import Config
 
 _UNWRAPPED_WIDTH = 10_000
+Part = Literal["all", "training", "validation", "test"]
 
 
 class Arguments(PipelineOptions):
@@ -47,7 +48,7 @@ class Arguments(PipelineOptions):
     output: Path | None = Field(
         None, description="Folder of the report. Default: evaluation-FILE, or evaluation-PART, here."
     )
-    part: Literal["all", "training", "validation", "test"] | None = Field(
+    part: Part | None = Field(
         None,
         description=(
             "Which records: of a file by the split column of the run's settings, all by default; of the run's own by "
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     config = config_of(arguments.model, overrides)
     pipeline = load_pipeline(arguments, config)
     texts = _texts(arguments, config, pipeline, overrides)
-    baselines = _baselines(arguments, config, pipeline, texts, overrides) if arguments.baselines else {}
+    baselines = _baselines(arguments, config, pipeline, texts) if arguments.baselines else {}
     part = arguments.part or ("all" if arguments.file else "validation")
     name = Path(arguments.file).name.split(".")[0] if arguments.file else part
     output = arguments.output or Path(f"evaluation-{name}")
@@ -159,29 +160,31 @@ def _cells(judged: Mapping[str, Any], figure: str) -> list[str]:
 
 
 def _texts(arguments: Arguments, config: Config, pipeline: ClassifierPipeline, overrides: list[str]) -> LabelledTexts:
-    from dataset.progress import conversion_bar
-    from tools._classifier.labelled import own_texts, read_texts
+    from tools._classifier.labelled import read_texts
 
-    if arguments.file is not None:
-        return read_texts([arguments.file], config, pipeline.label_space, arguments.part or "all", overrides)
+    if arguments.file is None:
+        return _own_texts(arguments, pipeline, arguments.part or "validation")
+    return read_texts([arguments.file], config, pipeline.label_space, arguments.part or "all", overrides)
+
+
+def _own_texts(arguments: Arguments, pipeline: ClassifierPipeline, part: Part) -> LabelledTexts:
+    """Of the run, by its own settings: those given anew are for the file."""
+    from dataset.progress import conversion_bar
+    from inference.classification import config_of
+    from tools._classifier.labelled import own_texts
+
     with conversion_bar("reading the run's data") as progress:
-        return own_texts(config, pipeline.label_space, arguments.part or "validation", progress)
+        return own_texts(config_of(arguments.model), pipeline.label_space, part, progress)
 
 
 def _baselines(
-    arguments: Arguments, config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts, overrides: list[str]
+    arguments: Arguments, config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts
 ) -> dict[str, np.ndarray]:
     """Predictions of the baselines, fitted on what the run was trained on, less the texts of the file."""
     from inference.baselines import baselines
-    from tools._classifier.labelled import own_texts, read_texts, without_texts
+    from tools._classifier.labelled import without_texts
 
-    space = pipeline.label_space
-    if arguments.file is None:
-        training = own_texts(config, space, "training")
-    else:
-        part: Literal["all", "training"] = "training" if config.data.labels.split == "column" else "all"
-        training = read_texts(config.data.source, config, space, part, overrides)
-        training = without_texts(training, set(texts.texts))
-    content = config.model.tokenizer.content
+    training = without_texts(_own_texts(arguments, pipeline, "training"), set(texts.texts))
+    space, content = pipeline.label_space, config.model.tokenizer.content
     found = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
     return dict(found)

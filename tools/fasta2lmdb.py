@@ -18,21 +18,11 @@ import tyro
 from pydantic import BaseModel, Field
 
 from dataset.conversion import convert
+from dataset.count_labels import count_lines
 from dataset.progress import conversion_bar
-from dataset.store_format import IngestCounts, StoreManifest
+from dataset.store_format import StoreManifest
 from train_config.errors import ConfigError
 from train_config.schema import IngestSection
-
-COUNT_LABELS = {
-    "records_upper_cased": "records with lower-case letters, upper-cased",
-    "stops_dropped": "final '*' dropped",
-    "j_to_x": "J replaced by X",
-    "bad_characters_to_x": "characters outside the alphabet replaced by X",
-    "records_skipped_bad_characters": "records skipped for characters outside the alphabet",
-    "records_skipped_empty": "records skipped for want of a sequence",
-    "records_skipped_duplicate_id": "records skipped for an id that stood before",
-    "ids_renamed": "ids renamed because they stood before",
-}
 
 
 class Arguments(BaseModel):
@@ -66,11 +56,4 @@ def _summary(target: str, manifest: StoreManifest, elapsed_s: float) -> str:
         f"{target}: {manifest.num_records:,} records, {manifest.num_residues:,} residues, "
         f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
     ]
-    return "\n".join([*lines, *count_lines(manifest.counts)])
-
-
-def count_lines(counts: IngestCounts) -> list[str]:
-    """One line for everything that was changed or left out; a single one when nothing was."""
-    done = [(getattr(counts, name), label) for name, label in COUNT_LABELS.items()]
-    lines = [f"  {number:,} {label}" for number, label in done if number]
-    return lines or ["  every record taken as it stands"]
+    return "\n".join([*lines, *(f"  {line}" for line in count_lines(manifest.counts))])

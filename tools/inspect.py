@@ -1,7 +1,7 @@
 """Show what a store holds, and check it.
 
-Prints counts, lengths, residue composition, format and origin. Opening checks the manifest, the file's size and its
-index; --verify reads everything and checks every byte.
+Prints counts, lengths, residue composition, format and origin; of a labelled store also its parts and classes. Opening
+checks the manifest, the file's size and its index; --verify reads everything and checks every byte.
 
 Examples:
   python -m tools inspect uniref50_store
@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -25,9 +25,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from dataset.count_labels import count_lines
+from dataset.labelled_store import MANIFEST_FILE as LABELS_MANIFEST
+from dataset.labelled_store import LabelledStore
 from dataset.store import Store
-from dataset.store_format import SampleSource
-from tools.fasta2lmdb import count_lines
+from dataset.store_format import IngestCounts, SampleSource
 
 _BAR_WIDTH = 40
 _UNWRAPPED_WIDTH = 10_000
@@ -49,17 +51,23 @@ class Arguments(BaseModel):
 def main(argv: list[str]) -> int:
     """Open a store and print what is in it."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools inspect", description=__doc__)
-    store = Store(Path(arguments.store), verify="full" if arguments.verify else "quick")
+    path = Path(arguments.store)
+    verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
+    labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
+    store = Store(path, verify) if labelled is None else labelled.store
     if arguments.verify:
         store.verify_blocks()
     facts = describe(store)
+    if labelled is not None:
+        facts |= {"labels": describe_labels(labelled), "counts": labelled.counts.model_dump()}
+    counts = store.manifest.counts if labelled is None else labelled.counts
     facts["verified"] = "full" if arguments.verify else "quick"
     if arguments.json_:
         print(json.dumps(facts, indent=1))
     else:
         # Into a file or pipe nothing is wrapped.
         width = None if sys.stdout.isatty() else _UNWRAPPED_WIDTH
-        Console(highlight=False, width=width).print(_report(arguments.store, store, facts))
+        Console(highlight=False, width=width).print(_report(arguments.store, store, counts, facts))
     return 0
 
 
@@ -92,6 +100,21 @@ def describe(store: Store) -> dict[str, Any]:
     }
 
 
+def describe_labels(labelled: LabelledStore) -> dict[str, Any]:
+    """Kind, records of each part, and of classes how many records of each part have them."""
+    space = labelled.label_space
+    parts = {"training": labelled.training, "validation": labelled.validation, "test": labelled.test}
+    described: dict[str, Any] = {"kind": space.kind, "names": list(space.names)}
+    described["parts"] = {name: int(records.size) for name, records in parts.items()}
+    if space.kind in ("multiclass", "binary"):
+        counted = {n: np.bincount(labelled.targets[r], minlength=len(space.names)) for n, r in parts.items()}
+        described["classes"] = {
+            name: {part: int(numbers[index]) for part, numbers in counted.items()}
+            for index, name in enumerate(space.names)
+        }
+    return described
+
+
 def _histogram(lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """(from, to, records) of bins from their first length up to, but not including, their last; no empty ends."""
     edges = np.array([*_BIN_EDGES, max(int(lengths.max()) + 1, _BIN_EDGES[-1] + 1)])
@@ -109,7 +132,7 @@ def _composition(store: Store) -> dict[str, int]:
     return {chr(code): int(numbers[code]) for code in np.argsort(-numbers, kind="stable") if numbers[code]}
 
 
-def _report(name: str, store: Store, facts: dict[str, Any]) -> RenderableType:
+def _report(name: str, store: Store, counts: IngestCounts, facts: dict[str, Any]) -> RenderableType:
     manifest, lengths = store.manifest, facts["lengths"]
     overview = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = [
@@ -126,7 +149,7 @@ def _report(name: str, store: Store, facts: dict[str, Any]) -> RenderableType:
         ("checksum", manifest.checksum),
         ("created", manifest.created),
         ("source", _source(store)),
-        ("ingest", "\n".join(line.strip() for line in count_lines(manifest.counts))),
+        ("ingest", "\n".join(count_lines(counts))),
         ("verified", "every byte" if facts["verified"] == "full" else "manifest, size and index (--verify reads all)"),
     ]
     for label, value in rows:
@@ -137,7 +160,21 @@ def _report(name: str, store: Store, facts: dict[str, Any]) -> RenderableType:
         manifest.num_records,
     )
     composition = _bars("residue", list(facts["composition"].items()), manifest.num_residues)
-    return Group(overview, Text(), histogram, Text(), composition)
+    parts: list[RenderableType] = [overview, Text(), histogram, Text(), composition]
+    if "labels" in facts:
+        parts += [Text(), _label_table(facts["labels"])]
+    return Group(*parts)
+
+
+def _label_table(labels: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(labels["kind"])
+    for part in labels["parts"]:
+        table.add_column(part, justify="right")
+    table.add_row("all", *(f"{number:,}" for number in labels["parts"].values()))
+    for name, numbers in labels.get("classes", {}).items():
+        table.add_row(escape(name), *(f"{number:,}" for number in numbers.values()))
+    return table
 
 
 def _bars(title: str, rows: list[tuple[str, int]], total: int) -> Table:

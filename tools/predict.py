@@ -56,11 +56,11 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools predict", description=__doc__)
     check_output(arguments.output, (".csv", ".tsv", ".parquet"), arguments.overwrite)
     # Here, so that --help and a wrong option answer at once.
+    from dataset.count_labels import count_lines
     from inference.classification import config_of
     from inference.text_stream import TextStream
     from tools._classifier.output import complete_file, record_bar
     from tools._classifier.prediction_table import writing_predictions
-    from tools.fasta2lmdb import count_lines
 
     config = config_of(arguments.model, overrides)
     stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
             f"  {counts.cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
             "--data.max_length takes more"
         )
-    print("\n".join(count_lines(stream.counts)))
+    print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
     return 0
 
 

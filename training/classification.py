@@ -28,7 +28,7 @@ from dataset.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
 from dataset.tokenizers import SequenceTokenizer, load_tokenizer, open_tokenizer
 from model.backbones import PaddedBackbone, empty_backbone
-from model.classification_metrics import LOWER_IS_BETTER, classification_figures, probabilities
+from model.classification_metrics import FIGURES, LOWER_IS_BETTER, classification_figures, probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import export_classifier
 from model.losses import balanced_class_weights
@@ -51,8 +51,6 @@ from training.metric_sums import MetricSums
 from training.run_folder import RunFolder
 
 BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
-NOT_ALWAYS_DEFINED = frozenset({"spearman", "pearson", "r2", "auroc", "average_precision"})
-"""Figures that an evaluation lacks where all predictions are equal, or all targets of a class."""
 
 
 class ClassificationExperiment(Experiment):
@@ -65,6 +63,7 @@ class ClassificationExperiment(Experiment):
             DataError: they can't be read.
         """
         self._config = config
+        self._best_metric = _best_metric(config)
         stage_dir = config.data.stage_dir
         self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
         self._tokenizer = open_tokenizer(run.tokenizer)
@@ -155,16 +154,12 @@ class ClassificationExperiment(Experiment):
     def cost(self, figures: dict[str, float]) -> float | None:
         """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
-        Raises:
-            ConfigError: these targets have no such figure.
+        That is so where all predictions are equal, or all targets, or no label is true or called.
         """
         name = self._best_metric
-        if name in figures:
-            return figures[name] if name in LOWER_IS_BETTER else -figures[name]
-        if name in NOT_ALWAYS_DEFINED:
+        if name not in figures:
             return None
-        names = ", ".join(sorted(k for k, v in figures.items() if isinstance(v, float)))
-        raise ConfigError(f"model.classifier.best_metric: an evaluation has no figure {name!r}; it has {names}")
+        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
 
     @property
     def patience(self) -> int | None:
@@ -183,11 +178,6 @@ class ClassificationExperiment(Experiment):
     @property
     def _section(self) -> Any:
         return self._config.model.classifier
-
-    @property
-    def _best_metric(self) -> str:
-        name = self._section.best_metric
-        return BEST_METRIC.get(self._labelled.label_space.kind, "mcc") if name == "auto" else name
 
     @torch.no_grad()
     def _predict(
@@ -242,6 +232,7 @@ def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = 
     Raises:
         ConfigError, DataError: the source or its labels are refused.
     """
+    _best_metric(config)
     root = run.path.parent / "stores"
     path = ensure_labelled_store(config.data, config.model.tokenizer, root, progress)
     labelled = LabelledStore(path)
@@ -290,8 +281,33 @@ def measure(config: Config, run: RunFolder, path: Path) -> tuple[DataSize, Param
     lengths_N, cropped = source.token_lengths(labelled.training), source.count_cropped(labelled.training)
     judged_N = np.concatenate([labelled.training, labelled.validation])
     _check_network(config, tokenizer, int(source.token_lengths(judged_N).max()))
-    size = DataSize(lengths_N.size, int(lengths_N.sum()), cropped.sequences, cropped.residues, exact=True)
+    size = DataSize(
+        lengths_N.size,
+        int(lengths_N.sum()),
+        cropped.sequences,
+        cropped.residues,
+        exact=True,
+        held_out=labelled.validation.size,
+        counts=labelled.counts,
+    )
     return size, count_classifier_parameters(config.model, labelled.label_space, tokenizer)
+
+
+def _best_metric(config: Config) -> str:
+    """The figure that says which checkpoint is best.
+
+    Raises:
+        ConfigError: an evaluation of this kind of targets has no such figure.
+    """
+    kind, name = config.data.labels.kind, config.model.classifier.best_metric
+    if name == "auto":
+        return BEST_METRIC.get(kind, "mcc")
+    known = ("loss", *FIGURES[kind])
+    if name not in known:
+        raise ConfigError(
+            f"model.classifier.best_metric: an evaluation of {kind} has no figure {name!r}; it has {', '.join(known)}"
+        )
+    return name
 
 
 def _check_network(config: Config, tokenizer: SequenceTokenizer, longest: int) -> None:

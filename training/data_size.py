@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from dataset.fasta import FastaSource
 from dataset.sample import sample_records
 from dataset.splitting import split_records
 from dataset.store import Store
-from dataset.store_format import MANIFEST_FILE
+from dataset.store_format import MANIFEST_FILE, IngestCounts
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
 
 HEAD_RECORDS = 50_000
@@ -24,6 +24,8 @@ HEAD_RECORDS = 50_000
 class DataSize:
     """Training sequences and their tokens after cropping, special tokens included; ``exact`` or estimated.
 
+    ``held_out`` are the sequences of the validation; ``counts`` tell what reading
+    changed or left out, where that is known.
     ``cropped_sequences`` are longer than ``data.max_length``; ``cropped_residues`` of them are left out each epoch.
     """
 
@@ -32,12 +34,14 @@ class DataSize:
     cropped_sequences: int
     cropped_residues: int
     exact: bool
+    held_out: int = 0
+    counts: IngestCounts | None = None
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:
     """Count the training part of a store."""
-    training, _ = split_records(store.sequence_hashes, data.validation_share)
-    return _of_lengths(store.lengths[training], data)
+    training, held_out = split_records(store.sequence_hashes, data.validation_share)
+    return replace(_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
 
 
 def estimate_size(data: DataSection) -> DataSize:
@@ -57,6 +61,7 @@ def estimate_size(data: DataSection) -> DataSize:
         cropped_sequences=round(head.cropped_sequences * scale),
         cropped_residues=round(head.cropped_residues * scale),
         exact=False,
+        held_out=round(head.sequences * data.validation_share / share_read),
     )
 
 

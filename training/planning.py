@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataset.count_labels import UNCHANGED, count_lines
 from model.memory import MemoryEstimate, ParameterCount, estimate_memory
 from train_config.schema import Config
 from training.cluster import Workers
@@ -33,6 +34,8 @@ class Plan:
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
+            f"held out         {about}{self.data.held_out:,} sequences",
+            *(f"                 {line}" for line in self._changed()),
             f"cropped          {about}{self.data.cropped_sequences:,} sequences, "
             f"{self.data.cropped_residues:,} residues left out each epoch",
             f"tokens per step  {self._tokens_per_step()}",
@@ -46,6 +49,10 @@ class Plan:
             if memory.host_optimizer_bytes
             else []
         )
+
+    def _changed(self) -> list[str]:
+        counts = self.data.counts
+        return [] if counts is None or count_lines(counts) == [UNCHANGED] else count_lines(counts)
 
     def _tokens_per_step(self) -> str:
         in_batches = f"{self.global_tokens:,} in {self.batches_per_step} packed batches"

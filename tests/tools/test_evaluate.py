@@ -12,6 +12,7 @@ from dataset.labelled_store import LabelledStore, ensure_labelled_store
 from inference.classification import ClassifierPipeline
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
+from train_config.schema import Config
 
 LENGTHS = [30, 4, 90, 12, 90, 5, 8, 22, 17]
 HEADER = {"header_field": 1}
@@ -25,6 +26,10 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def proteins(tmp_path) -> Path:
     return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
+
+
+def stored_in(folder: Path, config: Config) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(folder / "runs")})})
 
 
 def evaluation(folder: Path) -> dict:
@@ -131,7 +136,7 @@ def test_the_kind_can_not_be_another_one(command, model, proteins):
 
 def test_baselines_are_fitted_on_the_run_s_own_source(command, tmp_path):
     training = labelled_fasta(tmp_path / "training.fasta", [20 + n for n in range(30)], seed=5)
-    config = classifier_config(labels=HEADER, source=[str(training)])
+    config = stored_in(tmp_path, classifier_config(labels=HEADER, source=[str(training)], validation_share=0.0))
     model = export_tiny(tmp_path / "model", config)
     proteins = labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
     outcome = command("evaluate", model, proteins, "--output", tmp_path / "r", "--baselines")
@@ -150,7 +155,7 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, tmp
     training.write_text("".join(f">p{n} {truth[n]}\n{text}\n" for n, text in enumerate(sequences)))
     labels = {**HEADER, "split": "hash" if kind == "per_residue" else "stratified"}
     config = classifier_config(kind, labels=labels, source=[str(training)], validation_share=0.3)
-    config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(tmp_path / "runs")})})
+    config = stored_in(tmp_path, config)
     model = export_tiny(tmp_path / "model", config)
     outcome = command("evaluate", model, "--baselines")
     assert outcome.code == 0, outcome.err

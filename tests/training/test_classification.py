@@ -21,7 +21,7 @@ from tests.training.test_two_workers import train_with
 from train_config.errors import ConfigError
 from train_config.schema import Config
 from training import features
-from training.classification import estimate, prepare
+from training.classification import ClassificationExperiment, estimate, prepare
 from training.context import StandaloneContext
 from training.run_folder import Outcome
 from training.worker import train_worker
@@ -257,10 +257,48 @@ def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, p
     assert train_losses(config) == train_losses(trained[0])
 
 
-def test_a_metric_that_no_evaluation_has_is_refused_with_those_there_are(table, tmp_path, process_group):
+def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
-    with pytest.raises(ConfigError, match=r"no figure 'fmax'; it has .*accuracy"):
-        train(config)
+    run = run_folder(config)
+    with pytest.raises(ConfigError, match=r"of multiclass has no figure 'fmax'; it has .*accuracy"):
+        prepare(config, run)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, process_group):
+    draw = random.Random(3)
+    rows = []
+    for number in range(60):
+        # What is held out has none of the labels, so that nothing can be ranked.
+        part, known = ("valid", 0) if number % 3 == 0 else ("train", draw.randint(0, 1))
+        rows.append(f"{''.join(draw.choices('ACDEFGHIKL', k=20))},{known},{1 - known if part == 'train' else 0},{part}")
+    path = tmp_path / "labels.csv"
+    path.write_text("text,a,b,part\n" + "\n".join(rows) + "\n")
+    labels = {"kind": "multilabel", "label_columns": ["a", "b"], "split": "column", "split_column": "part"}
+    changes = {
+        "training": {"max_steps": 4, "evaluate_every_steps": 2},
+        "model": {"classifier": {"best_metric": "auroc"}},
+    }
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **changes)
+    outcome, stored = train(config)
+    assert outcome.status == "finished" and run_folder(config).export.is_dir()
+    assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
+    merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
+    experiment = ClassificationExperiment(config, StandaloneContext(), run_folder(config), stored)
+    assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
+
+
+def test_kept_features_need_not_hold_the_first_record(tmp_path, process_group):
+    draw = random.Random(4)
+    rows = [f"{''.join(draw.choices('ACDEF', k=30))},{'xy'[n % 2]},{'test' if n < 3 else 'train'}" for n in range(23)]
+    path = tmp_path / "first.csv"
+    path.write_text("text,label,part\n" + "\n".join([*rows, "MKT,x,valid"]) + "\n")
+    labels = {"text_column": "text", "split": "column", "split_column": "part"}
+    changes = {"training": {"max_steps": 4}, "batch": {"global_tokens": 768}, "model": {"backbone": {"frozen": True}}}
+    config = config_of(tmp_path / "run", path, data={"labels": labels, "crop": "start"}, **changes)
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
 
 
 def test_the_plan_counts_tokens_and_parameters(table, tmp_path):

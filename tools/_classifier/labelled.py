@@ -133,7 +133,7 @@ def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     """
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
-        raise DataError("every record of the run's source stands in the file as well: leave --baselines out")
+        raise DataError("everything that the run was trained on stands in the file as well: leave --baselines out")
     return _selected(texts, chosen)
 
 
