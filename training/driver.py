@@ -47,7 +47,7 @@ def train(config: Config) -> int:
         EsmerayError: it can't start.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
-    config = _with_absolute_paths(config, run)
+    config = with_absolute_paths(config, run)
     try:
         with StopSignals() as signals, locked(run):
             return _train_locked(config, run, signals)
@@ -68,7 +68,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     if cluster.find(config.ray) == cluster.LOCAL:
         _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
     with conversion_bar("preparing the data") as progress:
-        store_path = _prepare_data(config, run, progress)
+        store_path = prepare_data(config, run, progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
     for remark in remarks:
         warn(remark)
@@ -84,7 +84,7 @@ def dry_run(config: Config) -> int:
     return 0
 
 
-def _prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
+def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
     """The folder of the data, made if need be."""
     if config.model.task != "classifier":
         return ensure_store(config.data, run.path.parent / "stores", progress)
@@ -279,7 +279,7 @@ def _wandb_run_id(run: RunFolder) -> str:
     return run.wandb_run_id.read_text().strip()
 
 
-def _with_absolute_paths(config: Config, run: RunFolder) -> Config:
+def with_absolute_paths(config: Config, run: RunFolder) -> Config:
     """Workers run in other folders, maybe on other nodes."""
     backbone = config.model.backbone
     changes: dict[str, Any] = {
