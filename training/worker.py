@@ -32,12 +32,12 @@ from training.early_stopping import EarlyStopping
 from training.engine import StepResult, TrainingEngine
 from training.experiment import Experiment, open_experiment
 from training.finishing import export_final, save_nonfinite_records
-from training.metric_sums import MetricSums
 from training.restoring import find_checkpoint, random_states, restore_random_states
 from training.run_folder import Outcome, RunFolder
 from training.run_log import RunLog
 from training.schedule import learning_rate
 from training.step_clock import StepClock
+from training.stepping import Stepper
 from training.versions import installed_versions
 
 logger = logging.getLogger(__name__)
@@ -201,20 +201,22 @@ def loop(worker: Worker, position: Position) -> Outcome:
     if position.step == 0:
         validate(worker, position)  # where it starts from
     steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
-    clock = StepClock(config.training.log_every_steps)
+    clock = StepClock(config.training.log_every_steps, engine.device)
+    stepper = Stepper(engine, control, clock)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
-        agreement = _agree(worker, step, error)
+        clock.loaded()
+        with clock.phase("communication"):
+            agreement = _agree(worker, step, error)
         if agreement.failed or step is None:
             return _failed(worker, position, error)
         if agreement.stop:
             if position.step > saved_step:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command goes on", 0)
-        clock.loaded()
-        sums = _forward_backward(engine, step, agreement.targets)
+        sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, config.training)
-        result = engine.step(rate)
+        result = stepper.update(rate)
         totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
         nonfinite = result.skipped and _is_fault(worker, result, totals or {})
         if nonfinite:
@@ -239,7 +241,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
             stopping.note(cost)
         keeping = cost is not None and stopping.is_best and worker.experiment.exports_best
         if saving or keeping:
-            save(worker, position, cost)
+            with clock.phase("checkpoint"):
+                save(worker, position, cost)
             saved_step = position.step
         if stopping.is_over and not last:
             waited = f"{worker.experiment.patience} evaluations without a better one"
@@ -340,15 +343,6 @@ def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None)
     if step is None:
         return worker.control.agree(0, 0, stop=stop, failed=error is not None)
     return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
-
-
-def _forward_backward(engine: TrainingEngine, step: StepBatches, global_targets: int) -> MetricSums:
-    sums = MetricSums()
-    for batch in step:
-        output = engine(batch.to(engine.device, non_blocking=True))
-        engine.backward(output.loss_sum, global_targets)
-        sums.add(output.metrics)
-    return sums
 
 
 def _advance(
