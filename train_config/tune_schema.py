@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
@@ -13,7 +13,11 @@ class SpaceSection(Section):
     """Values that are tried. One value keeps a setting fixed; None keeps that of the experiment."""
 
     tokens: list[PositiveInt] | None = Field(
-        None, description="Token budgets of a packed batch. Default: powers of two up to the global batch."
+        None,
+        description=(
+            "Token budgets of a packed batch. Default: powers of two from the smallest that holds data.max_length up "
+            "to the global batch."
+        ),
     )
     batch_size: list[PositiveInt] | None = Field(None, description="Most sequences in a packed batch.")
     num_workers: list[NonNegativeInt] | None = Field([0, 1, 2], description="Loader processes of each worker.")
@@ -23,8 +27,17 @@ class SpaceSection(Section):
         [False, True], description="Whether activations are recomputed in the backward pass."
     )
     compile: list[bool] | None = Field(None, description="Whether the model is compiled.")
-    stage: list[Literal[0, 1, 2, 3]] | None = Field(None, description="ZeRO stages.")
+    stage: list[Annotated[int, Field(ge=0, le=3)]] | None = Field(None, description="ZeRO stages.")
     workers: list[PositiveInt] | None = Field(None, description="Training workers, one a device.")
+
+    @field_validator("*")
+    @classmethod
+    def _different_values(cls, values: list[Any] | None) -> list[Any] | None:
+        if values is not None and not values:
+            raise ValueError("has no value: name at least one, or leave it out to keep that of the experiment")
+        if values is not None and len(set(values)) < len(values):
+            raise ValueError(f"names a value twice: {', '.join(map(str, values))}")
+        return values
 
 
 class MeasurementSection(Section):
@@ -41,12 +54,18 @@ class SearchSection(Section):
     """How configurations are chosen."""
 
     algorithm: Literal["tpe", "random", "grid"] = Field(
-        "tpe", description="tpe: Bergstra et al. 2011, by Optuna; random; grid: every configuration."
+        "tpe",
+        description=(
+            "tpe: after the largest budget and a climb from it, as Bergstra et al. 2011, by Optuna; random: after the "
+            "largest budget, by chance; grid: every configuration, each in full."
+        ),
     )
     max_trials: PositiveInt | None = Field(
         None, description="Trials to measure. Default: a quarter of the space, at least 12; all of it for grid."
     )
-    time_budget_s: PositiveFloat | None = Field(None, description="Seconds after which no trial is started.")
+    time_budget_s: PositiveFloat | None = Field(
+        None, description="Seconds of measuring after which no trial is started."
+    )
     seed: NonNegativeInt = Field(0, description="Seed of the choice.")
     prune_margin: Share = Field(
         0.15, description="A trial stops early when its first window is slower than the best by more than this share."
