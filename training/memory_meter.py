@@ -74,7 +74,7 @@ class MemoryMeter:
             return
         if (peak := self.peak_bytes()) > self._limit_bytes:
             raise torch.OutOfMemoryError(
-                f"the process took {mib(peak)} of memory, training.cpu_memory_limit_mib allows {mib(self._limit_bytes)}"
+                f"the process took {mib(peak)} of memory, {mib(self._limit_bytes)} is what it may take"
             )
 
     def free(self) -> None:
