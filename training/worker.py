@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 
 import torch
 
+from dataset.packing import micro_batches
 from dataset.steps import StepBatches, TrainingSteps
+from model.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
-from monitoring.gpu import GpuMonitor
 from monitoring.metrics_log import read_metrics
+from monitoring.sampler import Sampler
 from train_config.errors import CheckpointError, DivergenceError, EsmerayError, ResourceError
 from train_config.schema import Config
 from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
@@ -53,16 +55,27 @@ class Worker:
     log: RunLog
     control: ControlGroup
     engine: TrainingEngine
-    gpu: GpuMonitor
     experiment: Experiment
     checkpoints: CheckpointStore
     writer: CheckpointWriter
     wandb_run_id: str | None
     total_steps: int
+    sampler: Sampler | None = None
+    step: int = 0
 
     def stop_requested(self) -> bool:
         """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
         return self.context.rank == 0 and self.run.stop_requested()
+
+    def warn(self, message: str) -> None:
+        """Tell a person, once the driver reads it; from any thread."""
+        logger.warning("worker %d: %s", self.context.rank, message)
+        self.log.event("warning", self.step, message=message)
+
+    def stop_sampling(self) -> None:
+        """Take a last sample. May be called again."""
+        if self.sampler is not None:
+            self.sampler.close()
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -86,9 +99,12 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
         return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
         worker = build(config, context, run, store_path, wandb_run_id)
-        position = restore(worker)
-        outcome = loop(worker, position)
-        return finish(worker, outcome)
+        try:
+            position = restore(worker)
+            outcome = loop(worker, position)
+            return finish(worker, outcome)
+        finally:
+            worker.stop_sampling()
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
             run.write_outcome(Outcome("failed", -1, _described(error), exit_code))
@@ -109,6 +125,9 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         experiment.prepare(model, context, control)
     if config.training.compile:
         model.compile(dynamic=True)
+    flops_per_token = training_flops_per_token(
+        model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
+    )
     groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
     engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
     log = RunLog(run.metrics, context.rank)
@@ -121,21 +140,40 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         asynchronous=config.checkpoint.asynchronous,
         on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
     )
-    return Worker(
+    worker = Worker(
         config=config,
         context=context,
         run=run,
         log=log,
         control=control,
         engine=engine,
-        # The others' readings would have nowhere to go.
-        gpu=GpuMonitor(context.device, config.training.gpu_log_interval if context.rank == 0 else 0.0),
         experiment=experiment,
         checkpoints=checkpoints,
         writer=writer,
         wandb_run_id=wandb_run_id,
         total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
     )
+    if config.training.gpu_log_interval > 0:
+        worker.sampler = _start_sampler(worker, flops_per_token)
+    return worker
+
+
+def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
+    config, context = worker.config, worker.context
+    return Sampler(
+        worker.run.monitoring / f"worker-{context.rank:05d}.jsonl",
+        worker=context.rank,
+        device=context.device,
+        node=context.local_rank == 0,
+        interval_s=config.training.gpu_log_interval,
+        prometheus=config.monitoring.prometheus,
+        warn=worker.warn,
+        flops_per_token=flops_per_token,
+        peak_tflops=config.monitoring.peak_tflops,
+        amp_dtype=config.training.amp_dtype,
+        tf32=config.training.tf32,
+        world_size=context.world_size,
+    ).start()
 
 
 def restore(worker: Worker) -> Position:
@@ -196,12 +234,12 @@ def _last_saved_step(run: RunFolder) -> int:
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     config, engine, control = worker.config, worker.engine, worker.control
-    saved_step = position.step
+    worker.step = saved_step = position.step
     stopping = EarlyStopping(worker.experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         validate(worker, position)  # where it starts from
     steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
-    clock = StepClock(config.training.log_every_steps, engine.device)
+    clock = StepClock(config.training.log_every_steps, engine.device, _budget_tokens(worker))
     stepper = Stepper(engine, control, clock)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
@@ -223,11 +261,12 @@ def loop(worker: Worker, position: Position) -> Outcome:
             name_of = worker.experiment.record_name
             save_nonfinite_records(worker.run, name_of, position.step, worker.context.rank, step.batches)
         position = _advance(position, step, agreement, result.skipped, nonfinite)
-        clock.stepped(agreement.tokens)
+        worker.step = position.step
+        clock.stepped(agreement.tokens, step.num_tokens)
         if totals is not None:
             _log_step(worker, position, totals, result, rate, clock)
-        if worker.gpu.due():
-            _log_gpu(worker, position.step)
+        if position.step_in_epoch == 0 and worker.sampler is not None:
+            worker.sampler.new_epoch()
         if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
             return _diverged(worker, position)
         last = position.step == worker.total_steps
@@ -262,7 +301,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
-    worker.gpu.close()
+    worker.stop_sampling()
     worker.log.close()
     worker.experiment.close()
     worker.engine.close()
@@ -345,6 +384,12 @@ def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None)
     return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
 
 
+def _budget_tokens(worker: Worker) -> int:
+    """Tokens that this worker's batches of a step have room for."""
+    batch = worker.config.batch
+    return batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
+
+
 def _advance(
     position: Position, step: StepBatches, agreement: StepAgreement, skipped: bool, nonfinite: bool
 ) -> Position:
@@ -373,25 +418,31 @@ def _log_step(
     rate: float,
     clock: StepClock,
 ) -> None:
+    figures, times = _figures(worker, totals), clock.read()
+    if worker.sampler is not None:
+        worker.sampler.note(position.step, position.epoch, {**figures, **times, **_loader_figures(worker.experiment)})
     worker.log.write(
         "train",
         position.step,
         epoch=position.epoch,
-        **_figures(worker, totals),
+        **figures,
         learning_rate=rate,
         gradient_norm=result.gradient_norm,
         skipped=result.skipped,
         skipped_steps=position.skipped_steps,
         tokens_seen=position.tokens_seen,
-        **clock.read(),
+        **times,
     )
     if result.skipped:
         worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
 
 
-def _log_gpu(worker: Worker, step: int) -> None:
-    reading = worker.gpu.read(warn=lambda message: worker.log.event("warning", step, message=message))
-    worker.log.write("gpu", step, **reading.figures())
+def _loader_figures(experiment: Experiment) -> dict[str, float]:
+    figures = {
+        "loader_queue_depth": experiment.batches.queue_depth,
+        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
