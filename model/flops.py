@@ -63,7 +63,8 @@ def attention_flops_per_token(config: Any, context: float) -> float:
         config: of a transformer, with ``num_hidden_layers`` and ``hidden_size``; 0 is the answer for others.
         context: tokens that a token attends to.
     """
-    layers = getattr(config, "num_hidden_layers", 0)
-    width = getattr(config, "head_dim", None)
-    width = getattr(config, "hidden_size", 0) if width is None else width * config.num_attention_heads
-    return 4.0 * layers * width * context
+    layers: int = getattr(config, "num_hidden_layers", 0)
+    head_width: int | None = getattr(config, "head_dim", None)
+    if head_width is None:
+        return 4.0 * layers * getattr(config, "hidden_size", 0) * context
+    return 4.0 * layers * head_width * config.num_attention_heads * context
