@@ -17,11 +17,13 @@ from dataset.conversion import ensure_store
 from dataset.progress import ProgressCallback, conversion_bar
 from dataset.store import Store
 from model.memory import ParameterCount, count_parameters
+from monitoring.alerts import AlertSink
 from monitoring.curves import draw_curves
 from monitoring.metrics_log import read_metrics
 from monitoring.progress import ProgressSink
-from monitoring.run_watcher import RunWatcher
-from monitoring.wandb_sink import WandbSink, new_run_id
+from monitoring.run_watcher import RunWatcher, Sink
+from monitoring.wandb_runs import open_wandb
+from monitoring.wandb_sink import new_run_id
 from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -221,8 +223,11 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 
 
 def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> RunWatcher:
-    wandb = WandbSink(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
-    return RunWatcher(run.metrics, [ProgressSink(total_steps), wandb], warn=warn).start()
+    wandb = open_wandb(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
+    sinks: list[Sink] = [ProgressSink(total_steps), wandb]
+    if config.monitoring.alerts.enabled:
+        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
+    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
 
 
 def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals, max_failures: int) -> int:
