@@ -137,7 +137,8 @@ def draw_parallel(axes: Axes, search: Search) -> None:
     top = _round_top(max(map(speed, search.trials), default=0.0))
     scale = Normalize(0.0, top)
     best = search.best
-    for trial in sorted(search.trials, key=lambda trial: (trial is best, speed(trial))):
+    tried = [trial for trial in search.trials if not trial.is_ruled_out]
+    for trial in sorted(tried, key=lambda trial: (trial is best, speed(trial))):
         heights = [_height(places[name], trial.settings.get(name), trial.number) for name in names]
         axes.add_patch(_through([*heights, speed(trial) / top], trial, best, _SPEEDS(scale(speed(trial)))))
     for column, name in enumerate(names):
@@ -165,7 +166,7 @@ def draw_throughput(axes: Axes, search: Search) -> None:
         if fastest:
             axes.plot(*zip(*fastest, strict=True), color=kind.colour, linestyle=kind.line, label=kind.label)
     top = max(map(speed, search.trials), default=0.0) or 1.0
-    if any(trial.status == "pruned" for trial in search.trials):
+    if any(trial.status == "pruned" and not trial.is_ruled_out for trial in search.trials):
         axes.plot([], [], "v", color=GREY, markersize=5, linestyle="none", label=STATUSES["pruned"])
     _failures(axes, search, budget, height=-0.06 * top)
     _mark_best(axes, search, budget, speed)

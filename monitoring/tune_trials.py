@@ -40,6 +40,9 @@ STATUSES = {
 }
 """What can become of a trial, in words."""
 
+RULED_OUT = "ruled out"
+"""A configuration that was not measured, since another one told what would come of it."""
+
 _PRECISIONS = {"none": "fp32"}
 
 
@@ -95,6 +98,16 @@ class Trial:
             seconds=float(measurement.get("seconds") or 0.0),
             phase=record.get("phase") or "",
         )
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether it was concluded from others rather than measured."""
+        return self.status == "pruned" and self.tokens_per_s is None
+
+    @property
+    def outcome(self) -> str:
+        """What became of it, in words."""
+        return RULED_OUT if self.is_ruled_out else STATUSES.get(self.status, self.status)
 
     @property
     def memory_share(self) -> float | None:

@@ -146,14 +146,14 @@ def find_limit(trials: Sequence[Trial], space: Space, margin: float) -> Limit:
 
 def _nothing_found(trials: Sequence[Trial], margin: float) -> Limit:
     """No trial gave a configuration that can be used."""
-    reasons = Counter(trial.status for trial in trials)
+    reasons = Counter(trial.outcome for trial in trials)
     over = sum(trial.status == "ok" and not trial.fits(margin) for trial in trials)
     evidence = [
         f"{count} of {len(trials)} trials: {STATUSES.get(status, status)}." for status, count in reasons.items()
     ]
     if not trials:
         return Limit("unknown", "Nothing was tried yet.")
-    if over + reasons["out_of_memory"] > len(trials) / 2:
+    if over + reasons[STATUSES["out_of_memory"]] > len(trials) / 2:
         summary = "Memory limits: no configuration fits it with the margin."
         advice = [f"Offer smaller values of space.tokens, or {KEYS['gradient_checkpointing']}: true."]
         return Limit("memory", summary, evidence, advice)
@@ -189,7 +189,7 @@ def _neighbour_sentences(around: _Around) -> Iterator[str]:
         for other in neighbours(around.best, around.trials, name):
             value = f"{NAMES[name]} {value_text(name, other.settings.get(name))}"
             if other.tokens_per_s is None:
-                yield f"With {value}: {STATUSES.get(other.status, other.status)} (trial {other.number})."
+                yield f"With {value}: {other.outcome} (trial {other.number})."
                 continue
             change = speed(other) / speed(around.best) - 1.0
             stopped = ", stopped early" if other.status == "pruned" else ""

@@ -19,6 +19,7 @@ from typing import Any
 from monitoring.tune_plots import Search, draw_search, panel_pngs
 from monitoring.tune_trials import (
     NAMES,
+    RULED_OUT,
     STATUSES,
     Trial,
     measured,
@@ -139,8 +140,9 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield _times(best, median(speed(trial) for trial in measured(search.trials))), "the median of what was measured"
         if best.memory_share is not None:
             yield f"{best.memory_share:.0%}", f"of {memory_text(best.total_bytes)} of memory at its peak"
-    failed = sum(trial.status in _FAILED for trial in search.trials)
-    yield str(len(search.trials)), f"trials, {failed} of them failed"
+    tried = [trial for trial in search.trials if not trial.is_ruled_out]
+    failed = sum(trial.status in _FAILED for trial in tried)
+    yield str(len(tried)), f"trials, {failed} of them failed"
     yield _duration(sum(trial.seconds for trial in search.trials)), "of measuring"
 
 
@@ -205,11 +207,11 @@ def _trials_table(report: Report) -> str:
     header = ["trial", "outcome", *(NAMES[name] for name in report.names), "tokens/s", "of the best", "peak memory"]
     rows = []
     for trial in report.search.trials:
-        cells = [Cell(str(trial.number), trial.number), Cell(STATUSES.get(trial.status, trial.status))]
+        cells = [Cell(str(trial.number), trial.number), Cell(trial.outcome)]
         cells += [*_setting_cells(trial, report.names), *_speed_cells(trial, best), *_memory_cells(trial)]
         cells += [Cell(f"{trial.seconds:.1f} s", trial.seconds), Cell(trial.phase), Cell(trial.reason, is_long=True)]
-        look = "best" if trial is best else "bad" if trial.status in _FAILED else "faint" * (trial.status == "pruned")
-        rows.append(Row(cells, look))
+        look = "bad" if trial.status in _FAILED else "faint" if trial.status == "pruned" else ""
+        rows.append(Row(cells, "best" if trial is best else look))
     return table([*header, "of all", "took", "phase", "reason"], rows)
 
 
@@ -233,8 +235,8 @@ def _memory_cells(trial: Trial) -> Iterator[Cell]:
 
 
 def _outcomes(trials: Sequence[Trial]) -> str:
-    counts = Counter(trial.status for trial in trials)
-    words = [f"{counts[status]} {text}" for status, text in STATUSES.items() if counts[status]]
+    counts = Counter(trial.outcome for trial in trials)
+    words = [f"{counts[text]} {text}" for text in (*STATUSES.values(), RULED_OUT) if counts[text]]
     return f"{', '.join(words)}." if words else "None yet."
 
 

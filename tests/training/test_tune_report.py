@@ -55,6 +55,7 @@ RECORDS = [
     record(4, "timeout", None, "no answer for 300 s", amp_dtype="none"),
     record(5, "nan", None, "loss was not finite in step 1", tokens=1024, amp_dtype="none"),
     record(6, "pruned", 3000.0, "too slow to win", tokens=4096, num_workers=0),
+    record(7, "pruned", None, "needs at least the memory of one that did not fit", tokens=8192, amp_dtype="none"),
 ]
 
 
@@ -114,7 +115,7 @@ def test_every_trial_is_listed_with_what_became_of_it(folder: Path):
     text = " ".join(Page((folder / HTML_FILE).read_text(encoding="utf-8")).text)
     for line in RECORDS:
         assert line["measurement"]["reason"] in text
-    assert "2 measured, 1 stopped early, 1 out of memory, 1 crashed, 1 hung, 1 NaN." in text
+    assert "2 measured, 1 stopped early, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 ruled out." in text
     assert "12,000 tokens/s with token budget 4,096" in text
     assert "The loader limits: 30%" in text
     assert "11% of the memory free" in text
