@@ -41,6 +41,7 @@ CHECK_TIMEOUT_S = 5.0
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
 
+PROCESS_ENDED = "a worker's process ended"
 _GRAVITY: dict[Status, int] = {"timeout": 1, "crash": 2, "nan": 3, "refused": 4, "out_of_memory": 5}
 """Which worker's word counts where they differ: a crash of the others may be no more than what another one left."""
 
@@ -149,16 +150,14 @@ class MeasuringPool:
         except (RayActorError, RayTaskError, GetTimeoutError) as error:
             self.close()
             return Measurement("crash", f"the workers did not start: {_in_a_line(error)}")
-        fault = self._faults.of(settings)
-        margin = prune_margin
         order = _Order(
-            _limited(config, group.most_on_a_node),
-            self._store_path,
-            measurement,
-            best_tokens_per_s,
-            margin,
-            self._inference,
-            fault,
+            config=_limited(config, group.most_on_a_node),
+            store_path=self._store_path,
+            measurement=measurement,
+            best_tokens_per_s=best_tokens_per_s,
+            prune_margin=prune_margin,
+            inference=self._inference,
+            fault=self._faults.of(settings),
         )
         try:
             replies = group.measure(order, measurement.timeout_s)
@@ -318,7 +317,7 @@ def _reply(reference: Any) -> Measurement:
     except OutOfMemoryError as error:
         return Measurement("out_of_memory", f"memory ran out: Ray ended the worker ({_in_a_line(error)})")
     except (RayActorError, RayTaskError) as error:
-        return Measurement("crash", f"a worker's process ended ({_in_a_line(error)})")
+        return Measurement("crash", f"{PROCESS_ENDED} ({_in_a_line(error)})")
 
 
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
@@ -331,7 +330,10 @@ def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement
         return Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
     if not failed:
         return known[0]
-    worst = max(failed, key=lambda reply: (_GRAVITY[reply.status], bool(reply.reason)))
+    # Where a process ended, the others lost their peer; where a worker has no reason, another one has it.
+    worst = max(
+        failed, key=lambda reply: (_GRAVITY[reply.status], reply.reason.startswith(PROCESS_ENDED), bool(reply.reason))
+    )
     peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
     return replace(worst, peak_memory_bytes=max(peaks, default=None))
 

@@ -356,8 +356,8 @@ class _Trial:
             over = self._is_first and time.perf_counter() - began >= self._settings.window_s
             with clock.phase("communication"):
                 agreement = self._control.agree(
-                    step.num_targets if step else 0,
-                    step.num_tokens if step else 0,
+                    0 if step is None else step.num_targets,
+                    0 if step is None else step.num_tokens,
                     stop=over,
                     failed=failure is not None,
                 )
