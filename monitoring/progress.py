@@ -225,6 +225,8 @@ def describe_event(record: Record) -> str | None:
         return f"step {step}: resumed from {record.get('checkpoint', 'its checkpoint')}"
     if event == "nonfinite":
         return f"step {step}: loss or gradient not finite, update left out"
+    if event == "memory_guard":
+        return f"step {step}: {record.get('message', 'memory ran out')}"
     if "message" in record:
         return f"{event}: {record['message']}"
     details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]

@@ -34,6 +34,8 @@ from training.early_stopping import EarlyStopping
 from training.engine import StepResult, TrainingEngine
 from training.experiment import Experiment, open_experiment
 from training.finishing import export_final, save_nonfinite_records
+from training.memory_guard import REMEDY, MemoryGuard
+from training.memory_meter import MemoryMeter, is_out_of_memory
 from training.restoring import find_checkpoint, random_states, restore_random_states
 from training.run_folder import Outcome, RunFolder
 from training.run_log import RunLog
@@ -60,6 +62,7 @@ class Worker:
     writer: CheckpointWriter
     wandb_run_id: str | None
     total_steps: int
+    guard: MemoryGuard | None = None
     sampler: Sampler | None = None
     step: int = 0
 
@@ -71,6 +74,11 @@ class Worker:
         """Tell a person, once the driver reads it; from any thread."""
         logger.warning("worker %d: %s", self.context.rank, message)
         self.log.event("warning", self.step, message=message)
+
+    def forget_peak(self) -> None:
+        """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
+        if self.guard is not None:
+            self.guard.forget_peak()
 
     def stop_sampling(self) -> None:
         """Take a last sample. May be called again."""
@@ -153,9 +161,27 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         wandb_run_id=wandb_run_id,
         total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
     )
+    worker.guard = _make_guard(worker)
     if config.training.gpu_log_interval > 0:
         worker.sampler = _start_sampler(worker, flops_per_token)
     return worker
+
+
+def _make_guard(worker: Worker) -> MemoryGuard | None:
+    training = worker.config.training
+    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
+    if not section.enabled:
+        if limit_mib is None:
+            return None
+        section = section.model_copy(update={"max_halvings": 0})  # the limit is to end the run
+    limit_bytes = None if limit_mib is None else int(limit_mib * 2**20)
+    return MemoryGuard(
+        section,
+        MemoryMeter(worker.context.device, limit_bytes),
+        worker.run.memory_guard,
+        tell=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
+        limited=limit_bytes is not None,
+    )
 
 
 def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
@@ -206,6 +232,11 @@ def restore(worker: Worker) -> Position:
             cropped_sequences=cropped.sequences,
             cropped_residues=cropped.residues,
         )
+    if worker.guard is not None and worker.guard.restore(control):
+        message = (
+            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
+        )
+        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
     return position
 
 
@@ -240,7 +271,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         validate(worker, position)  # where it starts from
     steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
     clock = StepClock(config.training.log_every_steps, engine.device, _budget_tokens(worker))
-    stepper = Stepper(engine, control, clock)
+    stepper = Stepper(engine, control, clock, worker.guard)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
         clock.loaded()
@@ -329,6 +360,7 @@ def _earlier_costs(worker: Worker, position: Position) -> list[float]:
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
     figures = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    worker.forget_peak()
     if not figures:
         return None  # nothing is held out, or a stop was asked for
     worker.log.write("validation", position.step, epoch=position.epoch, **figures)
@@ -352,6 +384,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
         files={},
     )
     worker.writer.write(shards, manifest)
+    worker.forget_peak()
     metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
     worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
 
@@ -457,7 +490,7 @@ def repeatable(error: Exception) -> int | None:
     """
     if isinstance(error, EsmerayError):
         return None if error.retryable else error.exit_code
-    if _out_of_memory(error):
+    if is_out_of_memory(error):
         return ResourceError.exit_code
     if isinstance(error, OSError):
         return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
@@ -469,18 +502,11 @@ def repeatable(error: Exception) -> int | None:
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
 def _described(error: Exception) -> str:
     if isinstance(error, EsmerayError):
         return str(error)
-    if _out_of_memory(error):
-        return (
-            "memory ran out: set model.backbone.gradient_checkpointing true and go on, "
-            "or lower batch.tokens under another run.name"
-        )
+    if is_out_of_memory(error):
+        return f"memory ran out: {REMEDY}"
     return f"{type(error).__name__}: {error}"
 
 
