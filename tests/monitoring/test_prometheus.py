@@ -54,7 +54,7 @@ def scraped(address: str) -> Series:
     for line in text.splitlines():
         if line.startswith("ray_esmeray_") and (match := LINE.match(line)):
             tags = dict(re.findall(r'(\w+)="([^"]*)"', match["tags"]))
-            assert tags["host"]
+            assert tags["host"] and tags["SessionName"]  # by which the dashboard selects
             name = match["name"].removeprefix("ray_esmeray_")
             found[name, tags["worker"], tags.get("gpu", "")] = float(match["value"])
     return found
