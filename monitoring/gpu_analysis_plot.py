@@ -21,7 +21,7 @@ from monitoring.gpu_analysis import Analysis, Finding, GpuDiagnosis
 from monitoring.gpu_log import GpuLog, Trace
 from monitoring.throttling import HOT_C
 
-_LINES = (BLUE, "#4ab4c4", "#7b5aa6", GREEN, "#8c564b", "#d6539b", "#5c7f3f", GREY)
+_LINES = (BLUE, ORANGE, GREEN, "#7b5aa6", "#4ab4c4", "#8c564b", "#d6539b", "#5c7f3f", GREY)
 _PHASES = {"start-up": "#c9d3df", "steady": "#dbeee3", "idle": "#f2c9c4", "checkpoint": "#fbe3b6", "end": "#dfe2e6"}
 _PHASES["unused"] = _PHASES["end"]
 _EVENTS = {
@@ -34,6 +34,7 @@ _EVENTS = {
     "unknown_gaps": (INK, "idles, cause unknown"),
     "ecc_errors": ("#000000", "memory error"),
 }
+_OTHER_FINDING = "#8c564b"
 _SHADED = {
     "util_percent": tuple(name for name in _EVENTS if name.endswith("_gaps")),
     "temperature_c": ("thermal_throttling",),
@@ -42,7 +43,7 @@ _SHADED = {
 }
 """Which findings each panel shades."""
 _WIDTH, _PANEL, _LINE_INCHES = 12.0, 1.5, 0.185
-_WRAP = 150
+_WRAP = 160
 CONTINUED = "none"
 """Colour of a line that goes on with the one before."""
 _MOST_POINTS = 3000
@@ -244,17 +245,20 @@ def _highest(traces: Sequence[Trace], figure: str) -> float:
 def _words(analysis: Analysis) -> list[tuple[str, str]]:
     """The diagnosis as lines, each with its colour; a finding's is that of its bullet."""
     lines = [(note, GREY) for note in analysis.notes]
+    advised: set[str] = set()
     for diagnosis in analysis.gpus:
-        lines.append((_summary(diagnosis), INK))
+        lines.append((summarise(diagnosis), INK))
         for finding in diagnosis.findings:
-            colour = _EVENTS.get(finding.name, (RED, ""))[0]
-            told = textwrap.wrap(f"{finding.message}. To do: {finding.advice}.", _WRAP)
+            colour = _EVENTS.get(finding.name, (_OTHER_FINDING, ""))[0]
+            advice = f" To do: {finding.advice}." if finding.name not in advised else ""
+            advised.add(finding.name)
+            told = textwrap.wrap(f"{finding.message}.{advice}", _WRAP)
             lines += [(told[0], colour), *((line, CONTINUED) for line in told[1:])]
         lines += [(note, GREY) for note in diagnosis.notes]
     return lines
 
 
-def _summary(diagnosis: GpuDiagnosis) -> str:
+def summarise(diagnosis: GpuDiagnosis) -> str:
     figures = diagnosis.figures
     parts = []
     if "util_mean_percent" in figures:
