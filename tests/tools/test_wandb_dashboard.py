@@ -1,4 +1,4 @@
-"""``python -m tools wandb_dashboard`` writes the workspace without a server, and says in a line when it is not saved."""
+"""The tool wandb_dashboard writes the workspace without a server, and says in a line when it is not saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.fake_wandb_server import fake_wandb_server
+from benchmarks.fake_wandb_server import fake_wandb_server
 from tools import wandb_dashboard
 from train_config.command_line import run
 
