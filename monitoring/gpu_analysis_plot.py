@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -283,7 +284,7 @@ def _write(figure: Figure, axes: Axes, lines: Sequence[tuple[str, str]]) -> None
         height = 1.0 - (place + 0.5) / max(len(lines), 1)
         own = colour in (INK, GREY)
         weight = "bold" if colour == INK else "normal"
-        kept = {"fontsize": 9, "va": "center", "transform": axes.transAxes}
+        kept: dict[str, Any] = {"fontsize": 9, "va": "center", "transform": axes.transAxes}
         axes.text(0.0 if own else 0.018, height, line, color=colour if own else INK, fontweight=weight, **kept)
         if not own and colour != CONTINUED:
             axes.text(0.006, height, "■", color=colour, **kept)

@@ -1,7 +1,8 @@
 """Say what a log of GPUs tells: throttling, idle gaps and their likely cause, leaks, and what to do.
 
-Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints the diagnosis. Throttling is told from throttle reasons and from clocks; gaps are put down to the loader, checkpoints or other GPUs by
-what the machine did meanwhile, or by their pattern alone where the log has only GPUs.
+Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints the diagnosis. Throttling
+is told from throttle reasons and from clocks; gaps are put down to the loader, checkpoints or other GPUs by what the
+machine did meanwhile, or by their pattern alone where the log has only GPUs.
 
 A column that is missing, or called something else, is an error that names it, the nearest, and what is there.
 
