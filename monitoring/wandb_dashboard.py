@@ -80,7 +80,7 @@ def _panel(metric: Metric) -> wr.LinePlot:
 
 
 def _split(worker: int) -> wr.LinePlot:
-    names = [f"worker/{worker}/{part}" for part in STEP_PARTS]
+    names: list[Any] = [f"worker/{worker}/{part}" for part in STEP_PARTS]
     return wr.LinePlot(
         title=f"Where a step's time goes, worker {worker}",
         title_y="seconds",

@@ -57,7 +57,9 @@ KILL_LIMIT_S = 0.3
 """Seconds that killed processes may take to be gone."""
 MARK = "ESMERAY_WANDB_PROCESS"
 """Environment variable by which all processes that one wandb process started are found."""
-SPOOL_LIMIT_BYTES = 1 << 30
+SPOOL_LIMIT_BYTES = 2 << 30
+SAMPLES_SHARE = 0.75
+"""Of the spool: beyond it samples, which fill it in a week or so, are left out: the loop's records keep room."""
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 16
 
@@ -111,7 +113,8 @@ class WandbSink:
     def write(self, record: Record) -> None:
         """Take one record; returns at once."""
         if self._spool is not None and self._closed_at is None:
-            self._spool.append(encode_record(self._rows.row(record).as_order()))
+            room = SAMPLES_SHARE if record["kind"] == "sample" else 1.0
+            self._spool.append(encode_record(self._rows.row(record).as_order()), room)
 
     def close(self) -> None:
         """End the W&B run. Waits as the module says; leaves no process behind. May be called again."""
@@ -133,7 +136,7 @@ class WandbSink:
         if self._section.mode == "disabled":
             return None
         try:
-            return _Spool()
+            return _Spool(SPOOL_LIMIT_BYTES)
         except OSError as error:
             self._warn(f"W&B is left out of this run (no temporary file: {error}); metrics.jsonl holds all values")
             return None
@@ -194,7 +197,7 @@ class WandbSink:
                 process.check()
                 spool.ended.wait(POLL_S)
         if spool.dropped:
-            self._warn(f"W&B lacks {spool.dropped} records (spool full); metrics.jsonl holds all values")
+            self._warn(f"W&B lacks {spool.dropped} records (spool full); the run's folder holds all values")
 
     def _expect(
         self, process: _WandbProcess, state: str, mode: str, limit_s: float | None, otherwise: str
@@ -255,15 +258,16 @@ class _WandbError(Exception):
 class _Spool:
     """An unbounded queue that costs no memory: lines appended by one thread, read (again, if need be) by another."""
 
-    def __init__(self, limit_bytes: int = SPOOL_LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the sink
         self._limit_bytes = limit_bytes
         self._size = 0
         self.dropped = 0
         self.ended = threading.Event()
 
-    def append(self, line: bytes) -> None:
-        if self._size + len(line) > self._limit_bytes:
+    def append(self, line: bytes, share: float = 1.0) -> None:
+        """Add a line, or count it as dropped where this share of the spool is taken."""
+        if self._size + len(line) > share * self._limit_bytes:
             self.dropped += 1
             return
         try:

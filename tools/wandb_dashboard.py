@@ -92,7 +92,7 @@ def _save(project: str, entity: str, workers: str) -> None:
 
     try:
         _reach(wandb.setup().settings.base_url)
-        workspace = build_dashboard(project, entity or wandb.Api().default_entity, int(workers))
+        workspace = build_dashboard(project, entity or wandb.Api().default_entity or "", int(workers))
         workspace.save()
         print(workspace.url)
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is told in one line

@@ -19,11 +19,12 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.fake_wandb_server import FakeWandbServer, fake_wandb_server
+from monitoring import wandb_sink
 from monitoring.metric_names import METRICS
 from monitoring.wandb_names import wandb_values
 from monitoring.wandb_runs import open_wandb
 from monitoring.wandb_sink import WandbSink
-from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
 from tests.monitoring.samples import BEGAN_S, sample, train
 from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
 from train_config.schema import WandbSection
@@ -225,6 +226,21 @@ def test_disabled_starts_and_writes_nothing(tmp_path: Path, mark: str) -> None:
     assert not marked_processes(mark)
     run.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_spool_without_room_leaves_out_samples_first_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb_sink, "SPOOL_LIMIT_BYTES", 4096)
+    run = healthy(tmp_path, "offline")
+    run.write([sample(0, n, worker__0__step_s=1.0) for n in range(100)] + [train(1, 1)] + [alert("raised", 5.0)])
+    run.close()
+    history = read_history(wandb_file(offline_folders(tmp_path)[0]))
+    written = series(history, "worker/0/step_s")
+    assert 10 < len(written) < 30
+    assert series(history, "train/loss") == [1.0] and series(history, "alert/memory") == [1]
+    (warning,) = run.warnings
+    assert f"lacks {100 - len(written)} records" in warning
 
 
 # --- samples and alerts
