@@ -39,7 +39,7 @@ GROWTH = 0.02
 STARTUP_TRIALS = 6
 """Results that Optuna's TPE wants before it models; before that it samples by chance."""
 
-REPEATS = 50
+REPEATS = 20
 """Known configurations that Optuna may suggest in a row before one that is still open is taken by chance."""
 
 Learn = Callable[[Settings, Measurement, str], None]
