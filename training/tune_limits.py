@@ -148,9 +148,7 @@ def _nothing_found(trials: Sequence[Trial], margin: float) -> Limit:
     """No trial gave a configuration that can be used."""
     reasons = Counter(trial.outcome for trial in trials)
     over = sum(trial.status == "ok" and not trial.fits(margin) for trial in trials)
-    evidence = [
-        f"{count} of {len(trials)} trials: {STATUSES.get(status, status)}." for status, count in reasons.items()
-    ]
+    evidence = [f"{count} of {len(trials)} trials: {outcome}." for outcome, count in reasons.items()]
     if not trials:
         return Limit("unknown", "Nothing was tried yet.")
     if over + reasons[STATUSES["out_of_memory"]] > len(trials) / 2:
