@@ -171,53 +171,52 @@ def _devices(state: RunState, width: int) -> Panel | None:
     if not state.hosts:
         return None
     length = max(6, min(16, (width - 44) // 2))
-    table = Table.grid(padding=(0, 1))
+    lines: list[Text] = []
     for host, figures in sorted(state.hosts.items()):
         if len(state.hosts) > 1:
-            table.add_row(Text(host, style="bold"))
-        gpus = sorted({int(name.split("/")[1]) for name in figures if name.startswith("gpu/")})
-        for gpu in gpus:
-            _add_gpu(table, gpu, {name.split("/")[2]: figures[name] for name in figures if _is_of(name, gpu)}, length)
-        _add_host(table, figures, length)
-    return _panel(table, "devices")
+            lines.append(Text(host, style="bold"))
+        for gpu in sorted({int(name.split("/")[1]) for name in figures if name.startswith("gpu/")}):
+            own = {name.split("/")[2]: value for name, value in figures.items() if name.startswith(f"gpu/{gpu}/")}
+            lines += _gpu(gpu, own, length)
+        lines.append(_host(figures, length))
+    return _panel(Group(*lines), "devices")
 
 
-def _is_of(name: str, gpu: int) -> bool:
-    return name.startswith(f"gpu/{gpu}/")
-
-
-def _add_gpu(table: Table, gpu: int, figures: Mapping[str, float], length: int) -> None:
-    util, used, total = figures.get("util"), figures.get("mem_used_bytes"), figures.get("mem_total_bytes")
-    share = used / total if used is not None and total else None
-    rest = [
-        text.format(figures[name])
-        for name, text in (("temperature_c", "{:.0f}°C"), ("power_w", "{:.0f}W"), ("sm_clock_mhz", "{:.0f}MHz"))
-        if name in figures
+def _gpu(gpu: int, figures: Mapping[str, float], length: int) -> list[Text]:
+    """Load, memory and the rest; a second line where something slows it."""
+    forms = (("temperature_c", "{:.0f}°C"), ("power_w", "{:.0f}W"), ("sm_clock_mhz", "{:.0f}MHz"))
+    details = " ".join(form.format(figures[name]) for name, form in forms if name in figures)
+    lines = [
+        _device(
+            f"GPU {gpu}", figures.get("util"), figures.get("mem_used_bytes"), figures.get("mem_total_bytes"), length
+        )
     ]
-    details = Text(" ".join(rest), style="dim")
-    throttled = describe_throttling(int(figures.get("throttle_reasons", 0)))
-    if throttled:
-        details.append("  " + ", ".join(throttled), "bold red")
-    table.add_row(
-        Text(f"GPU {gpu}"),
-        _labelled(util, None if util is None else util / 100, "{:.0f}%", length, "blue"),
-        _labelled(None if used is None else used / _GIB, share, "{:.1f}G", length, _memory_colour(share)),
-        details,
-    )
+    lines[0].append(f"  {details}", "dim")
+    if throttled := describe_throttling(int(figures.get("throttle_reasons", 0))):
+        lines.append(Text(f"       slowed: {', '.join(throttled)}", style="bold red"))
+    return lines
 
 
-def _add_host(table: Table, figures: Mapping[str, float], length: int) -> None:
+def _host(figures: Mapping[str, float], length: int) -> Text:
     """The machine, which is all that there is to see without a GPU."""
-    cpu, total = figures.get("cpu/percent"), figures.get("mem/host_total_bytes")
-    used = figures.get("mem/host_used_bytes")
-    share = used / total if used is not None and total else None
+    used, total = figures.get("mem/host_used_bytes"), figures.get("mem/host_total_bytes")
+    line = _device("CPU", figures.get("cpu/percent"), used, total, length)
     disk = [figures.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
-    details = "" if None in disk else f"disk {_rate(disk[0])} in, {_rate(disk[1])} out"
-    table.add_row(
-        Text("CPU"),
-        _labelled(cpu, None if cpu is None else cpu / 100, "{:.0f}%", length, "blue"),
+    if None not in disk:
+        line.append(f"  disk {_rate(disk[0])} in, {_rate(disk[1])} out", "dim")
+    return line
+
+
+def _device(name: str, load: float | None, used: float | None, total: float | None, length: int) -> Text:
+    """One line: what works, how much, and its memory."""
+    share = used / total if used is not None and total else None
+    return Text.assemble(
+        f"{name:<6} ",
+        _labelled(load, None if load is None else load / 100, "{:.0f}%", length, "blue"),
+        "  ",
         _labelled(None if used is None else used / _GIB, share, "{:.1f}G", length, _memory_colour(share)),
-        Text(details, style="dim"),
+        no_wrap=True,
+        overflow="ellipsis",
     )
 
 
