@@ -269,7 +269,7 @@ class _Diagnosing:
             found.append(
                 Finding(
                     "held_clocks",
-                    f"clocks are held at {_mean(share[held]):.0%} of the highest by a setting",
+                    f"clocks are held at {100 * _mean(share[held]):.0f} % of the highest by a setting",
                     "nvidia-smi -rac and -rgc give them free",
                     1 - _mean(share[held]),
                     self._spans(held),
@@ -279,7 +279,8 @@ class _Diagnosing:
 
     def _throttled(self, name: FindingName, throttling: Throttling, message: str, advice: str) -> Finding:
         share = self._share(throttling.mask)
-        clocks = f", clocks {throttling.lost_share:.0%} under the highest" if throttling.lost_share > 0 else ""
+        lost = 100 * throttling.lost_share
+        clocks = f", clocks {lost:.0f} % under the highest" if lost > 0 else ""
         sources = [
             words
             for words, mask in (("throttle reasons", throttling.by_reason), ("clocks", throttling.by_clock))
@@ -323,7 +324,8 @@ class _Diagnosing:
         share = _mean(self._trace.get("power_w")[steady] / self._trace.get("power_limit_w")[steady])
         if share < _LIGHT_SHARE:
             message = (
-                f"some kernel runs {level:.0f} % of the time, at {share:.0%} of the power limit: most of the chip idles"
+                f"some kernel runs {level:.0f} % of the time, at {100 * share:.0f} % of the power limit: most of the "
+                "chip idles"
             )
             advice = (
                 "larger batches (batch.tokens) or bf16 fill it; with several GPUs it may wait for the others within a "
@@ -350,11 +352,11 @@ class _Diagnosing:
             )
             found.append(Finding("memory_leak", message, advice, 0.0, (self._seconds(self._busy.work),)))
         if peak >= _NEAR_LIMIT_SHARE:
-            message = f"peak memory is {peak:.0%} of {total / 2**30:.0f} GiB: one longer batch may not fit"
+            message = f"peak memory is {100 * peak:.0f} % of {total / 2**30:.0f} GiB: one longer batch may not fit"
             advice = "lower batch.tokens by a tenth, or set model.backbone.gradient_checkpointing"
             found.append(Finding("memory_near_limit", message, advice, 0.0, self._spans(used >= 0.95 * total)))
         elif peak < _UNUSED_SHARE and not growth:
-            message = f"peak memory is {peak:.0%} of {total / 2**30:.0f} GiB"
+            message = f"peak memory is {100 * peak:.0f} % of {total / 2**30:.0f} GiB"
             advice = "python -m tools find_batch_size finds the fastest batch.tokens; larger ones would fit"
             found.append(Finding("memory_unused", message, advice, 0.0, ()))
         errors = self._trace.get("ecc_uncorrected")

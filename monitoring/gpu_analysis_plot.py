@@ -266,14 +266,14 @@ def summarise(diagnosis: GpuDiagnosis) -> str:
         parts.append(f"utilisation {figures['util_mean_percent']:.0f} % at work")
     if "memory_peak_share" in figures:
         parts.append(
-            f"peak memory {figures['memory_peak_share']:.0%} of {figures['memory_total_bytes'] / _GIB:.0f} GiB"
+            f"peak memory {100 * figures['memory_peak_share']:.0f} % of {figures['memory_total_bytes'] / _GIB:.0f} GiB"
         )
     if "temperature_max_c" in figures:
         parts.append(f"at most {figures['temperature_max_c']:.0f} °C")
     if "power_mean_w" in figures:
         parts.append(f"{figures['power_mean_w']:.0f} W on average")
     if "clock_mean_share" in figures:
-        parts.append(f"clocks at {figures['clock_mean_share']:.0%}")
+        parts.append(f"clocks at {100 * figures['clock_mean_share']:.0f} %")
     verdict = "" if diagnosis.findings else "; nothing is amiss"
     return f"GPU {diagnosis.gpu}: {', '.join(parts)}{verdict}"
 

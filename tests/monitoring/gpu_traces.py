@@ -1,11 +1,16 @@
 """Logs of GPUs whose trouble is known, sampled once a second and written by the project's own writer.
 
 A trace begins with 20 s in which a model loads, ends with 10 s in which nothing runs, and has in between what its name
-says. All are noisy, by a seed.
+says. All are noisy, by a seed. No GPU was measured for them.
+
+docs/img/gpu_analysis.png is made of the one with several troubles:
+  python -m tests.monitoring.gpu_traces made_up_trace.csv
+  python -m tools analyze_gpu_logs --log made_up_trace.csv --output docs/img/gpu_analysis.png
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -98,7 +103,7 @@ class Machine:
         return GpuSample(
             index=gpu,
             uuid=f"GPU-{gpu:04d}",
-            name="NVIDIA H100 80GB HBM3",
+            name="GPU with 80 GiB (made up)",
             util_percent=float(figures["util"][gpu, second]),
             mem_util_percent=float(figures["util"][gpu, second]) / 2,
             mem_used_bytes=int(figures["memory"][gpu, second]),
@@ -117,7 +122,7 @@ class Machine:
 
 
 def healthy(seed: int = 0) -> Machine:
-    """Four GPUs at work; a checkpoint every ten minutes takes two seconds."""
+    """Two GPUs at work; a checkpoint after ten minutes takes two seconds."""
     machine = Machine(900, gpus=2, seed=seed)
     when = machine.idle(slice(None), 600, 2)
     machine.disk_write[when] = 1.2e9
@@ -215,3 +220,6 @@ TRACES: Mapping[str, tuple[Callable[[int], Machine], set[str]]] = {
     "leak": (leak, {"memory_leak"}),
 }
 """Each trace with what is to be found in it, on each of its GPUs."""
+
+if __name__ == "__main__":
+    troubled().write(Path(sys.argv[1]))

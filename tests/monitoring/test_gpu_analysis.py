@@ -245,7 +245,7 @@ def test_little_memory_and_nearly_all_of_it_are_told(tmp_path):
     machine.memory[0, machine.working], machine.memory[1, machine.working] = 0.35, 0.97
     little, much = diagnose(machine, tmp_path).gpus
     assert names(little) == ["memory_unused"]
-    assert "35%" in little.findings[0].message
+    assert "35 %" in little.findings[0].message
     assert names(much) == ["memory_near_limit"]
 
 
