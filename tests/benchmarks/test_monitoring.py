@@ -95,12 +95,9 @@ def test_sampler_takes_some_time_of_a_core():
 
 
 @pytest.mark.slow
-def test_watched_and_unwatched_runs_train_alike(tmp_path):
+def test_a_real_run_is_watched_in_every_way(tmp_path):
     fasta = tmp_path / "some.fasta"
     fasta.write_text("".join(f">p{number}\n{'MKTAYIAKQR' * (1 + number)}\n" for number in range(60)))
     setting = Setting(device="cpu", quick=True, folder=tmp_path)
     launches = Launches(setting, make_store(setting, read_proteins(fasta)), workers=1, warmup_steps=1, steps=1)
-    monitored = MonitoredRuns(launches)
-    assert monitored.watched() > 0
-    assert monitored.unwatched() > 0
-    assert len(launches.losses) == 2
+    assert MonitoredRuns(launches).watched() > 0

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from monitoring.metric_names import GPU_METRICS, METRICS, find, last_part
+from monitoring.metric_names import GPU_METRICS, METRICS, find, last_part, metrics_table
 from monitoring.nvml import GpuSample
 from monitoring.sampler import gpu_figures
+from tests.conftest import REPOSITORY
 
 
 def test_names_are_unique_here_and_in_prometheus():
@@ -52,3 +53,8 @@ def test_everything_that_nvml_says_has_a_name():
     figures = gpu_figures(GpuSample(**known))
     assert figures.keys() == {metric.of(7) for metric in GPU_METRICS}
     assert [last_part(metric) for metric in GPU_METRICS][:2] == ["util", "mem_util"]
+
+
+def test_the_page_lists_every_figure_as_the_code_does():
+    page = (REPOSITORY / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert metrics_table() in page, "put metrics_table() into docs/monitoring.md"
