@@ -58,7 +58,7 @@ class Arguments(BaseModel):
     )
     workers: int | None = Field(None, gt=0, description="Workers, one a device. Default: as ray.num_workers says.")
     memory_margin: float = Field(0.08, ge=0, lt=1, description="Share of the memory to leave free.")
-    seconds: float = Field(45.0, gt=0, description="Seconds of measuring after which no further budget is begun.")
+    seconds: float = Field(40.0, gt=0, description="Seconds of measuring after which no further budget is begun.")
 
 
 def main(argv: list[str]) -> int:
