@@ -144,7 +144,19 @@ def analyse(log: GpuLog) -> Analysis:
         ]
         diagnoses.append(_Diagnosing(trace, busy_times[place], neighbours).diagnosis())
     notes = [] if log.gpus else ["the log has no GPU, only the machine's own figures"]
+    notes += [note for trace in log.hosts for note in _host_growth(trace)]
     return Analysis(str(log.path), log.start, seconds, interval_s, tuple(diagnoses), tuple(notes))
+
+
+def _host_growth(trace: Trace) -> list[str]:
+    """The machine's memory, that of the watched processes first: whole machines fill for many reasons."""
+    total = _top(trace.get("host_total_bytes"))
+    for figure, words in (("watched_rss_bytes", "of the watched processes"), ("host_used_bytes", "of the machine")):
+        growth = lasting_growth(trace.time_s, trace.get(figure), total) if trace.has(figure) else None
+        if growth:
+            pace = f"{growth.bytes_per_s * 3600 / 2**30:.2f} GiB an hour"
+            return [f"memory {words} grows by {pace}; the machine's is full in {_duration(growth.full_in_s)}"]
+    return []
 
 
 class _Diagnosing:

@@ -82,7 +82,7 @@ class RunState:
             self._seen.take(record)
         for record in self._alerts.poll():
             self._seen.take_alert(record)
-        for path in sorted((self.folder / "monitoring").glob("worker-*.jsonl")):
+        for path in self._sample_files():
             tail = self._samples.setdefault(path, RecentRecords(path, SAMPLES_BYTES))
             for record in tail.poll():
                 self._take_sample(record)
@@ -156,7 +156,7 @@ class RunState:
         if news is None:
             if self._config_text:
                 return Status("starting", "no step is done yet")
-            there = "it has no config.yaml yet" if self.folder.exists() else "its folder is not there yet"
+            there = "it has no config.yaml yet" if self.folder.is_dir() else "its folder is not there yet"
             return Status("not begun", there)
         usual = 3 * (self.seconds_per_step() or 0.0)
         if now - news > max(QUIET_S, usual):
@@ -176,14 +176,14 @@ class RunState:
 
     def seconds_per_step(self) -> float | None:
         """By the clock, validations and checkpoints included."""
-        recent = self.steps[-RATE_STEPS:]
+        recent = self._recent()
         if len(recent) < 2:
             return recent[0].get("step_s") if recent else None
         return max(0.0, (_time(recent[-1]) - _time(recent[0])) / max(1, recent[-1]["step"] - recent[0]["step"]))
 
     def tokens_per_s(self) -> float | None:
         """Harmonic mean of the last steps: tokens over time, as they are of like size."""
-        rates = [rate for record in self.steps[-RATE_STEPS:] if (rate := record.get("tokens_per_s"))]
+        rates = [rate for record in self._recent() if (rate := record.get("tokens_per_s"))]
         return len(rates) / sum(1 / rate for rate in rates) if rates else None
 
     def figure(self, name: str) -> float | None:
@@ -193,7 +193,7 @@ class RunState:
 
     def step_split(self) -> dict[str, float]:
         """Seconds of a step that each part takes, on average of the last ones; "other" is what no part covers."""
-        recent = self.steps[-RATE_STEPS:]
+        recent = self._recent()
         whole = _mean([record.get("step_s") for record in recent])
         if whole is None:
             return {}
@@ -206,6 +206,17 @@ class RunState:
         known = {name: value for name, value in parts.items() if value is not None}
         within = sum(value for name, value in known.items() if name != "checkpoint")  # which lies between steps
         return {**known, "other": max(0.0, whole - within)}
+
+    def _recent(self) -> Sequence[Record]:
+        """The last steps, without those from before a restart: what lies between is no part of a step."""
+        recent = self.steps[-RATE_STEPS:]
+        return [record for record in recent if _time(record) >= self._seen.begun_s] or recent[-1:]
+
+    def _sample_files(self) -> list[Path]:
+        try:
+            return sorted((self.folder / "monitoring").glob("worker-*.jsonl"))
+        except OSError:  # a remote folder that is away for a while
+            return list(self._samples)
 
     def _take_sample(self, record: Record) -> None:
         figures, rank = record.get("figures"), record.get("worker")
@@ -241,6 +252,8 @@ class _Seen:
     event: Record | None = None
     alerts: dict[tuple[str, str], Record] = field(default_factory=dict)
     first_s: float | None = None
+    begun_s: float = 0.0
+    """When the workers began the last time."""
     last_s: float = 0.0
 
     def forget_metrics(self) -> None:
@@ -259,6 +272,8 @@ class _Seen:
             self.validation = record
         elif record["kind"] == "event":
             self.event = record
+            if record.get("event") in ("started", "resumed"):
+                self.begun_s = _time(record)
             self.total_steps = record.get("total_steps", self.total_steps)
 
     def take_alert(self, record: Record) -> None:

@@ -282,6 +282,21 @@ def test_memory_errors_are_told_with_their_moment(tmp_path):
     assert finding.spans_s[0][0] == pytest.approx(400, abs=1)
 
 
+def test_memory_of_the_machine_that_grows_is_noted(tmp_path):
+    path = Machine().write(tmp_path / "log.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for place, row in enumerate(rows):
+        row["watched_rss_bytes"] = str(2**30 * (10 + place // 10))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    (note,) = analyse(read_gpu_log(path)).notes
+    assert note.startswith("memory of the watched processes grows by ")
+    assert float(note.split("grows by ")[1].split(" ")[0]) == pytest.approx(360, rel=0.02)
+
+
 def test_hole_in_the_log_is_no_gap(tmp_path):
     path = gpu_traces.healthy().write(tmp_path / "log.csv")
     lines = path.read_text().splitlines()

@@ -173,6 +173,13 @@ def test_repeated_steps_of_a_resumed_run_count_once(run):
     assert state.steps[-1]["loss"] == 1.0
 
 
+def test_time_between_two_attempts_is_no_part_of_a_step(run):
+    run.started().metrics(*(train(step) for step in range(1, 31)))
+    run.metrics({"kind": "event", "step": 30, "event": "resumed", "time": BEGUN + 5000})
+    run.metrics(*(train(step, time=BEGUN + 5000 + (step - 30) / 2) for step in range(31, 41)))
+    assert "30 s left" in shown(RunState(run.path), now=BEGUN + 5006)
+
+
 def test_devices_are_shown_with_load_memory_and_why_they_are_slow(run):
     figures = {
         "gpu/0/util": 93.0,
