@@ -25,13 +25,14 @@ from typing import Any
 
 import ray
 from ray import tune as ray_tune
+from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 from rich.status import Status
 
 from dataset.progress import conversion_bar
 from monitoring.tune_trials import NAMES, best_trial, read_trials, settings_text, speed, value_text
 from monitoring.tune_trials import Trial as SeenTrial
-from train_config.errors import ConfigError, EsmerayError
+from train_config.errors import ConfigError, EsmerayError, ResourceError
 from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, TuneConfig
@@ -193,6 +194,7 @@ def _make_tuner(
 ) -> Any:
     # The journal holds what Ray Tune's loggers would write, and a line a trial is shown.
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0 (ray 2.60)
     return ray_tune.Tuner(
         ray_tune.with_resources(pool.trainable(search), NEXT_TO_NOTHING),
         tune_config=ray_tune.TuneConfig(
@@ -206,7 +208,11 @@ def _make_tuner(
 
 
 class _PoolActor:
-    """The driver's end of the actor in which the pool lives."""
+    """The driver's end of the actor in which the pool lives.
+
+    Raises:
+        ResourceError: it does not start.
+    """
 
     def __init__(self, config: Config, search: TuneConfig, store_path: Path, make_pool: MakePool) -> None:
         options = {"num_cpus": 0, "max_restarts": -1, "runtime_env": cluster.worker_environment()}
@@ -216,6 +222,11 @@ class _PoolActor:
             .remote(make_pool, config.model_dump(mode="json"), str(store_path), search.keep_global_tokens)
         )
         self._alive = True
+        try:
+            ray.get(self._actor.is_ready.remote(), timeout=cluster.START_TIMEOUT_S)
+        except (RayError, GetTimeoutError) as error:
+            self.kill()
+            raise ResourceError(f"the pool that measures did not start: {_last_line(error)}") from error
 
     def trainable(self, search: TuneConfig) -> Callable[[dict[str, Any]], None]:
         """What a trial of Ray Tune runs: it asks the pool, and reports the windows and the result.
@@ -250,12 +261,21 @@ class _PoolHost:
     def __init__(self, make_pool: MakePool, config: dict[str, Any], store_path: str, keep_global_tokens: bool) -> None:
         self._pool = make_pool(Config.model_validate(config), Path(store_path), keep_global_tokens=keep_global_tokens)
 
+    def is_ready(self) -> bool:
+        """Answers once the pool is there."""
+        return True
+
     def measure(
         self, settings: dict[str, Any], measurement: dict[str, Any], best_tokens_per_s: float | None, margin: float
     ) -> dict[str, Any]:
         """See :meth:`MeasuringPool.measure`; plain values, which need none of this code to be read."""
         section = MeasurementSection.model_validate(measurement)
         return asdict(self._pool.measure(Settings(**settings), section, best_tokens_per_s, margin))
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> list[str]:
