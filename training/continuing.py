@@ -34,6 +34,8 @@ FREE = ("model.backbone.gradient_checkpointing", "model.classifier.patience", "m
 HARMLESS = (
     "ray",
     "wandb",
+    "monitoring",
+    "training.gpu_log_interval",
     "checkpoint",
     "run.resume",
     "run.storage_path",

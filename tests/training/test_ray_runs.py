@@ -17,7 +17,7 @@ import yaml
 from transformers import AutoModel
 
 from monitoring.metrics_log import read_metrics
-from tests.monitoring.wandb_file import read_history
+from tests.monitoring.wandb_file import read_history, read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -82,7 +82,8 @@ def worker_process(config: Config, rank: int) -> int:
 def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
     """A run that nothing happened to, and what it printed."""
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
-    process = start(config, ray_address, "--wandb.mode", "offline", "--training.gpu_log_interval", "1")
+    watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
+    process = start(config, ray_address, "--wandb.mode", "offline", *watched)
     output = finish(process)
     assert process.returncode == 0, output
     return config, output
@@ -133,6 +134,17 @@ def test_wandb_file_holds_every_figure_that_both_workers_sampled(undisturbed):
         assert {f"worker/{worker}/{name}" for name in LOOP_FIGURES} <= names
     assert {"perf/tokens_per_s", "mem/host_rss_bytes", "cpu/percent"} <= {name for row in history for name in row}
     assert [row["train/loss"] for row in history if "train/loss" in row] == list(train_losses(config).values())
+
+
+def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):
+    config, output = undisturbed
+    run = run_folder(config)
+    (alert,) = read_metrics(run.alerts)
+    assert (alert["name"], alert["state"]) == ("memory", "raised")
+    assert output.count(f"warning: {alert['message']}") == 1
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
+    assert sent == [alert["message"]]
 
 
 def test_finished_run_says_so_and_stops(undisturbed, ray_address):
