@@ -14,6 +14,7 @@ it had never stopped.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -108,7 +109,8 @@ class Knowledge:
 class ThroughputSearch(Searcher):
     """One configuration at a time for Ray Tune, which must not run two at once.
 
-    A trial's config is ``{"settings": ..., "best_tokens_per_s": ...}``; its last result holds ``measurement``.
+    A trial's config is ``{"settings": ..., "best_tokens_per_s": ...}``; its last result holds ``measurement`` as JSON,
+    since Ray Tune flattens what is nested.
 
     Args:
         space: the configurations.
@@ -160,7 +162,7 @@ class ThroughputSearch(Searcher):
         if result is None or "measurement" not in result:
             measurement = Measurement("crash", "the trial broke off; the log of Ray Tune may say why")
         else:
-            measurement = Measurement(**result["measurement"])
+            measurement = Measurement(**json.loads(result["measurement"]))
         self._take(proposal.settings, measurement)
         self._learned(proposal.settings, measurement, proposal.phase)
 

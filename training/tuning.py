@@ -14,6 +14,7 @@ begins; the same command goes on from there.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -237,6 +238,8 @@ class _PoolActor:
         measurement, margin = search.measurement.model_dump(), search.search.prune_margin
 
         def measure(trial: dict[str, Any]) -> None:
+            import json
+
             import ray
             from ray import tune
 
@@ -244,7 +247,7 @@ class _PoolActor:
             result = ray.get(actor.measure.remote(trial["settings"], measurement, best, margin))
             for window in result["windows"][:-1]:
                 tune.report({metric: window})
-            tune.report({metric: result[metric] or 0.0, "measurement": result})
+            tune.report({metric: result[metric] or 0.0, "measurement": json.dumps(result)})
 
         return measure
 
@@ -319,7 +322,7 @@ def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
     while len(first) < PREVIEWED and isinstance(trial := searcher.suggest(str(len(first))), dict):
         first.append(Settings(**trial["settings"]))
         same = Measurement("ok", "", tokens_per_s=1.0, windows=[1.0])
-        searcher.on_trial_complete(str(len(first)), {"measurement": asdict(same)})
+        searcher.on_trial_complete(str(len(first)), {"measurement": json.dumps(asdict(same))})
     return first
 
 

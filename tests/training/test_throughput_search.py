@@ -86,7 +86,7 @@ def run(search: ThroughputSearch, machine: Machine, most: int = 1000) -> float:
             break
         measurement = machine.measure(Settings(**trial["settings"]), trial["best_tokens_per_s"])
         seconds += measurement.seconds
-        search.on_trial_complete(str(number), {"measurement": json.loads(json.dumps(asdict(measurement)))})
+        search.on_trial_complete(str(number), {"measurement": json.dumps(asdict(measurement))})
     return seconds
 
 
