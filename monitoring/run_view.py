@@ -203,7 +203,7 @@ def _host(figures: Mapping[str, float], length: int) -> Text:
     line = _device("CPU", figures.get("cpu/percent"), used, total, length)
     disk = [figures.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
     if None not in disk:
-        line.append(f"  disk {_rate(disk[0])} in, {_rate(disk[1])} out", "dim")
+        line.append(f"  disk {_megabytes(disk[0])}/{_megabytes(disk[1])} MB/s", "dim")  # read, written
     return line
 
 
@@ -244,7 +244,7 @@ def _split(state: RunState, width: int) -> Panel | None:
         Text.assemble(("■ ", _PART_COLOURS[name]), f"{_PART_WORDS.get(name, name)} {value / whole:.1%}")
         for name, value in parts
     ]
-    columns = max(1, (width - 4) // 24)
+    columns = max(1, (width - 4) // 22)
     for first in range(0, len(words), columns):
         table.add_row(*words[first : first + columns])
     checkpoint = split.get("checkpoint", 0.0)
@@ -325,8 +325,8 @@ def _highest(values: Sequence[float | None]) -> float:
     return max((value for value in values if value is not None and math.isfinite(value)), default=0.0)
 
 
-def _rate(bytes_per_s: float | None) -> str:
-    return f"{(bytes_per_s or 0.0) / 1e6:.0f} MB/s"
+def _megabytes(count: float | None) -> str:
+    return f"{(count or 0.0) / 1e6:.0f}"
 
 
 def amount(value: float) -> str:
