@@ -95,7 +95,8 @@ def test_sampler_takes_some_time_of_a_core():
 
 
 @pytest.mark.slow
-def test_a_real_run_is_watched_in_every_way(tmp_path):
+def test_a_real_run_is_watched_in_every_way(tmp_path, ray_address, monkeypatch):
+    monkeypatch.setattr("benchmarks.monitoring.ON", {**ON, "ray": {"address": ray_address}})
     fasta = tmp_path / "some.fasta"
     fasta.write_text("".join(f">p{number}\n{'MKTAYIAKQR' * (1 + number)}\n" for number in range(60)))
     setting = Setting(device="cpu", quick=True, folder=tmp_path)
