@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from model.parameter_groups import RATE_SHARE
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.device import check_placement
+from training.step_clock import StepClock
+from training.timed_collectives import time_collectives
 
 OWNED_KEYS = frozenset(
     {
@@ -112,6 +115,7 @@ class TrainingEngine:
         self.world_size = torch.distributed.get_world_size()
         self.device = device
         self._placed = False
+        self._end_timing: Callable[[], None] | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -215,8 +219,14 @@ class TrainingEngine:
                 state[name] = buffer.detach().cpu().clone()
         return state
 
+    def time_collectives(self, clock: StepClock) -> None:
+        """Have this clock, and none that was given before, time the collectives of forward, backward and update."""
+        self._end_timing = time_collectives(clock)
+
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and buffers."""
+        if self._end_timing is not None:
+            self._end_timing()
         self._engine.destroy()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ import torch
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "communication", "checkpoint"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "communication", "checkpoint")
 ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
-"""Phases that are work of the device; the others keep the host waiting."""
+"""Phases that are work of the device; the others keep the host waiting, but for communication inside one of these."""
 
 CPU = torch.device("cpu")
 
@@ -55,6 +56,19 @@ class StepClock:
     def phase(self, name: Phase) -> _Running:
         """Time what happens inside ``with clock.phase(name):``; phases may lie in one another."""
         return _Running(self, name)
+
+    def collective(self) -> AbstractContextManager[None]:
+        """Time a collective of the device as communication.
+
+        Only inside a phase of the device, and on a GPU only on the stream that it runs on: on another it holds up
+        nothing.
+        """
+        around = self._running[-1] if self._running else None
+        if around is None or around.name not in ON_DEVICE:
+            return nullcontext()
+        if self._on_gpu and torch.cuda.current_stream() != around.stream:
+            return nullcontext()
+        return self.phase("communication")
 
     def stepped(self, tokens: int, own_tokens: int = 0) -> None:
         """It is done.
@@ -93,22 +107,26 @@ class StepClock:
 
     def enter(self, running: _Running) -> None:
         """A phase begins; what :meth:`phase` gives calls it."""
-        running.began = self._now(running.name)
+        around = self._running[-1] if self._running else None
+        running.by_events = self._on_gpu and (running.name in ON_DEVICE or (around is not None and around.by_events))
+        if running.by_events:
+            running.stream = torch.cuda.current_stream()
+        running.began = self._now(running.by_events)
         self._running.append(running)
 
     def leave(self, running: _Running) -> None:
         """A phase ends."""
         self._running.pop()
         around = self._running[-1].name if self._running else None
-        ended = self._now(running.name)
-        if isinstance(ended, float):
+        ended = self._now(running.by_events)
+        if not running.by_events:
             self._add(running.name, around, ended - running.began)
         else:
             self._pending.append(_Measured(running.name, around, running.began, ended))
 
-    def _now(self, name: Phase) -> Any:
+    def _now(self, by_events: bool) -> Any:
         """Seconds of the host, or an event on the device's stream."""
-        if not (self._on_gpu and name in ON_DEVICE):
+        if not by_events:
             return time.perf_counter()
         event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
         event.record()
@@ -135,11 +153,13 @@ class StepClock:
 class _Running:
     """A phase under way."""
 
-    __slots__ = ("_clock", "began", "name")
+    __slots__ = ("_clock", "began", "by_events", "name", "stream")
 
     def __init__(self, clock: StepClock, name: Phase) -> None:
         self._clock, self.name = clock, name
+        self.by_events = False
         self.began: Any = None
+        self.stream: Any = None
 
     def __enter__(self) -> None:
         self._clock.enter(self)

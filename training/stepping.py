@@ -39,6 +39,7 @@ class Stepper:
     ) -> None:
         self._engine, self._control, self._clock, self._guard = engine, control, clock, guard
         self._several = engine.world_size > 1
+        engine.time_collectives(clock)
 
     def forward_backward(self, step: StepBatches, global_targets: int) -> MetricSums:
         """Accumulate the gradients of a step. Every worker calls it.
