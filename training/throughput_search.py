@@ -43,6 +43,9 @@ STARTUP_TRIALS = 6
 REPEATS = 20
 """Known configurations that Optuna may suggest in a row before one that is still open is taken by chance."""
 
+MOST_BROKEN_OFF = 3
+"""Trials in a row that may end without any result, not even a failure, before the search gives up."""
+
 Learn = Callable[[Settings, Measurement, str], None]
 
 
@@ -134,6 +137,8 @@ class ThroughputSearch(Searcher):
         """Configurations that were measured, by this attempt or an earlier one."""
         self.measuring: Proposal | None = None
         self.stopped = False
+        self.broken_off = 0
+        """Trials in a row, up to the last, that ended without a result: a fault of the machinery around the pool."""
         self._search = search
         self._earlier = dict(earlier or {})
         self._learned = learned or (lambda *_: None)
@@ -160,9 +165,11 @@ class ThroughputSearch(Searcher):
         if proposal is None or self.stopped:  # an interrupted trial says nothing
             return
         if result is None or "measurement" not in result:
-            measurement = Measurement("crash", "the trial broke off; the log of Ray Tune may say why")
-        else:
-            measurement = Measurement(**json.loads(result["measurement"]))
+            self.broken_off += 1  # not for the journal: the next attempt asks again
+            self._take(proposal.settings, Measurement("crash", "the trial broke off"))
+            return
+        self.broken_off = 0
+        measurement = Measurement(**json.loads(result["measurement"]))
         self._take(proposal.settings, measurement)
         self._learned(proposal.settings, measurement, proposal.phase)
 
@@ -185,7 +192,9 @@ class ThroughputSearch(Searcher):
 
     def _is_over(self) -> bool:
         budget_s = self._search.search.time_budget_s
-        return self.stopped or self.trials >= self.max_trials or (budget_s is not None and self._seconds >= budget_s)
+        if self.stopped or self.broken_off >= MOST_BROKEN_OFF or self.trials >= self.max_trials:
+            return True
+        return budget_s is not None and self._seconds >= budget_s
 
     def _take(self, settings: Settings, measurement: Measurement) -> None:
         self._seconds += measurement.seconds

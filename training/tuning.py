@@ -53,7 +53,7 @@ from training.run_folder import RunFolder, write_atomically
 from training.search_space import SearchSpace, make_space
 from training.signals import StopSignals
 from training.throughput import Measurement, Settings
-from training.throughput_search import METRIC, ThroughputSearch
+from training.throughput_search import METRIC, MOST_BROKEN_OFF, ThroughputSearch
 from training.trial_journal import TrialJournal, was_measured
 from training.tune_limits import KEYS
 from training.tune_results import describe, nothing_fits, print_table, write_best, write_pareto
@@ -187,6 +187,11 @@ def _run(
         stack.callback(shutil.rmtree, folder.ray_tune, ignore_errors=True)
         fit = Fit(_make_tuner(pool, space, search, searcher, folder))
         fit.wait(signals, meanwhile)
+    if searcher.broken_off >= MOST_BROKEN_OFF:
+        return ResourceError(
+            f"{searcher.broken_off} trials in a row ended without a result (Ray's logs say why): look at the cluster; "
+            "the same command goes on"
+        )
     return fit.error
 
 
