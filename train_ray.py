@@ -1,10 +1,12 @@
-"""Train an experiment on a Ray cluster.
+"""Train an experiment on a Ray cluster, or search for the settings that train it fastest.
 
     python train_ray.py --config FILE [--section.key VALUE ...]
     python train_ray.py --config FILE --dry-run
+    python train_ray.py --config FILE --tune train_config/tune_throughput.yaml [--tune.section.key VALUE ...]
 
 Connects to the Ray cluster at hand or starts a local one, prepares the data once, trains with one worker a device and
-prints where the result is. The same command goes on where a run of the same name stopped.
+prints where the result is. The same command goes on where a run of the same name stopped. With --tune it measures
+configurations instead and writes the fastest as best.yaml, which is an experiment like FILE.
 
 Example: python train_ray.py --config train_config/esm2ae.yaml --data.source proteins.fasta.gz --run.name first
 """
@@ -12,46 +14,77 @@ Example: python train_ray.py --config train_config/esm2ae.yaml --data.source pro
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 
 from train_config.command_line import run
 from train_config.errors import ConfigError
-from train_config.loading import load_config
+from train_config.loading import load_config, load_tune_config, split_overrides
+
+EXAMPLES = {"--config": "train_config/esm2ae.yaml", "--tune": "train_config/tune_throughput.yaml"}
+
+
+@dataclass
+class Arguments:
+    """The command line, sorted."""
+
+    path: str | None = None
+    tune_path: str | None = None
+    dry: bool = False
+    wants_help: bool = False
+    overrides: list[str] = field(default_factory=list)
+    tune_overrides: list[str] = field(default_factory=list)
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, check, train."""
-    path, dry, wants_help, overrides = split_arguments(arguments)
-    if wants_help:
+    """Parse, check, train or search."""
+    given = split_arguments(arguments)
+    if given.wants_help:
         from train_config.help import print_help
 
-        print_help(path, __doc__ or "")
+        print_help(given.path, __doc__ or "", given.tune_path)
         return 0
-    config = load_config(path, overrides)
+    config = load_config(given.path, given.overrides)
+    if given.tune_path is not None:
+        search = load_tune_config(given.tune_path, given.tune_overrides)
+        from training.tuning import dry_run_tune, tune
+
+        return dry_run_tune(config, search) if given.dry else tune(config, search)
     from training.driver import dry_run, train
 
-    return dry_run(config) if dry else train(config)
+    return dry_run(config) if given.dry else train(config)
 
 
-def split_arguments(arguments: list[str]) -> tuple[str | None, bool, bool, list[str]]:
-    """Separate --config, --dry-run and --help from the overrides.
+def split_arguments(arguments: list[str]) -> Arguments:
+    """Separate --config, --tune, --dry-run and --help from the overrides.
 
     Raises:
-        ConfigError: --config without a file.
+        ConfigError: --config or --tune without a file, or options of a search without one.
     """
-    path, dry, wants_help, overrides = None, False, False, []
+    given = Arguments()
+    others = []
     rest = iter(arguments)
     for argument in rest:
-        if argument == "--config" or argument.startswith("--config="):
-            path = argument.partition("=")[2] or next(rest, "")
+        option, _, inline = argument.partition("=")
+        if option in EXAMPLES:
+            path = inline or next(rest, "")
             if not path or path.startswith("--"):
-                raise ConfigError("--config: the file is missing, for example --config train_config/esm2ae.yaml")
+                raise ConfigError(f"{option}: the file is missing, for example {option} {EXAMPLES[option]}")
+            if option == "--config":
+                given.path = path
+            else:
+                given.tune_path = path
         elif argument == "--dry-run":
-            dry = True
+            given.dry = True
         elif argument in ("-h", "--help"):
-            wants_help = True
+            given.wants_help = True
         else:
-            overrides.append(argument)
-    return path, dry, wants_help, overrides
+            others.append(argument)
+    given.overrides, given.tune_overrides = split_overrides(others)
+    if given.tune_overrides and given.tune_path is None:
+        raise ConfigError(
+            f"{given.tune_overrides[0]}: is of a search, and there is none: add --tune {EXAMPLES['--tune']}"
+        )
+    return given
 
 
 if __name__ == "__main__":

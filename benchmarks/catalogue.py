@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from benchmarks.stage import Stage
 from train_config.errors import ConfigError
 
-MODULES = ("conversion", "loading", "tokenizer", "embedding", "memory", "training", "launching", "features", "growth")
+MODULES = (
+    "conversion",
+    "loading",
+    "tokenizer",
+    "embedding",
+    "memory",
+    "training",
+    "launching",
+    "monitoring",
+    "features",
+    "search",
+    "growth",
+)
 """Importing one loads neither torch nor a peer, so that --list and --help answer at once."""
 
 

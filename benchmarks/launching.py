@@ -13,14 +13,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from benchmarks.proteins import MAX_RESIDUES, Proteins, read_proteins, write_fasta
 from benchmarks.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+
+if TYPE_CHECKING:
+    from training.run_folder import RunFolder
+
+Changes: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Settings of a run's config, by section."""
 
 RAY = "Ray Train"
 TORCHRUN = "torchrun"
@@ -53,6 +59,7 @@ class Launches:
         workers: how many.
         warmup_steps, steps: not measured, and measured.
         losses: of each run's steps, to see that all did the same.
+        last_run: the folder of the run that was made last.
     """
 
     setting: Setting
@@ -61,31 +68,39 @@ class Launches:
     warmup_steps: int
     steps: int
     losses: list[list[float]] = field(default_factory=list)
+    last_run: RunFolder | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def with_ray(self) -> float:
-        """Real tokens per second of a run by ``train_ray.py``."""
-        return self._measured(lambda config: [sys.executable, "train_ray.py", "--config", str(config)])
+    def with_ray(self, changes: Changes | None = None, environment: Mapping[str, str] | None = None) -> float:
+        """Real tokens per second of a run by ``train_ray.py``, under other settings and more of an environment."""
+        command = [sys.executable, "train_ray.py", "--config"]
+        return self._measured(lambda config: [*command, str(config)], changes or {}, environment or {})
 
     def with_torchrun(self) -> float:
         """Real tokens per second of a run by torchrun."""
         polite = ["nice", "-n", str(RAY_NICENESS)]
         launcher = [*polite, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         program = [str(self.workers), "-m", "benchmarks.worker_program"]
-        return self._measured(lambda config: [*launcher, *program, str(config), str(self.store)])
+        return self._measured(lambda config: [*launcher, *program, str(config), str(self.store)], {}, {})
 
-    def _measured(self, command: Callable[[Path], list[str]]) -> float:
+    def _measured(
+        self, command: Callable[[Path], list[str]], changes: Changes, environment: Mapping[str, str]
+    ) -> float:
         from monitoring.metrics_log import read_metrics
         from train_config.loading import dump_config
         from train_config.schema import Config
         from training.run_folder import RunFolder
 
         name = f"run-{next(self._numbers)}"
-        config = Config.model_validate(self._settings(name))
+        settings = self._settings(name)
+        for section, values in changes.items():
+            settings[section] = {**settings.get(section, {}), **values}
+        config = Config.model_validate(settings)
         path = self.setting.folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        run_program(command(path))
-        metrics = read_metrics(RunFolder(config.run.storage_path, config.run.name).metrics)
+        run_program(command(path), environment)
+        self.last_run = RunFolder(config.run.storage_path, config.run.name)
+        metrics = read_metrics(self.last_run.metrics)
         records = [record for record in metrics if record["kind"] == "train"]
         if len(records) != self.warmup_steps + self.steps:
             raise RuntimeError(f"{name} trained {len(records)} steps in place of {self.warmup_steps + self.steps}")
@@ -127,17 +142,17 @@ def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
     return sum(record["tokens"] for record in records) / sum(record["step_s"] for record in records)
 
 
-def run_program(command: list[str]) -> None:
-    """Run a launcher to its end.
+def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run a launcher to its end, with these variables besides those of this process.
 
     Raises:
         RuntimeError: it failed; its last words are in the message.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"} | dict(environment or {})
     process = subprocess.Popen(
         command,
         cwd=_REPOSITORY,
-        env=environment,
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -168,7 +183,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
     setting.note("writing the store")
     warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
-    launches = Launches(setting, _make_store(setting, proteins), _worker_count(setting), warmup_steps, steps)
+    launches = Launches(setting, make_store(setting, proteins), worker_count(setting), warmup_steps, steps)
     yield Case(
         CASE,
         "tokens/s",
@@ -181,7 +196,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     )
 
 
-def _worker_count(setting: Setting) -> int:
+def worker_count(setting: Setting) -> int:
     if setting.device == "cpu":
         return WORKERS_WITHOUT_GPU
     import torch
@@ -189,7 +204,7 @@ def _worker_count(setting: Setting) -> int:
     return torch.cuda.device_count()
 
 
-def _make_store(setting: Setting, proteins: Proteins) -> Path:
+def make_store(setting: Setting, proteins: Proteins) -> Path:
     from dataset.conversion import convert
     from train_config.schema import IngestSection
 

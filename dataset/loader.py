@@ -170,6 +170,11 @@ class ResidueSource:
             num_targets = int(np.count_nonzero(prepared.targets != NO_TARGET))
             yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets, batch.num_tokens)
 
+    @property
+    def queue_depth(self) -> int | None:
+        """Batches that are prepared and not taken yet; None where no process prepares them."""
+        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
+
     def filler(self) -> PackedBatch:
         """See :func:`filler_batch`."""
         return filler_batch()

@@ -80,6 +80,11 @@ class LoaderProcess:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def replies_waiting(self) -> int:
+        """Replies that are here and not taken yet."""
+        return self._replies.qsize()
+
     def request(self, epoch: int, records_N: NDArray[np.int64]) -> None:
         """Ask for a batch of these records.
 

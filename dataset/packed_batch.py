@@ -5,7 +5,9 @@ Shape legend: T tokens in the batch (special tokens included), N sequences, C co
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -68,6 +70,56 @@ class PackedBatch:
             max_seqlen=0,
         )
 
+    def pieces(self, count: int) -> list[PackedBatch]:
+        """The batch in parts of whole sequences and about equally many tokens, in order.
+
+        Args:
+            count: parts wanted; there are fewer where there are fewer sequences, and a sequence is never divided.
+        """
+        N, T = self.num_sequences, self.num_tokens
+        count = min(count, N)
+        if count <= 1:
+            return [self]
+        starts = self.cu_seqlens.tolist()
+        # Without tokens every sequence counts alike.
+        sizes_N = [end - start for start, end in pairwise(starts)] if T else [1] * N
+        bounds = _even_bounds(sizes_N, count)
+        return [self._part(start, end, starts) for start, end in pairwise(bounds)]
+
+    def halves(self) -> list[PackedBatch]:
+        """Two parts of about equally many tokens; the batch itself where it is one sequence."""
+        return self.pieces(2)
+
+    def without_targets(self) -> PackedBatch:
+        """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
+        first = self._part(0, 1, self.cu_seqlens.tolist())
+        targets = first.targets
+        if targets is not None:
+            targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else IGNORED_TARGET)
+        weights = None if first.weights is None else torch.zeros_like(first.weights)
+        return replace(first, targets=targets, weights=weights, records=first.records[:0])
+
+    def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
+        """Sequences ``start`` to ``end``."""
+        N, T = self.num_sequences, self.num_tokens
+        by_sequence, by_token = slice(start, end), slice(starts[start], starts[end])
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            """Rows of tokens or of sequences: where T is N, every sequence is a token and both are the same."""
+            return None if tensor is None else tensor[by_token if tensor.shape[0] == T != N else by_sequence]
+
+        lengths = [after - before for before, after in pairwise(starts[start : end + 1])]
+        return PackedBatch(
+            tokens=self.tokens[by_token],
+            cu_seqlens=self.cu_seqlens[start : end + 1] - starts[start],
+            max_seqlen=max(lengths),
+            positions=self.positions[by_token],
+            records=self.records[by_sequence],
+            targets=cut(self.targets),
+            weights=None if self.weights is None else self.weights[by_sequence],
+            features=cut(self.features),
+        )
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """The same batch with every tensor on ``device``."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -83,6 +135,18 @@ class PackedBatch:
             if isinstance(getattr(self, field.name), Tensor)
         }
         return replace(self, **moved)
+
+
+def _even_bounds(sizes: list[int], count: int) -> list[int]:
+    """Where to cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
+    total, sums = sum(sizes), [0, *accumulate(sizes)]
+    bounds = [0]
+    for part in range(1, count):
+        share = total * part / count
+        after = bisect_left(sums, share)
+        nearest = after - 1 if after and share - sums[after - 1] < sums[after] - share else after
+        bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + part))
+    return [*bounds, len(sizes)]
 
 
 def has_target(targets: Tensor) -> Tensor:

@@ -151,6 +151,17 @@ class TrainingSteps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             yield _assemble(self._source, batches, made, (epoch, step), following)
 
+    @property
+    def queue_depth(self) -> int | None:
+        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
+        return getattr(self._source, "queue_depth", None)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens of the sequence that a token is part of, on average over the training tokens."""
+        lengths_N = self._source.token_lengths(self._indices).astype(np.float64)
+        return float((lengths_N**2).sum() / max(1.0, lengths_N.sum()))
+
     def state(self, epoch: int, step: int) -> dict[str, int]:
         """The position before a step as plain numbers, with everything that the plan depends on."""
         return {"epoch": epoch, "step": step, **self._plan_settings()}

@@ -1,9 +1,10 @@
 """metrics.jsonl: what a run measured, one JSON object a line; its writer, its reader and a reader that follows it.
 
 Training rank 0 writes it, everything else (progress line, W&B, curves) reads it, so that none of them can disturb a
-step. A record has a ``kind`` ("train", "validation", "gpu" or "event"), a ``step`` and a ``time`` (Unix seconds); what
-else it has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then
-carries ``"nonfinite": true``.
+step. A record has a ``kind`` ("train", "validation" or "event"), a ``step`` and a ``time`` (Unix seconds); what else it
+has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then carries
+``"nonfinite": true``. The files of samples and alerts are of the same make, with records of kinds of their own
+("sample", "alert"), of which one step may have many.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from train_config.errors import DataError
 
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
+MANY_A_STEP = frozenset({"sample", "alert"})
+"""Kinds of records that are told apart by their time, not by their step."""
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -116,20 +119,42 @@ class MetricsTail:
     Args:
         path: the file to follow.
         live: False: everything from the file's beginning, each (kind, step) once, also where a resumed run repeats
-            steps. True: only what is written from now on, repeated steps included, as a person watching wants it.
+            steps. True: repeated steps included, as a person watching wants it. Samples and alerts are never repeats.
+        history: whether what is in the file already is given. Default: unless ``live``.
     """
 
-    def __init__(self, path: Path | str, live: bool = False) -> None:
+    def __init__(self, path: Path | str, live: bool = False, history: bool | None = None) -> None:
         self._path = Path(path)
         self._live = live
         self._inode: int | None = None
         self._offset = 0  # bytes of the file, always at the start of a line
         self._seen: set[Hashable] = set()
-        if live:
-            self.poll()  # what is there already is history
+        self._last_s = self._given_until_s = -math.inf  # times of samples and alerts
+        if not (history if history is not None else not live):
+            self._pass_over_history()
 
     def poll(self) -> list[Record]:
-        """The records that are new since the last call, in the file's order; none while the file is absent."""
+        """The records that are new since the last call, in the file's order; none while the file is absent.
+
+        Raises:
+            DataError: the next line is damaged; the call after this one goes on behind it.
+            OSError: the file can't be read.
+        """
+        records: list[Record] = []
+        for line in self._new_lines():
+            try:
+                record = _decode_line(line, self._path, None)
+            except DataError:
+                if records:
+                    break  # these first; the damaged line is met again at the next call
+                self._offset += len(line)
+                raise
+            self._offset += len(line)
+            if self._is_new(record, line):
+                records.append(record)
+        return records
+
+    def _new_lines(self) -> list[bytes]:
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -138,28 +163,42 @@ class MetricsTail:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0
+                self._given_until_s = self._last_s
             file.seek(self._offset)
             data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [record for line in complete.splitlines() if (record := self._unseen(line)) is not None]
+        return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
-    def _unseen(self, line: bytes) -> Record | None:
-        record = _decode_line(line, self._path, None)
+    def _pass_over_history(self) -> None:
+        while True:
+            try:
+                if not self.poll():
+                    return
+            except DataError:
+                continue  # history too
+
+    def _is_new(self, record: Record, line: bytes) -> bool:
+        if record["kind"] in MANY_A_STEP:
+            # Only a file that was replaced holds again what was given before. A set of all would grow for weeks.
+            is_new = record["time"] > self._given_until_s
+            self._last_s = max(self._last_s, record["time"])
+            return is_new
         # A line that survived a rewind is the same to the byte (its time stamp included); a repeated step is not.
         identity = hash(line) if self._live else (record["kind"], record["step"], record.get("event"))
         if identity in self._seen:
-            return None
+            return False
         self._seen.add(identity)
-        return record
+        return True
 
 
 def _decode_line(line: bytes, path: Path, number: int | None) -> Record:
     try:
         record = json.loads(line)
-        if isinstance(record, dict) and "kind" in record and "step" in record:
-            return record
-        reason = "not an object with kind and step"
+        if isinstance(record, dict) and isinstance(record.get("kind"), str) and "step" in record:
+            if record["kind"] not in MANY_A_STEP or isinstance(record.get("time"), int | float):
+                return record
+            reason = "no time"
+        else:
+            reason = "not an object with kind and step"
     except ValueError as error:
         reason = str(error)
     where = f"{path}, line {number}" if number else f"{path}: {line[:60]!r}"

@@ -1,8 +1,8 @@
 """What a person at the terminal sees of a run: one line that is kept up to date.
 
-In: records of metrics.jsonl as they are written. Out: on a terminal one line (step, loss, tokens/s, learning rate,
-time left, last validation), under which warnings scroll by; elsewhere a plain line now and then, one for each
-validation and one for each event.
+In: records of metrics.jsonl and alerts as they are written. Out: on a terminal one line (step, loss, tokens/s, learning
+rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and then, one for each
+validation, one for each event and one for each alert.
 """
 
 from __future__ import annotations
@@ -144,6 +144,9 @@ class _Line:
         self._figures.take(record)
         if record["kind"] == "event" and record["event"] != "checkpoint" and (line := describe_event(record)):
             self._progress.console.print(line, markup=False, highlight=False)
+        elif record["kind"] == "alert":
+            style = "yellow" if record["state"] == "raised" else None
+            self._progress.console.print(describe_alert(record), markup=False, highlight=False, style=style)
         self._progress.update(self._task, completed=self._figures.step, total=self._figures.total_steps)
 
     def close(self) -> None:
@@ -185,6 +188,8 @@ class _PlainLines:
             self._print(f"step {record['step']}: {describe_validation(record)}")
         elif record["kind"] == "event" and (line := describe_event(record)):
             self._print(line)
+        elif record["kind"] == "alert":
+            self._print(describe_alert(record))
 
     def close(self) -> None:
         if self._figures.step != self._shown_step:
@@ -220,10 +225,17 @@ def describe_event(record: Record) -> str | None:
         return f"step {step}: resumed from {record.get('checkpoint', 'its checkpoint')}"
     if event == "nonfinite":
         return f"step {step}: loss or gradient not finite, update left out"
+    if event == "memory_guard":
+        return f"step {step}: {record.get('message', 'memory ran out')}"
     if "message" in record:
         return f"{event}: {record['message']}"
     details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]
     return f"step {step}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
+
+
+def describe_alert(record: Record) -> str:
+    """An alert as a line."""
+    return f"{'warning' if record['state'] == 'raised' else 'over'}: {record['message']}"
 
 
 def _number(value: float | None) -> str:

@@ -1,19 +1,20 @@
-"""The thread of the driver that follows a run's metrics.jsonl and hands each record to the sinks.
+"""The thread of the driver that follows what a run writes about itself and hands each record to the sinks.
 
-In: the file that training rank 0 appends to. Out: calls of ``write`` on the sinks. What a sink does with a record is
-left to it; one that raises is reported once and dropped, and neither the run nor the other sinks notice.
+In: the files that the workers append to, metrics.jsonl and their samples, and the run's alerts. Out: calls of ``write``
+on the sinks. What a sink does with a record is left to it; one that raises is reported once and dropped, and neither
+the run nor the other sinks notice.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from monitoring.metrics_log import MetricsTail, Record
+from monitoring.metrics_log import Record
+from monitoring.sample_tail import RunTail
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class Sink(Protocol):
     """Where records go.
 
     A sink may say ``live = True`` as a class attribute: it then gets only what is written while it listens, repeated
-    steps included. Otherwise it gets the run from its first record, each step once, also after a restart.
+    steps included. Otherwise it gets the run from its first record, each step once, also after a restart. A sink may
+    also have a method ``tick()``, which is called at every look at the files, whether anything is new or not.
     """
 
     def write(self, record: Record) -> None:
@@ -34,33 +36,50 @@ class Sink(Protocol):
 
 
 class RunWatcher:
-    """Follows ``metrics_path`` in a daemon thread.
+    """Follows a run in a daemon thread.
 
     Args:
         metrics_path: the run's metrics.jsonl; may appear later.
         sinks: where each record goes, in this order.
-        poll_s: seconds between looks at the file.
-        warn: what to call with the line that says that a sink was dropped.
+        samples: folder of the workers' samples; may appear later, and so may workers. None: not followed.
+        alerts: the run's alerts.jsonl, which a sink may write. None: not followed.
+        poll_s: seconds between looks at the files.
+        warn: what to call with the line that says that a sink was dropped, or a file is damaged.
     """
 
     def __init__(
         self,
         metrics_path: Path | str,
         sinks: Sequence[Sink],
+        *,
+        samples: Path | None = None,
+        alerts: Path | None = None,
         poll_s: float = 0.5,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         self._path = Path(metrics_path)
+        self._samples = samples
+        self._alerts = alerts
         self._poll_s = poll_s
         self._warn = warn
         self._sinks = list(sinks)
-        self._tails: dict[bool, MetricsTail] = {}
+        self._tails: dict[bool, RunTail] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="run-watcher", daemon=True)
 
     def start(self) -> RunWatcher:
-        """Begin to follow. What is in the file at this moment is history, which live sinks don't get."""
-        self._tails = {live: MetricsTail(self._path, live=live) for live in {_is_live(sink) for sink in self._sinks}}
+        """Begin to follow. What is in the files at this moment is history, which live sinks don't get."""
+        warned: set[str] = set()
+
+        def warn_once(message: str) -> None:  # two tails meet the same damage
+            if message not in warned:
+                warned.add(message)
+                self._warn(message)
+
+        self._tails = {
+            live: RunTail(self._path, self._samples, self._alerts, live, warn_once)
+            for live in {_is_live(sink) for sink in self._sinks}
+        }
         self._thread.start()
         return self
 
@@ -77,21 +96,24 @@ class RunWatcher:
     def _watch(self) -> None:
         while not self._closing.wait(self._poll_s):
             self._pass_on()
-        self._pass_on()
+        while self._pass_on():  # what sinks write because of the last records is passed on as well
+            pass
         self._close_sinks()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self) -> bool:
+        """One look at the files; returns whether another at once may find more."""
+        more = False
         for live, tail in self._tails.items():
-            try:
-                records = tail.poll()
-            except Exception as error:  # noqa: BLE001 - reported; the run must not end for its log
-                self._warn(f"can't follow {self._path}: {error}")
-                time.sleep(self._poll_s)
-                continue
+            records, found = tail.poll()
+            more = more or found
             for sink in [sink for sink in self._sinks if _is_live(sink) == live]:
                 for record in records:
                     if not self._guarded(sink, sink.write, record):
                         break
+        for sink in list(self._sinks):
+            if (tick := getattr(sink, "tick", None)) is not None:
+                self._guarded(sink, tick)
+        return more
 
     def _close_sinks(self) -> None:
         for sink in list(self._sinks):

@@ -5,7 +5,9 @@ out of reach of the run. It is started by its path, with nothing else of this pr
 
 in, on standard input
     one order ``{"settings": {...}, "config": {...}}``: keyword arguments of ``wandb.Settings``, and the run's config;
-    then one object of values to log a line, ``step`` among them; the end of the input ends the run.
+    then a row a line, ``{"position": str, "values": {...}}``, with ``"alert": {"title", "text", "level"}`` where one is
+    to be sent; ``position`` names the value that grows from row to row of its stream. The end of the input ends the
+    run.
 out, on standard output
     ``{"state": "imported"}``, ``{"state": "ready", "folder": str}``, ``{"state": "finished", "problem": str | null}``;
     or at any point ``{"state": "failed", "reason": str}``. After "finished", the end of the output says that W&B's file
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -31,7 +34,14 @@ import psutil
 
 PARENT_POLL_S = 1.0
 STEP = "step"
-NAMESPACES = ("train/*", "validation/*", "gpu/*", "event/*")
+ELAPSED = "elapsed_s"
+AXES = {
+    STEP: ("train/*", "validation/*", "event/*"),
+    ELAPSED: ("gpu/*", "mem/*", "cpu/*", "disk/*", "net/*", "node/*", "worker/*", "perf/*", "alert/*"),
+}
+"""What W&B draws against which value."""
+ALERT_GAP_S = 1
+"""Seconds in which W&B takes alerts of one title for repeats. Those that come here were told apart already."""
 
 
 def main() -> NoReturn:
@@ -56,16 +66,19 @@ def _serve(orders: BinaryIO, replies: BinaryIO) -> None:
         return
     order = json.loads(line)
     run = wandb.init(settings=wandb.Settings(**order["settings"]), config=order["config"])
-    run.define_metric(STEP, hidden=True)
-    for namespace in NAMESPACES:
-        run.define_metric(namespace, step_metric=STEP)
+    run.define_metric("position/*", hidden=True)
+    for axis, namespaces in AXES.items():
+        run.define_metric(axis, hidden=True)
+        for namespace in namespaces:
+            run.define_metric(namespace, step_metric=axis)
     _reply(replies, state="ready", folder=str(Path(run.dir).parent))
-    known_step = _step_on_server(run)
+    known = _Known(run)
     for line in orders:
-        values = json.loads(line)
-        # The parent tells the run from its first step; validation of the last known step may be new, so it is repeated.
-        if values[STEP] > known_step or (values[STEP] == known_step and "train/loss" not in values):
-            run.log(values)
+        row = json.loads(line)
+        if not known.has(row["position"], row["values"]):
+            run.log(row["values"])
+            if "alert" in row:
+                run.alert(**row["alert"], wait_duration=ALERT_GAP_S)
     run.finish()
     _reply(replies, state="finished", problem=complaints.first)
     wandb.teardown()  # wandb-core writes the rest of its file and ends
@@ -94,10 +107,21 @@ class _Complaints(io.TextIOBase):
         return self._stream.fileno()
 
 
-def _step_on_server(run: Any) -> int:
-    """The last step that the server holds of a run that it already knew, else -1."""
-    step = run.summary.get(STEP) if run.resumed else None
-    return int(step) if isinstance(step, int | float) else -1
+class _Known:
+    """What the server holds of a run that it already knew: of each stream of rows, those up to a position."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._until: dict[str, float] = {}
+
+    def has(self, position: str, values: dict[str, Any]) -> bool:
+        """Whether the row is among them."""
+        if position not in self._until:  # asked once, before this process adds to it
+            known = self._run.summary.get(position) if self._run.resumed else None
+            self._until[position] = known if isinstance(known, int | float) else -math.inf
+        until = self._until[position]
+        # The parent tells the run from its beginning; validation of the last known step may be new: it is repeated.
+        return values[position] < until or (values[position] == until and (position != STEP or "train/loss" in values))
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:

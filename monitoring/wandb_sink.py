@@ -1,13 +1,17 @@
 """Metrics to Weights & Biases, which can neither stop nor slow a run.
 
-In: records of metrics.jsonl, from the run's first step. Out: a W&B run, on the server or in an offline file.
+In: records of metrics.jsonl, samples and alerts, from the run's first on. Out: a W&B run, on the server or in an
+offline file. What the values are called is :mod:`monitoring.wandb_names`'.
 
 ``write`` appends to a spool file and returns. A daemon thread feeds the spool to a process in which all of wandb runs
 (:mod:`monitoring.wandb_process`). Where that process fails, or is silent for longer than a timeout allows, it is killed
 with everything that it started, and another one in offline mode gets the spool from its beginning: the offline file
 then holds the whole run, and one warning says where it is. Since W&B's ``sync`` of an offline file replaces what the
 server has of that run, each (re)start of a run writes its whole history into a new offline file: syncing the newest is
-right. On the server a resumed run continues; steps that the server has are left out.
+right. On the server a resumed run continues; rows that the server has are left out.
+
+wandb's own sampler of the system is off: it would sample the machine of the driver, which on a cluster none of the
+workers is on, and elsewhere the same figures twice under other names, by one more process.
 
 What it can cost: ``write`` never waits; only ``close`` does, for ``finish_timeout_s`` and, where the offline file must
 still be written, :data:`FALLBACK_S` more.
@@ -34,6 +38,7 @@ from typing import Any
 import psutil
 
 from monitoring.metrics_log import Record, encode_record
+from monitoring.wandb_names import WandbRows
 from train_config.schema import WandbSection
 
 logger = logging.getLogger(__name__)
@@ -52,7 +57,9 @@ KILL_LIMIT_S = 0.3
 """Seconds that killed processes may take to be gone."""
 MARK = "ESMERAY_WANDB_PROCESS"
 """Environment variable by which all processes that one wandb process started are found."""
-SPOOL_LIMIT_BYTES = 1 << 30
+SPOOL_LIMIT_BYTES = 2 << 30
+SAMPLES_SHARE = 0.75
+"""Of the spool: beyond it samples, which fill it in a week or so, are left out: the loop's records keep room."""
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 16
 
@@ -60,19 +67,6 @@ CHUNK_BYTES = 1 << 16
 def new_run_id() -> str:
     """An id for W&B, as W&B makes them. Made once for a run and kept in its folder, so that resuming continues it."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
-
-
-def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B shows of a record: ``step``, and ``kind/name`` for each number (``event/name`` = 1 for an event)."""
-    step, kind = int(record["step"]), record["kind"]
-    if kind == "event":
-        return {"step": step, f"event/{record['event']}": 1}
-    numbers = {
-        f"{kind}/{name}": value
-        for name, value in record.items()
-        if name not in ("step", "time", "kind") and isinstance(value, int | float)
-    }
-    return {"step": step, **numbers}
 
 
 class WandbSink:
@@ -85,6 +79,7 @@ class WandbSink:
         run_folder: W&B's files go to its ``wandb`` folder.
         config: the resolved config, JSON values.
         warn: what to call with the one warning that W&B may cause.
+        rows: makes rows of records; default: for a W&B run that holds the figures of all workers.
     """
 
     live = False
@@ -97,8 +92,10 @@ class WandbSink:
         run_folder: Path | str,
         config: Mapping[str, Any],
         warn: Callable[[str], None] = logger.warning,
+        rows: WandbRows | None = None,
     ) -> None:
         self._section = section
+        self._rows = rows or WandbRows(alerts_from_s=time.time(), name_nodes=True)
         self._run = (run_id, run_name)
         self._folder = Path(run_folder).absolute()
         self._config = dict(config)
@@ -116,7 +113,8 @@ class WandbSink:
     def write(self, record: Record) -> None:
         """Take one record; returns at once."""
         if self._spool is not None and self._closed_at is None:
-            self._spool.append(encode_record(wandb_values(record)))
+            room = SAMPLES_SHARE if record["kind"] == "sample" else 1.0
+            self._spool.append(encode_record(self._rows.row(record).as_order()), room)
 
     def close(self) -> None:
         """End the W&B run. Waits as the module says; leaves no process behind. May be called again."""
@@ -138,7 +136,7 @@ class WandbSink:
         if self._section.mode == "disabled":
             return None
         try:
-            return _Spool()
+            return _Spool(SPOOL_LIMIT_BYTES)
         except OSError as error:
             self._warn(f"W&B is left out of this run (no temporary file: {error}); metrics.jsonl holds all values")
             return None
@@ -199,7 +197,7 @@ class WandbSink:
                 process.check()
                 spool.ended.wait(POLL_S)
         if spool.dropped:
-            self._warn(f"W&B lacks {spool.dropped} records (spool full); metrics.jsonl holds all values")
+            self._warn(f"W&B lacks {spool.dropped} records (spool full); the run's folder holds all values")
 
     def _expect(
         self, process: _WandbProcess, state: str, mode: str, limit_s: float | None, otherwise: str
@@ -244,6 +242,7 @@ class WandbSink:
             "disable_git": True,
             "disable_job_creation": True,
             "silent": True,
+            "x_disable_stats": True,
             "init_timeout": section.init_timeout_s,
             # A little before this side's patience ends, so that wandb closes its file in good order by itself.
             "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
@@ -259,15 +258,16 @@ class _WandbError(Exception):
 class _Spool:
     """An unbounded queue that costs no memory: lines appended by one thread, read (again, if need be) by another."""
 
-    def __init__(self, limit_bytes: int = SPOOL_LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the sink
         self._limit_bytes = limit_bytes
         self._size = 0
         self.dropped = 0
         self.ended = threading.Event()
 
-    def append(self, line: bytes) -> None:
-        if self._size + len(line) > self._limit_bytes:
+    def append(self, line: bytes, share: float = 1.0) -> None:
+        """Add a line, or count it as dropped where this share of the spool is taken."""
+        if self._size + len(line) > share * self._limit_bytes:
             self.dropped += 1
             return
         try:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from train_config.loading import known_keys
+from train_config.tune_schema import TuneConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SEARCH = REPOSITORY / "train_config" / "tune_throughput.yaml"
 
 
 def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -30,6 +32,14 @@ def test_help_lists_every_setting(tmp_path):
     assert "(default: 8192)" in result.stdout
 
 
+def test_help_of_a_search_lists_its_settings_too(tmp_path):
+    result = train_ray("--help", "--tune", str(SEARCH), cwd=tmp_path)
+    assert result.returncode == 0
+    keys = [".".join(key) for key in known_keys(TuneConfig)]
+    assert [key for key in keys if f"--tune.{key}" not in result.stdout] == []
+    assert "--batch.tokens" in result.stdout
+
+
 def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
     result = train_ray("--dry-run", "--data.sample.records", "100", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -45,6 +55,10 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
         (["--batch.tokns", "3"], 2, "did you mean batch.tokens?"),
         (["--config"], 2, "--config: the file is missing"),
         (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
+        (["--tune"], 2, "--tune: the file is missing"),
+        (["--tune", "none.yaml"], 2, "none.yaml: can't be read"),
+        (["--tune.search.seed", "1"], 2, "--tune.search.seed: is of a search, and there is none: add --tune"),
+        (["--tune", str(SEARCH), "--tune.search.sed", "1"], 2, "did you mean tune.search.seed?"),
         (["--ray.address", "local", "--ray.num_workers", "500"], 4, "500 workers asked"),
         (["--data.source", "none.fasta"], 3, "none.fasta"),
         (["--run.resume", "must"], 6, "no such run"),

@@ -1,7 +1,8 @@
-"""From a YAML file and dotted overrides to a checked :class:`~train_config.schema.Config`.
+"""From a YAML file and dotted overrides to checked settings: an experiment's, or those of a search.
 
 Precedence: default < file < command line. The two sources are merged first and checked once, so that a rule over
-several keys sees what will really be used; every refusal is one line that names the file and line, or the option.
+several keys sees what will really be used; every refusal is one line that names the file and line, or the option. An
+experiment's options are ``--section.key``, those of a search ``--tune.section.key``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,12 +18,17 @@ from pydantic import BaseModel, ValidationError
 from train_config.errors import ConfigError
 from train_config.schema import Config
 from train_config.section import Section
+from train_config.tune_schema import TuneConfig
 
 KeyPath = tuple[str, ...]
+Settings = TypeVar("Settings", bound=Section)
+
+TUNE_PREFIX = "tune."
+"""What the options of a search begin with, after the hyphens."""
 
 
 def load_config(path: str | Path | None, overrides: list[str] | None = None) -> Config:
-    """Read, merge and check.
+    """Read, merge and check an experiment's settings.
 
     Args:
         path: YAML file, or None for the defaults.
@@ -31,30 +37,66 @@ def load_config(path: str | Path | None, overrides: list[str] | None = None) -> 
     Raises:
         ConfigError: one line a problem, naming file and line, or the option.
     """
+    return _load(Config, path, overrides or [], "")
+
+
+def load_tune_config(path: str | Path | None, overrides: list[str] | None = None) -> TuneConfig:
+    """Read, merge and check the settings of a search.
+
+    Args:
+        path: YAML file, or None for the defaults.
+        overrides: ``--tune.section.key VALUE [VALUE ...]`` or ``--tune.section.key=VALUE``.
+
+    Raises:
+        ConfigError: one line a problem, naming file and line, or the option.
+    """
+    return _load(TuneConfig, path, overrides or [], TUNE_PREFIX)
+
+
+def split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments of the experiment and those of a search, each with its values and in its order."""
+    experiment: list[str] = []
+    search: list[str] = []
+    current = experiment
+    for argument in arguments:
+        if _is_option(argument):
+            current = search if argument.removeprefix("--").startswith(TUNE_PREFIX) else experiment
+        current.append(argument)
+    return experiment, search
+
+
+def _load(schema: type[Settings], path: str | Path | None, overrides: list[str], prefix: str) -> Settings:
     text = _read(Path(path)) if path is not None else ""
     settings, lines = _parse_yaml(text, path)
-    given = parse_overrides(overrides or [])
+    given = parse_overrides(overrides, schema, prefix)
     for key, value in given.items():
         _set(settings, key, value)
     try:
-        return Config.model_validate(settings)
+        return schema.model_validate(settings)
     except ValidationError as error:
+        problem = _Problems(schema, prefix, path, lines, given)
         # Each member of a union complains for itself: the last one says enough.
-        problems = {_schema_key(e["loc"]) or e["msg"]: _describe(e, path, lines, given) for e in error.errors()}
+        problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
         raise ConfigError("\n".join(problems.values())) from error
 
 
-def dump_config(config: Config) -> str:
-    """The resolved config as YAML, every key present."""
+def dump_config(config: Section) -> str:
+    """The resolved settings as YAML, every key present."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def parse_overrides(arguments: list[str]) -> dict[KeyPath, Any]:
+def parse_overrides(arguments: list[str], schema: type[BaseModel] = Config, prefix: str = "") -> dict[KeyPath, Any]:
     """``--section.key VALUE [VALUE ...]`` to key paths and raw values; the schema converts them.
+
+    Args:
+        arguments: what followed on the command line.
+        schema: whose settings they are.
+        prefix: what each option begins with, after the hyphens; no part of the key.
 
     Raises:
         ConfigError: an unknown key (with the nearest known one), a missing or a superfluous value.
     """
+    keys = known_keys(schema)
     found: dict[KeyPath, Any] = {}
     position = 0
     while position < len(arguments):
@@ -66,8 +108,11 @@ def parse_overrides(arguments: list[str]) -> dict[KeyPath, Any]:
         while position < len(arguments) and not _is_option(arguments[position]) and not equals:
             values.append(arguments[position])
             position += 1
-        key = tuple(option.removeprefix("--").replace("-", "_").split("."))
-        found[key] = _convert(option, values, _annotation(key, option))
+        key = tuple(option.removeprefix("--").removeprefix(prefix).replace("-", "_").split("."))
+        if key not in keys:
+            hint = nearest(".".join(key), [".".join(k) for k in keys], prefix)
+            raise ConfigError(f"{option}: no such setting{hint} (see --help)")
+        found[key] = _convert(option, values, keys[key])
     return found
 
 
@@ -83,34 +128,31 @@ def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[Ke
     return keys
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A closing remark that names the known word most like ``name``, or nothing."""
+def nearest(name: str, known: list[str], prefix: str = "") -> str:
+    """A closing remark that names the known word most like ``name``, after ``prefix``, or nothing."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _is_option(argument: str) -> bool:
     return argument.startswith("--")
 
 
-def _annotation(key: KeyPath, option: str) -> Any:
-    keys = known_keys()
-    if key not in keys:
-        raise ConfigError(
-            f"{option}: no such setting{nearest('.'.join(key), ['.'.join(k) for k in keys])} (see --help)"
-        )
-    return keys[key]
-
-
 def _convert(option: str, values: list[str], annotation: Any) -> Any:
     if not values:
         raise ConfigError(f"{option}: a value is missing")
-    if typing.get_origin(annotation) in (list, tuple):
+    members = typing.get_args(annotation)
+    optional = type(None) in members
+    sequence = next((m for m in (annotation, *members) if typing.get_origin(m) in (list, tuple)), None)
+    # 'none' is also a precision: where it is a value of the list, only 'null' clears the setting.
+    words = {"none", "null"} - set(typing.get_args(typing.get_args(sequence)[0]) if sequence else ())
+    if optional and len(values) == 1 and values[0].lower() in words:
+        return None
+    if sequence:
         return values
     if len(values) > 1:
         raise ConfigError(f"{option}: takes one value, {len(values)} given: {' '.join(values)}")
-    optional = type(None) in typing.get_args(annotation)
-    return None if optional and values[0].lower() in ("none", "null") else values[0]
+    return values[0]
 
 
 def _read(path: Path) -> str:
@@ -160,30 +202,42 @@ def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
     settings[key[-1]] = value
 
 
-def _describe(error: Any, path: str | Path | None, lines: dict[KeyPath, int], given: dict[KeyPath, Any]) -> str:
-    """One line for one of pydantic's errors."""
-    key = _schema_key(error["loc"])
-    name = ".".join(key)
-    if key in given:
-        where = f"--{name}"
-    elif key in lines:
-        where = f"{path}:{lines[key]}: {name}"
-    else:
-        where = f"{path}: {name}" if path else name
-    if error["type"] == "extra_forbidden":
-        section = [".".join(k) for k in known_keys()] + list(Config.model_fields)
-        return f"{where}: no such setting{nearest(name, section)}"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{where}: {message}" if name else message
-    return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+class _Problems:
+    """Turns pydantic's errors into lines for a person."""
 
+    def __init__(
+        self,
+        schema: type[BaseModel],
+        prefix: str,
+        path: str | Path | None,
+        lines: dict[KeyPath, int],
+        given: dict[KeyPath, Any],
+    ) -> None:
+        self._schema, self._prefix, self._path, self._lines, self._given = schema, prefix, path, lines, given
+        self._keys = known_keys(schema)
 
-def _schema_key(location: tuple[int | str, ...]) -> KeyPath:
-    """The part of pydantic's location that names a setting (it appends union members and list indices)."""
-    keys = known_keys()
-    for length in range(len(location), 0, -1):
-        candidate = tuple(str(part) for part in location[:length])
-        if candidate in keys:
-            return candidate
-    return tuple(str(part) for part in location)
+    def describe(self, error: Any) -> str:
+        """One line for one of pydantic's errors."""
+        key = self.key(error["loc"])
+        name = ".".join(key)
+        if key in self._given:
+            where = f"--{self._prefix}{name}"
+        elif key in self._lines:
+            where = f"{self._path}:{self._lines[key]}: {name}"
+        else:
+            where = f"{self._path}: {name}" if self._path else name
+        if error["type"] == "extra_forbidden":
+            known = [".".join(k) for k in self._keys] + list(self._schema.model_fields)
+            return f"{where}: no such setting{nearest(name, known)}"
+        message = error["msg"].removeprefix("Value error, ")
+        if error["type"] == "value_error":
+            return f"{where}: {message}" if name else message
+        return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+
+    def key(self, location: tuple[int | str, ...]) -> KeyPath:
+        """The part of pydantic's location that names a setting (it appends union members and list indices)."""
+        for length in range(len(location), 0, -1):
+            candidate = tuple(str(part) for part in location[:length])
+            if candidate in self._keys:
+                return candidate
+        return tuple(str(part) for part in location)

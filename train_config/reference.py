@@ -1,4 +1,4 @@
-"""docs/config.md: every setting with type, default and what it means, from the schema."""
+"""docs/config.md: every setting with type, default and what it means, from the schemas."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from train_config.schema import Config
 from train_config.section import Section
+from train_config.tune_schema import TuneConfig
 
 HEAD = """# Settings
 
@@ -22,9 +23,18 @@ values, `--dry-run` the resolved config and the plan.
 """
 
 
+TUNE_HEAD = """
+# Settings of a search
+
+Made from `train_config/tune_schema.py`. They stand in a file of their own, which `train_ray.py --tune FILE` names, and
+on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
+"""
+
+
 def config_reference() -> str:
     """The page as Markdown."""
-    return HEAD + "".join(_sections(Config, ""))
+    search = [_section(TuneConfig, "tune"), *_sections(TuneConfig, "tune.")]
+    return HEAD + "".join(_sections(Config, "")) + TUNE_HEAD + "".join(search)
 
 
 def _sections(model: type[BaseModel], prefix: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
+from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
 from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
@@ -311,8 +312,16 @@ class TrainingSection(Section):
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     gpu_log_interval: NonNegativeFloat = Field(
-        0.0, description="Seconds between lines of GPU memory and utilisation in metrics.jsonl; 0 writes none."
+        5.0, description="Seconds between samples of GPUs, host and worker, in the run's monitoring folder; 0 for none."
     )
+    cpu_memory_limit_mib: PositiveFloat | None = Field(
+        None,
+        description=(
+            "Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it memory "
+            "counts as run out."
+        ),
+    )
+    memory_guard: MemoryGuardSection = MemoryGuardSection()
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> TrainingSection:
@@ -387,6 +396,9 @@ class WandbSection(Section):
     project: str = Field("esmeray", description="Project.")
     entity: str | None = Field(None, description="User or team; default: that of the API key.")
     group: str | None = Field(None, description="Group of runs.")
+    runs: Literal["one", "per_worker"] = Field(
+        "one", description="one: a W&B run holds every worker's figures; per_worker: each has its own, in one group."
+    )
     init_timeout_s: PositiveFloat = Field(
         10.0, description="Seconds to wait for the server at the start, then offline."
     )
@@ -407,6 +419,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     ray: RaySection = RaySection()
     wandb: WandbSection = WandbSection()
+    monitoring: MonitoringSection = MonitoringSection()
 
     @model_validator(mode="after")
     def _longest_sequence_fits(self) -> Config:

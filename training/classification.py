@@ -98,7 +98,7 @@ class ClassificationExperiment(Experiment):
                 "to false"
             )
         amp_dtype, hashes = self._config.training.amp_dtype, self._labelled.store.sequence_hashes
-        features = ensure_features(
+        features, self.feature_cache_hit_rate = ensure_features(
             model,
             self._held_out,
             np.concatenate([self._labelled.training, self._labelled.validation]),

@@ -135,7 +135,8 @@ def _cpu_quota() -> int:
 def connected(section: RaySection) -> Iterator[str]:
     """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
 
-    A cluster that was started here is stopped here. One that was there already is only left.
+    A cluster that was started here is stopped here. One that was there already is only left; a process that is
+    connected when it comes here stays so.
 
     Raises:
         ResourceError: ``ray.address`` was given and nothing answers there.
@@ -143,8 +144,10 @@ def connected(section: RaySection) -> Iterator[str]:
     # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
+    if ray.is_initialized():
+        yield ""
+        return
     address = find(section)
-    connected_before = ray.is_initialized()
     try:
         try:
             context = _start_local(section) if address == LOCAL else _join(address)
@@ -153,8 +156,7 @@ def connected(section: RaySection) -> Iterator[str]:
             raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
         yield context.dashboard_url or ""
     finally:  # also when a signal breaks the start off
-        if not connected_before:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def find(section: RaySection) -> str:

@@ -47,6 +47,12 @@ class ControlGroup:
         targets, tokens, stops, failures = (int(value) for value in sums)
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
+    def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
+        """Whether memory ran out on some worker, and the most tokens of those that it did on. Every worker calls it."""
+        most = torch.tensor([int(here), tokens], dtype=torch.int64)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(most[0]), int(most[1])
+
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Element-wise float64 sums over the workers; every worker gives the same names and shapes."""
         if not values:

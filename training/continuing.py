@@ -34,6 +34,8 @@ FREE = ("model.backbone.gradient_checkpointing", "model.classifier.patience", "m
 HARMLESS = (
     "ray",
     "wandb",
+    "monitoring",
+    "training.gpu_log_interval",
     "checkpoint",
     "run.resume",
     "run.storage_path",
@@ -88,15 +90,15 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
             f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
         )
     earlier = load_config(run.config)
-    changed = _differences(earlier.model_dump(), config.model_dump())
-    fixed = {key: values for key, values in changed.items() if _within(key, FIXED) and not _within(key, FREE)}
+    changed = differences(earlier.model_dump(), config.model_dump())
+    fixed = {key: values for key, values in changed.items() if within(key, FIXED) and not within(key, FREE)}
     if fixed and CheckpointStore(run.checkpoints).complete():
         key, (old, new) = next(iter(fixed.items()))
         raise ConfigError(
             f"{key}: the run {run.path.name} was started with {old!r}, now {new!r}: "
             "set it back, or choose another run.name"
         )
-    return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not _within(key, HARMLESS)]
+    return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not within(key, HARMLESS)]
 
 
 def check_worker_count(run: RunFolder, count: int) -> None:
@@ -148,16 +150,18 @@ def quarantine_ray_snapshot(run: RunFolder) -> str | None:
     return None
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, each with the old and the new one."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in new.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
-            found |= _differences(old.get(name, {}), value, f"{key}.")
+            found |= differences(old.get(name, {}), value, f"{key}.")
         elif old.get(name) != value:
             found[key] = (old.get(name), value)
     return found
 
 
-def _within(key: str, names: tuple[str, ...]) -> bool:
+def within(key: str, names: tuple[str, ...]) -> bool:
+    """Whether a key is one of these or belongs to one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from dataset.conversion import ensure_store
 from dataset.progress import ProgressCallback, conversion_bar
 from dataset.store import Store
 from model.memory import ParameterCount, count_parameters
+from monitoring.alerts import AlertSink
 from monitoring.curves import draw_curves
 from monitoring.metrics_log import read_metrics
 from monitoring.progress import ProgressSink
-from monitoring.run_watcher import RunWatcher
-from monitoring.wandb_sink import WandbSink, new_run_id
+from monitoring.run_watcher import RunWatcher, Sink
+from monitoring.wandb_runs import open_wandb
+from monitoring.wandb_sink import new_run_id
 from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -47,16 +50,30 @@ def train(config: Config) -> int:
         EsmerayError: it can't start.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
-    config = _with_absolute_paths(config, run)
+    config = with_absolute_paths(config, run)
+    return until_signal(run, lambda signals: _train_locked(config, run, signals), "training")
+
+
+def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
+    """Do the work of a folder that no other process may work on.
+
+    Args:
+        run: the folder, locked meanwhile.
+        work: gives the exit code; hears signals from :meth:`StopSignals.hand_over` on.
+        name: of the work, for the person who interrupts it before that.
+
+    Returns:
+        The exit code; 128 + signal where one came before ``work`` heard of signals.
+    """
     try:
         with StopSignals() as signals, locked(run):
-            return _train_locked(config, run, signals)
+            return work(signals)
     except (Interrupted, SystemExit) as error:
         # Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit.
         signum = error.signum if isinstance(error, Interrupted) else error.code
         if signum not in (signal.SIGINT, signal.SIGTERM):
             raise
-        print("interrupted before training began", file=sys.stderr)
+        print(f"interrupted before {name} began", file=sys.stderr)
         return 128 + int(signum)
 
 
@@ -68,7 +85,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     if cluster.find(config.ray) == cluster.LOCAL:
         _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
     with conversion_bar("preparing the data") as progress:
-        store_path = _prepare_data(config, run, progress)
+        store_path = prepare_data(config, run, progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
     for remark in remarks:
         warn(remark)
@@ -77,14 +94,14 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing."""
-    workers = cluster.place_workers(config.ray, _resources_to_plan_with(config))
+    workers = cluster.place_workers(config.ray, resources_to_plan_with(config))
     plan = make_plan(config, workers, *_estimate(config))
     print(dump_config(config))
     print("\n".join(plan.lines()))
     return 0
 
 
-def _prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
+def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
     """The folder of the data, made if need be."""
     if config.model.task != "classifier":
         return ensure_store(config.data, run.path.parent / "stores", progress)
@@ -117,7 +134,7 @@ def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
     check_worker_count(run, workers.count)
 
 
-def _resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
+def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
     local = cluster.local_resources()
     if config.ray.address in (None, cluster.LOCAL):
@@ -149,7 +166,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
         signals.hand_over(run.request_stop)
         run_id = _wandb_run_id(run)
         watcher = _watch(config, run, run_id, plan.total_steps)
-        fit = _Fit(_make_trainer(config, workers, store_path, run_id))
+        fit = Fit(_make_trainer(config, workers, store_path, run_id))
         try:
             fit.wait(signals)
         finally:
@@ -158,10 +175,10 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
 
 
 @dataclass
-class _Fit:
-    """``trainer.fit()`` in a thread, so that the main thread can hear signals.
+class Fit:
+    """``trainer.fit()`` of Ray Train, or of Ray Tune, in a thread, so that the main thread can hear signals.
 
-    In the main thread Ray Train would install a handler of its own that aborts without saving.
+    In the main thread Ray would install a handler of its own that aborts without saving.
     """
 
     trainer: Any
@@ -179,10 +196,11 @@ class _Fit:
         except Exception as error:  # noqa: BLE001 - told to the user by the main thread
             self.error = error
 
-    def wait(self, signals: StopSignals) -> None:
-        """Return when training ended, or when the grace period after a signal is over."""
+    def wait(self, signals: StopSignals, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Return when it ended, or when the grace period after a signal is over; call ``meanwhile`` now and then."""
         while self.thread.is_alive():
             self.thread.join(0.2)
+            meanwhile()
             if signals.expired:
                 self.timed_out = True
                 return
@@ -221,11 +239,14 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 
 
 def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> RunWatcher:
-    wandb = WandbSink(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
-    return RunWatcher(run.metrics, [ProgressSink(total_steps), wandb], warn=warn).start()
+    wandb = open_wandb(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
+    sinks: list[Sink] = [ProgressSink(total_steps), wandb]
+    if config.monitoring.alerts.enabled:
+        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
+    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
 
 
-def _conclude(run: RunFolder, fit: _Fit, signals: StopSignals, max_failures: int) -> int:
+def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int) -> int:
     outcome = run.read_outcome()
     _draw(run)
     if fit.timed_out and outcome is None:
@@ -279,7 +300,7 @@ def _wandb_run_id(run: RunFolder) -> str:
     return run.wandb_run_id.read_text().strip()
 
 
-def _with_absolute_paths(config: Config, run: RunFolder) -> Config:
+def with_absolute_paths(config: Config, run: RunFolder) -> Config:
     """Workers run in other folders, maybe on other nodes."""
     backbone = config.model.backbone
     changes: dict[str, Any] = {

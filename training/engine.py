@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.compiled_ops import compiling_alone
 from training.device import check_placement
+from training.step_clock import StepClock
+from training.timed_collectives import time_collectives
 
 OWNED_KEYS = frozenset(
     {
@@ -43,6 +46,8 @@ OWNED_KEYS = frozenset(
 """Keys of DeepSpeed's settings that the experiment's config decides."""
 
 SHARDS_FOLDER = "deepspeed"
+INITIAL_MICRO_STEP = -1
+"""DeepSpeed's ``INITIAL_MICRO_STEP_ID``."""
 LOWEST_LOSS_SCALE = 1.0
 ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 
@@ -108,9 +113,10 @@ class TrainingEngine:
         self._engine.checkpoint_engine = self._shards
         # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
         self._engine._copy_recovery_script = lambda save_path: None
-        self._world_size = torch.distributed.get_world_size()
+        self.world_size = torch.distributed.get_world_size()
         self.device = device
         self._placed = False
+        self._end_timing: Callable[[], None] | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -135,8 +141,27 @@ class TrainingEngine:
             loss_sum: scalar, the sum of the loss over this batch's targets.
             global_targets: targets of the whole step over all workers.
         """
-        loss = loss_sum * (self._world_size / max(1, global_targets))
+        loss = loss_sum * (self.world_size / max(1, global_targets))
         self._engine.backward(loss, scale_wrt_gas=False)
+
+    @property
+    def can_discard(self) -> bool:
+        """Whether :meth:`discard_gradients` can be used: a pass that broke off left nothing of other workers behind."""
+        return self.world_size == 1 and self.stage < 3
+
+    def discard_gradients(self) -> None:
+        """Forget every gradient since the last step, also those of a backward pass that an error broke off.
+
+        For one worker with ZeRO stage 0 to 2: with several, a broken pass leaves the others waiting for it.
+        """
+        optimizer = self._engine.optimizer
+        self._engine.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        if hasattr(optimizer, "_backward_active_depth"):  # ZeRO: else the next backward pass would count as inside this
+            optimizer._backward_active_depth = 0
+            optimizer.clear_backward_seen_flag()
+        if hasattr(optimizer, "ipg_buckets"):
+            _clear_partitioned_gradients(optimizer)
 
     def step(self, learning_rate: float) -> StepResult:
         """Clip, update and clear the gradients; leave the update out where they are not finite."""
@@ -195,8 +220,14 @@ class TrainingEngine:
                 state[name] = buffer.detach().cpu().clone()
         return state
 
+    def time_collectives(self, clock: StepClock) -> None:
+        """Have this clock, and none that was given before, time the collectives of forward, backward and update."""
+        self._end_timing = time_collectives(clock)
+
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and buffers."""
+        if self._end_timing is not None:
+            self._end_timing()
         self._engine.destroy()
 
 
@@ -305,6 +336,26 @@ def prepare_deepspeed(device: torch.device) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     with compiling_alone():
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+
+
+def _clear_partitioned_gradients(optimizer: Any) -> None:
+    """What ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
+    for bucket in optimizer.ipg_buckets.values():
+        bucket.clear()
+    optimizer._release_ipg_buffers()
+    optimizer.extra_large_param_to_reduce.clear()
+    optimizer.previous_reduced_grads.clear()
+    optimizer.params_already_reduced = [False] * len(optimizer.params_already_reduced)
+    optimizer.reset_partition_gradient_structures()
+    for group in optimizer.averaged_gradients:
+        optimizer.averaged_gradients[group] = None
+    for group in optimizer.all_grad_tensors:
+        optimizer.all_grad_tensors[group] = None
+    optimizer.micro_step_id = INITIAL_MICRO_STEP
+    if optimizer.cpu_offload:
+        optimizer._wait_for_offload_copies()
+        optimizer._offload_accumulated_param_ids = set()
+        optimizer.reset_cpu_buffers()
 
 
 def _loss_scale(optimizer: Any) -> float:

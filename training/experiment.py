@@ -36,12 +36,15 @@ class Experiment(ABC):
         validation: steps of an evaluation.
         cropped: what an epoch crops.
         checksum: identity of the data, which a checkpoint can't be continued without.
+        feature_cache_hit_rate: share of the records whose kept features were there when the run began; None where
+            none are kept.
     """
 
     batches: TrainingSteps
     validation: ValidationSteps
     cropped: CropCount
     checksum: str
+    feature_cache_hit_rate: float | None = None
 
     @abstractmethod
     def build_model(self) -> TaskModel:

@@ -67,7 +67,7 @@ def ensure_features(
     max_tokens: int,
     context: WorkerContext,
     control: ControlGroup,
-) -> FeatureStore:
+) -> tuple[FeatureStore, float]:
     """Compute what is missing, all workers together, and open all there is. Every worker calls it.
 
     Args:
@@ -81,12 +81,16 @@ def ensure_features(
         context: rank and device.
         control: of all workers.
 
+    Returns:
+        The features, and the share of the records whose features were there already.
+
     Raises:
         DataError: what is there is damaged.
         ResourceError: the disk is full or can't be written.
     """
-    distinct, first = np.unique(hashes[records], return_index=True)
+    distinct, first, uses = np.unique(hashes[records], return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
+    found_share = 1 - float(uses[missing].sum() / max(1, records.size))
     control.all_true(True)  # nobody writes before everybody has looked
     if missing.any():
         wanted = records[first][missing]
@@ -99,7 +103,7 @@ def ensure_features(
             name = f"{xxhash.xxh3_64_hexdigest(hashes[part].tobytes())}-{context.rank:05d}"
             write_shard(path, name, hashes[part], _computed(model, backbone, source, part, max_tokens, context.device))
     control.all_true(True)
-    return FeatureStore(path)
+    return FeatureStore(path), found_share
 
 
 @torch.inference_mode()

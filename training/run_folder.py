@@ -11,6 +11,9 @@
     tokenizer/, label_mappings.json   of a classifier: what its tokens and classes are called
     wandb/, wandb_run_id
     outcome.json         how the run ended
+    monitoring/          samples of every worker
+    alerts.jsonl         warnings of what went wrong
+    memory_guard.json    into how many parts batches are split since memory ran out
     stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
 """
 
@@ -52,6 +55,9 @@ class RunFolder:
         self.export = self.path / "export"
         self.logs = self.path / "logs"
         self.tokenizer = self.path / "tokenizer"
+        self.monitoring = self.path / "monitoring"
+        self.alerts = self.path / "alerts.jsonl"
+        self.memory_guard = self.path / "memory_guard.json"
         self.wandb_run_id = self.path / "wandb_run_id"
         self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
         self._outcome = self.path / "outcome.json"

@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 
 import torch
 
+from dataset.packing import micro_batches
 from dataset.steps import StepBatches, TrainingSteps
+from model.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
-from monitoring.gpu import GpuMonitor
 from monitoring.metrics_log import read_metrics
+from monitoring.sampler import Sampler
 from train_config.errors import CheckpointError, DivergenceError, EsmerayError, ResourceError
 from train_config.schema import Config
 from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
@@ -32,12 +34,14 @@ from training.early_stopping import EarlyStopping
 from training.engine import StepResult, TrainingEngine
 from training.experiment import Experiment, open_experiment
 from training.finishing import export_final, save_nonfinite_records
-from training.metric_sums import MetricSums
+from training.memory_guard import REMEDY, MemoryGuard
+from training.memory_meter import MemoryMeter, is_out_of_memory
 from training.restoring import find_checkpoint, random_states, restore_random_states
 from training.run_folder import Outcome, RunFolder
 from training.run_log import RunLog
 from training.schedule import learning_rate
 from training.step_clock import StepClock
+from training.stepping import Stepper
 from training.versions import installed_versions
 
 logger = logging.getLogger(__name__)
@@ -53,16 +57,33 @@ class Worker:
     log: RunLog
     control: ControlGroup
     engine: TrainingEngine
-    gpu: GpuMonitor
     experiment: Experiment
     checkpoints: CheckpointStore
     writer: CheckpointWriter
     wandb_run_id: str | None
     total_steps: int
+    guard: MemoryGuard | None = None
+    sampler: Sampler | None = None
+    step: int = 0
 
     def stop_requested(self) -> bool:
         """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
         return self.context.rank == 0 and self.run.stop_requested()
+
+    def warn(self, message: str) -> None:
+        """Tell a person, once the driver reads it; from any thread."""
+        logger.warning("worker %d: %s", self.context.rank, message)
+        self.log.event("warning", self.step, message=message)
+
+    def forget_peak(self) -> None:
+        """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
+        if self.guard is not None:
+            self.guard.forget_peak()
+
+    def stop_sampling(self) -> None:
+        """Take a last sample. May be called again."""
+        if self.sampler is not None:
+            self.sampler.close()
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -86,9 +107,12 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
         return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
         worker = build(config, context, run, store_path, wandb_run_id)
-        position = restore(worker)
-        outcome = loop(worker, position)
-        return finish(worker, outcome)
+        try:
+            position = restore(worker)
+            outcome = loop(worker, position)
+            return finish(worker, outcome)
+        finally:
+            worker.stop_sampling()
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
             run.write_outcome(Outcome("failed", -1, _described(error), exit_code))
@@ -109,6 +133,9 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         experiment.prepare(model, context, control)
     if config.training.compile:
         model.compile(dynamic=True)
+    flops_per_token = training_flops_per_token(
+        model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
+    )
     groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
     engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
     log = RunLog(run.metrics, context.rank)
@@ -121,21 +148,58 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         asynchronous=config.checkpoint.asynchronous,
         on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
     )
-    return Worker(
+    worker = Worker(
         config=config,
         context=context,
         run=run,
         log=log,
         control=control,
         engine=engine,
-        # The others' readings would have nowhere to go.
-        gpu=GpuMonitor(context.device, config.training.gpu_log_interval if context.rank == 0 else 0.0),
         experiment=experiment,
         checkpoints=checkpoints,
         writer=writer,
         wandb_run_id=wandb_run_id,
         total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
     )
+    worker.guard = _make_guard(worker)
+    if config.training.gpu_log_interval > 0:
+        worker.sampler = _start_sampler(worker, flops_per_token)
+    return worker
+
+
+def _make_guard(worker: Worker) -> MemoryGuard | None:
+    training = worker.config.training
+    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
+    if not section.enabled:
+        if limit_mib is None:
+            return None
+        section = section.model_copy(update={"max_halvings": 0})  # the limit is to end the run
+    limit_bytes = None if limit_mib is None else int(limit_mib * 2**20)
+    return MemoryGuard(
+        section,
+        MemoryMeter(worker.context.device, limit_bytes),
+        worker.run.memory_guard,
+        tell=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
+        limited=limit_bytes is not None,
+    )
+
+
+def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
+    config, context = worker.config, worker.context
+    return Sampler(
+        worker.run.monitoring / f"worker-{context.rank:05d}.jsonl",
+        worker=context.rank,
+        device=context.device,
+        node=context.local_rank == 0,
+        interval_s=config.training.gpu_log_interval,
+        prometheus=config.monitoring.prometheus,
+        warn=worker.warn,
+        flops_per_token=flops_per_token,
+        peak_tflops=config.monitoring.peak_tflops,
+        amp_dtype=config.training.amp_dtype,
+        tf32=config.training.tf32,
+        world_size=context.world_size,
+    ).start()
 
 
 def restore(worker: Worker) -> Position:
@@ -168,6 +232,11 @@ def restore(worker: Worker) -> Position:
             cropped_sequences=cropped.sequences,
             cropped_residues=cropped.residues,
         )
+    if worker.guard is not None and worker.guard.restore(control):
+        message = (
+            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
+        )
+        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
     return position
 
 
@@ -196,36 +265,39 @@ def _last_saved_step(run: RunFolder) -> int:
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
     config, engine, control = worker.config, worker.engine, worker.control
-    saved_step = position.step
+    worker.step = saved_step = position.step
     stopping = EarlyStopping(worker.experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         validate(worker, position)  # where it starts from
     steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
-    clock = StepClock(config.training.log_every_steps)
+    clock = StepClock(config.training.log_every_steps, engine.device, _budget_tokens(worker))
+    stepper = Stepper(engine, control, clock, worker.guard)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
-        agreement = _agree(worker, step, error)
+        clock.loaded()
+        with clock.phase("communication"):
+            agreement = _agree(worker, step, error)
         if agreement.failed or step is None:
             return _failed(worker, position, error)
         if agreement.stop:
             if position.step > saved_step:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command goes on", 0)
-        clock.loaded()
-        sums = _forward_backward(engine, step, agreement.targets)
+        sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, config.training)
-        result = engine.step(rate)
+        result = stepper.update(rate)
         totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
         nonfinite = result.skipped and _is_fault(worker, result, totals or {})
         if nonfinite:
             name_of = worker.experiment.record_name
             save_nonfinite_records(worker.run, name_of, position.step, worker.context.rank, step.batches)
         position = _advance(position, step, agreement, result.skipped, nonfinite)
-        clock.stepped(agreement.tokens)
+        worker.step = position.step
+        clock.stepped(agreement.tokens, step.num_tokens)
         if totals is not None:
             _log_step(worker, position, totals, result, rate, clock)
-        if worker.gpu.due():
-            _log_gpu(worker, position.step)
+        if position.step_in_epoch == 0 and worker.sampler is not None:
+            worker.sampler.new_epoch()
         if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
             return _diverged(worker, position)
         last = position.step == worker.total_steps
@@ -239,7 +311,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
             stopping.note(cost)
         keeping = cost is not None and stopping.is_best and worker.experiment.exports_best
         if saving or keeping:
-            save(worker, position, cost)
+            with clock.phase("checkpoint"):
+                save(worker, position, cost)
             saved_step = position.step
         if stopping.is_over and not last:
             waited = f"{worker.experiment.patience} evaluations without a better one"
@@ -259,7 +332,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)
-    worker.gpu.close()
+    worker.stop_sampling()
     worker.log.close()
     worker.experiment.close()
     worker.engine.close()
@@ -287,6 +360,7 @@ def _earlier_costs(worker: Worker, position: Position) -> list[float]:
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
     figures = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    worker.forget_peak()
     if not figures:
         return None  # nothing is held out, or a stop was asked for
     worker.log.write("validation", position.step, epoch=position.epoch, **figures)
@@ -310,6 +384,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
         files={},
     )
     worker.writer.write(shards, manifest)
+    worker.forget_peak()
     metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
     worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
 
@@ -342,13 +417,10 @@ def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None)
     return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
 
 
-def _forward_backward(engine: TrainingEngine, step: StepBatches, global_targets: int) -> MetricSums:
-    sums = MetricSums()
-    for batch in step:
-        output = engine(batch.to(engine.device, non_blocking=True))
-        engine.backward(output.loss_sum, global_targets)
-        sums.add(output.metrics)
-    return sums
+def _budget_tokens(worker: Worker) -> int:
+    """Tokens that this worker's batches of a step have room for."""
+    batch = worker.config.batch
+    return batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
 
 
 def _advance(
@@ -379,25 +451,31 @@ def _log_step(
     rate: float,
     clock: StepClock,
 ) -> None:
+    figures, times = _figures(worker, totals), clock.read()
+    if worker.sampler is not None:
+        worker.sampler.note(position.step, position.epoch, {**figures, **times, **_loader_figures(worker.experiment)})
     worker.log.write(
         "train",
         position.step,
         epoch=position.epoch,
-        **_figures(worker, totals),
+        **figures,
         learning_rate=rate,
         gradient_norm=result.gradient_norm,
         skipped=result.skipped,
         skipped_steps=position.skipped_steps,
         tokens_seen=position.tokens_seen,
-        **clock.read(),
+        **times,
     )
     if result.skipped:
         worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
 
 
-def _log_gpu(worker: Worker, step: int) -> None:
-    reading = worker.gpu.read(warn=lambda message: worker.log.event("warning", step, message=message))
-    worker.log.write("gpu", step, **reading.figures())
+def _loader_figures(experiment: Experiment) -> dict[str, float]:
+    figures = {
+        "loader_queue_depth": experiment.batches.queue_depth,
+        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -412,7 +490,7 @@ def repeatable(error: Exception) -> int | None:
     """
     if isinstance(error, EsmerayError):
         return None if error.retryable else error.exit_code
-    if _out_of_memory(error):
+    if is_out_of_memory(error):
         return ResourceError.exit_code
     if isinstance(error, OSError):
         return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
@@ -424,18 +502,11 @@ def repeatable(error: Exception) -> int | None:
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
 def _described(error: Exception) -> str:
     if isinstance(error, EsmerayError):
         return str(error)
-    if _out_of_memory(error):
-        return (
-            "memory ran out: set model.backbone.gradient_checkpointing true and go on, "
-            "or lower batch.tokens under another run.name"
-        )
+    if is_out_of_memory(error):
+        return f"memory ran out: {REMEDY}"
     return f"{type(error).__name__}: {error}"
 
 

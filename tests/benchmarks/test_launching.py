@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.launching import Launches, _ended_with_us, _make_store, run_program, tokens_per_s
+from benchmarks.launching import Launches, _ended_with_us, make_store, run_program, tokens_per_s
 from benchmarks.proteins import read_proteins
 from benchmarks.stage import Setting, WrongWorkError
 
@@ -39,7 +39,7 @@ def test_two_processes_of_torchrun_train_the_steps_that_are_measured(tmp_path):
     fasta = tmp_path / "some.fasta"
     fasta.write_text("".join(f">p{number}\n{'MKTAYIAKQR' * (1 + number)}\n" for number in range(60)))
     setting = Setting(device="cpu", quick=True, folder=tmp_path)
-    store = _make_store(setting, read_proteins(fasta))
+    store = make_store(setting, read_proteins(fasta))
     launches = Launches(setting, store, workers=2, warmup_steps=1, steps=1)
     assert launches.with_torchrun() > 0
     assert len(launches.losses[0]) == 2

@@ -57,7 +57,7 @@ def test_total_is_taken_from_the_workers():
 def test_records_of_other_kinds_are_passed_over():
     stream = io.StringIO()
     sink = ProgressSink(10, stream=stream, clock=Clock())
-    sink.write({"kind": "gpu", "step": 1, "time": 0.0, "allocated_bytes": 1})
+    sink.write({"kind": "sample", "step": 1, "time": 0.0, "figures": {"gpu/0/util": 1}})
     sink.write(train(1))
     assert stream.getvalue().startswith("step 1/10")
 
@@ -80,6 +80,17 @@ def test_terminal_keeps_one_line_and_prints_events_above_it():
     text = stream.getvalue()
     assert "resumed from step-00000001" in text
     assert "step 2/10" in text
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_alerts_are_shown_and_so_is_their_end(stream):
+    sink = ProgressSink(10, stream=stream)
+    alert = {"kind": "alert", "step": 1, "time": 0.0, "name": "memory", "subject": "GPU 0", "message": "it is full"}
+    sink.write({**alert, "state": "raised"})
+    sink.write({**alert, "state": "cleared", "message": "there is room"})
+    sink.close()
+    assert "warning: it is full" in stream.getvalue()
+    assert "over: there is room" in stream.getvalue()
 
 
 @pytest.mark.parametrize(

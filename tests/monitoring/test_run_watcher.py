@@ -2,6 +2,7 @@ import time
 
 from monitoring.metrics_log import MetricsLog
 from monitoring.run_watcher import RunWatcher
+from tests.monitoring.samples import append, sample, sample_file
 
 
 class Recorder:
@@ -67,3 +68,31 @@ def test_history_goes_to_those_who_want_the_whole_run_alone(tmp_path):
         watcher.close()
     assert whole.steps == [1, 2]
     assert live.steps == [2]
+
+
+def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(tmp_path):
+    path, alerts = tmp_path / "m.jsonl", tmp_path / "alerts.jsonl"
+    recorder = Recorder()
+
+    class Alarm(LiveRecorder):
+        def write(self, record):
+            if record["kind"] == "train":
+                append(alerts, {"kind": "alert", "step": record["step"] + 100})
+
+    watcher = RunWatcher(path, [Alarm(), recorder], alerts=alerts, poll_s=60.0).start()
+    append(path, {"kind": "train", "step": 1})
+    watcher.close()
+    assert recorder.steps == [1, 101]
+
+
+def test_samples_of_all_workers_reach_the_sinks_and_silence_is_heard(tmp_path):
+    sink, samples = Recorder(), tmp_path / "monitoring"
+    ticks = []
+    sink.tick = lambda: ticks.append(1)
+    watcher = RunWatcher(tmp_path / "m.jsonl", [sink], samples=samples, poll_s=0.01).start()
+    wait_until(lambda: len(ticks) > 2)
+    assert sink.steps == [] and len(ticks) > 2
+    append(sample_file(samples, 0), sample(0, 1, step=3), sample(0, 2, step=3))
+    append(sample_file(samples, 1), sample(1, 1, step=4))
+    watcher.close()
+    assert sorted(sink.steps) == [3, 3, 4]

@@ -19,9 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
-from monitoring.wandb_sink import WandbSink, wandb_values
-from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
-from tests.monitoring.wandb_file import read_config, read_history, read_run_id
+from benchmarks.fake_wandb_server import FakeWandbServer, fake_wandb_server
+from monitoring import wandb_sink
+from monitoring.metric_names import METRICS
+from monitoring.wandb_names import wandb_values
+from monitoring.wandb_runs import open_wandb
+from monitoring.wandb_sink import WandbSink
+from tests.monitoring.samples import BEGAN_S, sample, train
+from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
 from train_config.schema import WandbSection
 
 BUDGET_S = 15.0
@@ -221,6 +226,122 @@ def test_disabled_starts_and_writes_nothing(tmp_path: Path, mark: str) -> None:
     assert not marked_processes(mark)
     run.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_spool_without_room_leaves_out_samples_first_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb_sink, "SPOOL_LIMIT_BYTES", 4096)
+    run = healthy(tmp_path, "offline")
+    run.write([sample(0, n, worker__0__step_s=1.0) for n in range(100)] + [train(1, 1)] + [alert("raised", 5.0)])
+    run.close()
+    history = read_history(wandb_file(offline_folders(tmp_path)[0]))
+    written = series(history, "worker/0/step_s")
+    assert 10 < len(written) < 30
+    assert series(history, "train/loss") == [1.0] and series(history, "alert/memory") == [1]
+    (warning,) = run.warnings
+    assert f"lacks {100 - len(written)} records" in warning
+
+
+# --- samples and alerts
+
+
+def samples_of_two_nodes(count: int = 3) -> list[dict[str, Any]]:
+    """Two machines with a GPU and a worker each: every figure of the catalogue, and the records of the loop."""
+    records = []
+    for number in range(count):
+        records.append(train(number + 1, 5 * number))
+        for worker, host in ((0, "a"), (1, "b")):
+            figures = {m.of(worker if m.per == "worker" else 0): float(number + worker) for m in METRICS}
+            if worker:
+                figures = {name: value for name, value in figures.items() if not name.startswith(("perf/", "train/"))}
+            records.append(sample(worker, 5 * number + 1 + worker / 2, host=host) | {"figures": figures})
+    return records
+
+
+def alert(state: str, time_s: float, name: str = "memory") -> dict[str, Any]:
+    return {"kind": "alert", "step": 3, "time": time_s, "name": name, "state": state, "message": "GPU 0 is full"}
+
+
+def series(history: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in history if name in row]
+
+
+def test_one_run_holds_every_figure_of_both_workers_and_nodes(tmp_path: Path) -> None:
+    run = healthy(tmp_path, "offline")
+    run.write(samples_of_two_nodes())
+    run.close()
+    history = read_history(wandb_file(offline_folders(tmp_path)[0]))
+    for metric in METRICS:
+        if metric.per in ("gpu", "host"):
+            assert series(history, metric.of(0)) == [0, 1, 2], metric.name
+            assert series(history, f"node/b/{metric.of(0)}") == [1, 2, 3], metric.name
+        elif metric.per == "worker":
+            assert (series(history, metric.of(0)), series(history, metric.of(1))) == ([0, 1, 2], [1, 2, 3])
+        elif metric.name != "train/loss":
+            assert series(history, metric.name) == [0, 1, 2], metric.name
+    assert [(row["step"], row["train/loss"]) for row in history if "train/loss" in row] == [(1, 1), (2, 1), (3, 1)]
+    assert series(history, "elapsed_s") == [1, 1.5, 6, 6.5, 11, 11.5]
+
+
+def test_figures_are_drawn_against_time_and_the_loops_against_the_step(tmp_path: Path) -> None:
+    run = healthy(tmp_path, "offline")
+    run.write(samples_of_two_nodes(1))
+    run.close()
+    records = read_records(wandb_file(offline_folders(tmp_path)[0]))
+    axes = {r.metric.glob_name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
+    shown = {name for row in read_history(wandb_file(offline_folders(tmp_path)[0])) for name in row if "/" in name}
+    for name in shown - {"position/worker/0", "position/worker/1"}:
+        assert axes[name.partition("/")[0] + "/*"] == ("step" if name.startswith("train/") else "elapsed_s")
+    moments = [item for r in records for item in r.history.item if item.nested_key == ["_timestamp"]]
+    assert float(moments[0].value_json) == BEGAN_S
+
+
+def test_resumed_run_adds_the_samples_that_the_server_lacks_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        records = samples_of_two_nodes(4)
+        for known in (records[:5], records):
+            run = healthy(tmp_path)
+            run.write(known)
+            run.close()
+            assert run.warnings == []
+        for name in ("worker/0/forward_s", "gpu/0/util", "train/loss", "elapsed_s"):
+            assert len(series(server.values(), name)) == (8 if name == "elapsed_s" else 4), name
+        assert series(server.values(), "worker/1/forward_s") == [1, 2, 3, 4]
+
+
+def test_alert_is_sent_once_and_its_state_is_in_the_history(tmp_path: Path) -> None:
+    history_s, now_s = time.time() - 60, time.time() + 60
+    records = [train(1, 0), alert("raised", history_s), alert("cleared", history_s + 1), alert("raised", now_s)]
+    run = healthy(tmp_path, "offline")
+    run.write(records)
+    run.close()
+    file = wandb_file(offline_folders(tmp_path)[0])
+    sent = [r.alert for r in read_records(file) if r.WhichOneof("record_type") == "alert"]
+    assert [(a.title, a.text, a.level) for a in sent] == [("memory nearly full", "GPU 0 is full", "WARN")]
+    assert series(read_history(file), "alert/memory") == [1, 0, 1]
+
+
+def test_run_per_worker_has_each_workers_figures_in_one_group(tmp_path: Path, mark: str) -> None:
+    section = WandbSection(runs="per_worker", init_timeout_s=PATIENCE_S, finish_timeout_s=PATIENCE_S)
+    warnings: list[str] = []
+    sink = open_wandb(section, RUN_ID, "a-run", tmp_path, CONFIG, warn=warnings.append)
+    for record in samples_of_two_nodes():
+        sink.write(record)
+    sink.close()
+    assert warnings == [] and marked_processes(mark) == []
+    files = {read_run_id(wandb_file(folder)): wandb_file(folder) for folder in offline_folders(tmp_path)}
+    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
+    groups = {r.run.run_group for file in files.values() for r in read_records(file) if r.HasField("run")}
+    assert groups == {"a-run"}
+    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
+    assert series(first, "gpu/0/util") == [0, 1, 2] and series(second, "gpu/0/util") == [1, 2, 3]
+    assert series(first, "worker/0/forward_s") == [0, 1, 2] and series(second, "worker/1/forward_s") == [1, 2, 3]
+    assert series(first, "train/loss") and not series(second, "train/loss")
+    assert series(second, "elapsed_s") == [1.5, 6.5, 11.5]
 
 
 # --- failures

@@ -11,9 +11,7 @@ from torch import nn
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import pack_sequences
-from monitoring.gpu import GpuReading
-from monitoring.metrics_log import read_metrics
-from tests.runs import events, run_folder, tiny_config
+from tests.runs import run_folder, tiny_config
 from train_config.errors import ConfigError, EsmerayError
 from train_config.loading import load_config
 from train_config.schema import TrainingSection
@@ -147,49 +145,12 @@ def test_timed_kernels_and_determinism_exclude_each_other():
         load_config(None, options)
 
 
-class FakeMonitor:
-    """A GPU that is looked at after every step; the driver fails at the second look."""
-
-    def __init__(self, device, interval_s):
-        self.interval_s, self.looks, self.closed = interval_s, 0, False
-        FakeMonitor.made = self
-
-    def due(self) -> bool:
-        return self.interval_s > 0
-
-    def read(self, warn) -> GpuReading:
-        self.looks += 1
-        if self.looks == 2:
-            warn("cuda:0: GPU is lost")
-        return GpuReading(1, 2, 3, utilization_percent=50.0 if self.looks == 1 else None)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def train(config, store_path, context=None):
     return train_worker(config, context or StandaloneContext(), store_path)
 
 
 @pytest.mark.usefixtures("process_group")
 class TestRun:
-    def test_readings_and_a_lost_gpu_stand_in_the_metrics(self, store_path, tmp_path, monkeypatch):
-        monkeypatch.setattr("training.worker.GpuMonitor", FakeMonitor)
-        config = tiny_config(tmp_path, training={"max_steps": 2, "gpu_log_interval": 5.0})
-        assert train(config, store_path).status == "finished"
-        first, second = (r for r in read_metrics(run_folder(config).metrics) if r["kind"] == "gpu")
-        assert (first["step"], first["allocated_bytes"], first["utilization_percent"]) == (1, 1, 50.0)
-        assert second["step"] == 2
-        assert "utilization_percent" not in second
-        assert [e["message"] for e in events(config, "warning")] == ["cuda:0: GPU is lost"]
-        assert FakeMonitor.made.interval_s == 5.0
-        assert FakeMonitor.made.closed
-
-    def test_no_reading_without_a_gpu(self, store_path, tmp_path):
-        config = tiny_config(tmp_path, training={"max_steps": 2, "gpu_log_interval": 1e-9})
-        train(config, store_path)
-        assert {r["kind"] for r in read_metrics(run_folder(config).metrics)} == {"train", "validation", "event"}
-
     def test_batch_that_stayed_elsewhere_ends_the_run_at_the_first_step(self, store_path, tmp_path, monkeypatch):
         monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(None, self))
         config = tiny_config(tmp_path, model={"task": "masked_lm"})

@@ -16,6 +16,8 @@ import torch
 import yaml
 from transformers import AutoModel
 
+from monitoring.metrics_log import read_metrics
+from tests.monitoring.wandb_file import read_history, read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -31,6 +33,8 @@ SLOW_STEPS = {
     "ray": {"num_workers": 2, "cpus_per_worker": 1},
 }
 """Steps that take long enough to be killed in."""
+
+LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s", "backward_s", "optimizer_s"]
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +82,8 @@ def worker_process(config: Config, rank: int) -> int:
 def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
     """A run that nothing happened to, and what it printed."""
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
-    process = start(config, ray_address, "--wandb.mode", "offline")
+    watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
+    process = start(config, ray_address, "--wandb.mode", "offline", *watched)
     output = finish(process)
     assert process.returncode == 0, output
     return config, output
@@ -110,6 +115,36 @@ def test_wandb_file_holds_the_run_under_the_id_of_the_checkpoints(undisturbed):
     assert [run_id in file.name for file in files] == [True]
     newest = CheckpointStore(run.checkpoints).complete()[0]
     assert newest.manifest().wandb_run_id == run_id
+
+
+def test_wandb_file_holds_every_figure_that_both_workers_sampled(undisturbed):
+    config, _ = undisturbed
+    run = run_folder(config)
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    history = read_history(file)
+    for worker in (0, 1):
+        samples = read_metrics(run.monitoring / f"worker-{worker:05d}.jsonl")
+        sampled = [{**sample["figures"]} for sample in samples]
+        logged = [row for row in history if f"position/worker/{worker}" in row]
+        assert len(logged) == len(sampled)
+        for row, figures in zip(logged, sampled, strict=True):
+            known = {name: value for name, value in figures.items() if value is not None and name != "train/loss"}
+            assert known.items() <= row.items()
+        names = {name for row in logged for name in row}
+        assert {f"worker/{worker}/{name}" for name in LOOP_FIGURES} <= names
+    assert {"perf/tokens_per_s", "mem/host_rss_bytes", "cpu/percent"} <= {name for row in history for name in row}
+    assert [row["train/loss"] for row in history if "train/loss" in row] == list(train_losses(config).values())
+
+
+def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):
+    config, output = undisturbed
+    run = run_folder(config)
+    (alert,) = read_metrics(run.alerts)
+    assert (alert["name"], alert["state"]) == ("memory", "raised")
+    assert output.count(f"warning: {alert['message']}") == 1
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
+    assert sent == [alert["message"]]
 
 
 def test_finished_run_says_so_and_stops(undisturbed, ray_address):

@@ -1,8 +1,11 @@
-"""A W&B server for tests, on 127.0.0.1: the answers that wandb-core 0.31 needs to record a run, and ways to fail.
+"""A W&B server for tests and benchmarks, on 127.0.0.1, and ways in which it fails.
+
+It answers what wandb 0.31 needs to record a run or to save a workspace.
 
 ``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "close" drops the
-connection; "unauthorised" answers 401. ``behaviour_at_history`` takes over when the first values arrive, which
-W&B sends 15 s after the start or when the run ends.
+connection; "unauthorised" answers 401, "broken" 500; "slow" takes :data:`SLOW_S` for each call.
+``behaviour_at_history`` takes over when the first values arrive, which W&B sends 15 s after the start or when the run
+ends.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+SLOW_S = 10.0
+"""Seconds."""
 
 
 class FakeWandbServer(ThreadingHTTPServer):
@@ -28,6 +34,8 @@ class FakeWandbServer(ThreadingHTTPServer):
         self.history: list[dict[str, Any]] = []
         """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
         self.known_run: dict[str, Any] | None = None
+        self.views: list[dict[str, Any]] = []
+        """Workspaces that were saved."""
 
     @property
     def url(self) -> str:
@@ -70,6 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
         if behaviour in ("silent", "close"):
             self.close_connection = True
             return
+        if behaviour == "slow":
+            self.server.stopping.wait(SLOW_S)
+        if behaviour == "broken":
+            self._answer(500, {"errors": [{"message": "internal error"}]})
+            return
         if behaviour == "unauthorised":
             self._answer(401, {"errors": [{"message": "permission denied"}]})
             return
@@ -85,8 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/graphql":
             return {}
         request = json.loads(body)
-        self.server.requests.append(request["operationName"])
-        return {"data": self._graphql(request["operationName"], request["variables"])}
+        operation = request["operationName"] or request["query"].split("(")[0].split("{")[0].split()[1]
+        self.server.requests.append(operation)
+        return {"data": self._graphql(operation, request.get("variables") or {})}
 
     def _take_stream(self, content: dict[str, Any]) -> None:
         part = (content.get("files") or {}).get("wandb-history.jsonl")
@@ -103,6 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.known_run = self.server.known_run or {}
             bucket = {"id": "cg==", "name": variables["name"], "displayName": "n", "project": project}
             return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0}, "inserted": True}}
+        if operation in ("Viewer", "GetDefaultEntity"):
+            teams: dict[str, Any] = {"edges": []}
+            return {"viewer": {"id": "dQ==", "username": "tester", "entity": "tester", "flags": "{}", "teams": teams}}
+        if operation == "UpsertView2":
+            self.server.views.append(variables)
+            return {"upsertView": {"view": {"id": "dg==", "name": variables["name"]}, "inserted": True}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.server.url}/upload/{name}"} for name in variables["files"]]
             return {"createRunFiles": {"runID": "cg==", "uploadHeaders": [], "files": files}}

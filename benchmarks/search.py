@@ -1,0 +1,141 @@
+"""The throughput search beside measuring every configuration of its space: how fast what it finds is, and how soon.
+
+A small ESM-2 masked LM on real proteins, and a space of 60 configurations: token budgets, loader processes, precision,
+checkpointing. Both are the program's own, as users run them: ``train_ray.py --tune`` with the algorithm ``grid``, which
+measures each configuration in full, and with ``tpe`` at its defaults from three seeds, each measuring anew. The
+experiment starts as slow as the space allows, so that nothing of the answer is given to the search. Times are those of
+the whole program, its start included.
+
+What a search found is judged by the figures of the exhaustive search; since the largest of many noisy figures is too
+large, its best and what the search found are also measured again in turns. ``train_ray.py`` then trains with best.yaml,
+and its steps are held to the figure that the search gave. Last, a search in which trials run out of memory, crash, hang
+and turn NaN on purpose has to find the fastest of the configurations that are left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.proteins import read_proteins, write_fasta
+from benchmarks.stage import Case, Comparison, Contender, Reference, Setting, Stage
+
+if TYPE_CHECKING:
+    from benchmarks.search_runs import Searches
+    from training.throughput import Settings
+
+SEARCH, EXHAUSTIVE = "search", "every configuration"
+TIME, FOUND, AGAIN, TRAINED, FAULTS = (
+    "time of the search",
+    "speed of what it finds",
+    "the same, measured again in turns",
+    "best.yaml by train_ray.py",
+    "with faults in trials",
+)
+CASES = (TIME, FOUND, AGAIN, TRAINED, FAULTS)
+AGREEMENT, EQUAL = "agreement with the search's figure", Reference("equal", 1.0)
+RIGHT = "fastest without a fault"
+
+ROUNDS = 3
+"""Seeds of the search."""
+QUICK_PROTEINS = 200
+AGAIN_WINDOW_S = 2.0
+"""Measured again with longer windows than those of the search."""
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    if setting.device != "cpu":  # a model this small says nothing of a GPU
+        return
+    from benchmarks.search_faults import right_without_faults, with_faults
+    from benchmarks.search_runs import Searches, space_facts
+    from training import cluster
+    from training.measuring_pool import MeasuringPool
+
+    proteins = read_proteins(setting.fasta)
+    setting.note("writing the store")
+    searches = Searches(setting, _make_store(setting, proteins.sequences))
+    searches.facts[TIME] |= {**proteins.facts, **space_facts(setting)}
+    yield _case(
+        searches,
+        TIME,
+        "s",
+        {SEARCH: lambda seed: searches.search(seed).seconds, EXHAUSTIVE: lambda _: searches.exhaustive.seconds},
+        better="lower",
+    )
+    yield _case(
+        searches,
+        FOUND,
+        "tokens/s",
+        {
+            SEARCH: lambda seed: searches.speed_by_exhaustive(searches.search(seed).best),
+            EXHAUSTIVE: lambda _: searches.exhaustive.figure,
+        },
+    )
+    yield _case(searches, TRAINED, "of the larger", {AGREEMENT: searches.agreement})
+    with cluster.connected(searches.config.ray):
+        windows = {} if setting.quick else {"window_s": AGAIN_WINDOW_S}
+        measurement = searches.tune_config("tpe", 0, **windows).measurement
+        with MeasuringPool(searches.config, searches.store) as pool:
+
+            def again(settings: Settings) -> float:
+                return pool.measure(settings, measurement).tokens_per_s or 0.0
+
+            pool.start(1)
+            yield _case(
+                searches,
+                AGAIN,
+                "tokens/s",
+                {
+                    SEARCH: lambda seed: again(searches.search(seed).best),
+                    EXHAUSTIVE: lambda _: again(searches.exhaustive.best),
+                },
+            )
+    values = {SEARCH: lambda _: with_faults(searches), RIGHT: lambda _: right_without_faults(searches)}
+    yield _case(searches, FAULTS, "tokens/s", values, rounds=1)
+
+
+def _case(
+    searches: Searches,
+    name: str,
+    unit: str,
+    values: Mapping[str, Callable[[int], float]],
+    better: Any = "higher",
+    rounds: int = ROUNDS,
+) -> Case:
+    """A case whose contenders give a value of each seed in turn."""
+
+    def contender(name: str, value: Callable[[int], float]) -> Contender:
+        seeds = itertools.count()
+        return Contender(name, lambda: value(next(seeds)), kind="value")
+
+    contenders = tuple(contender(name, value) for name, value in values.items())
+    return Case(name, unit, contenders, better=better, rounds=rounds, facts=searches.facts[name])
+
+
+def _make_store(setting: Setting, sequences: list[str]) -> Path:
+    from dataset.conversion import convert
+    from train_config.schema import IngestSection
+
+    chosen = sequences[: QUICK_PROTEINS if setting.quick else None]
+    fasta, store = setting.folder / "proteins.fasta", setting.folder / "store"
+    write_fasta(fasta, chosen, len(chosen))
+    convert([str(fasta)], store, IngestSection())
+    return store.resolve()
+
+
+STAGE = Stage(
+    name="search",
+    summary="the throughput search beside measuring all of its 60 configurations: what it finds, and how soon",
+    cases=_cases,
+    comparisons=(
+        Comparison(TIME, SEARCH, EXHAUSTIVE, {"cpu": 4.0}),
+        Comparison(FOUND, SEARCH, EXHAUSTIVE, {"cpu": 0.95}),
+        Comparison(AGAIN, SEARCH, EXHAUSTIVE, {"cpu": 0.95}),
+        Comparison(TRAINED, AGREEMENT, EQUAL, {"cpu": 0.95}),
+        Comparison(FAULTS, SEARCH, RIGHT, {"cpu": 0.95}),
+    ),
+    packages=("ray", "optuna", "deepspeed"),
+    distributions=("ray", "optuna", "deepspeed", "transformers"),
+)

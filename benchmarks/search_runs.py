@@ -1,0 +1,209 @@
+"""Searches of the throughput search's benchmark, each a program of its own as a user starts it, and what they found.
+
+In: the stage's setting and a store. Out: :class:`Searches`, which makes each search when it is first asked for, trains
+with what was found, and fills the facts of the cases.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launching import run_program, tokens_per_s
+from benchmarks.search import CASES, FOUND, TIME, TRAINED
+from benchmarks.stage import Facts, Setting, WrongWorkError
+from monitoring.metrics_log import read_metrics
+from monitoring.tune_trials import settings_text
+from train_config.loading import dump_config, load_config
+from train_config.schema import Config
+from train_config.tune_schema import TuneConfig
+from training.run_folder import RunFolder
+from training.throughput import Measurement, Settings
+from training.throughput_search import Knowledge
+from training.trial_journal import TrialJournal
+
+SPACE: dict[str, list[Any]] = {
+    "tokens": [1024, 2048, 4096, 8192, 16384],
+    "num_workers": [0, 1, 2],
+    "amp_dtype": ["bf16", "none"],
+    "gradient_checkpointing": [False, True],
+}
+QUICK_SPACE: dict[str, list[Any]] = {
+    "tokens": [1024, 2048],
+    "num_workers": [0, 1],
+    "amp_dtype": ["none"],
+    "gradient_checkpointing": [False],
+}
+MODEL = {"layers": 2, "hidden_size": 128, "heads": 4}
+QUICK_MODEL = {"layers": 1, "hidden_size": 32, "heads": 2}
+MEASUREMENT = {"warmup_steps": 2, "window_s": 1.0, "max_windows": 5, "timeout_s": 120.0}
+QUICK_MEASUREMENT = {"warmup_steps": 1, "window_s": 0.2, "max_windows": 2, "timeout_s": 120.0}
+TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 5, 10
+QUICK_TRAINED_S = 0.1
+QUICK_TRIALS = 3
+_NEVER = 10**9
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        seconds: that the program took, its start included.
+        folder: of the search.
+        measurements: of every configuration that was measured.
+        best: the fastest that fits.
+    """
+
+    seconds: float
+    folder: Path
+    measurements: Mapping[Settings, Measurement]
+    best: Settings
+
+    @property
+    def figure(self) -> float:
+        """Tokens per second of the best, as the search measured it."""
+        return self.measurements[self.best].tokens_per_s or 0.0
+
+
+@dataclass
+class Searches:
+    """Searches so far, each made when it is first asked for; and what is done with what they found.
+
+    Attributes:
+        setting: device and folder.
+        store: what all train on.
+        facts: filled with what they tell, a dictionary a case.
+    """
+
+    setting: Setting
+    store: Path
+    facts: dict[str, Facts] = field(default_factory=lambda: {case: {} for case in CASES})
+    _found: dict[int, Found] = field(default_factory=dict)
+
+    @cached_property
+    def exhaustive(self) -> Found:
+        """Every configuration, in full."""
+        found = self._search("grid", seed=0)
+        self.facts[TIME]["configurations"] = len(found.measurements)
+        self.facts[FOUND]["fastest of all"] = words(found.best)
+        slowest = min(m.tokens_per_s for m in found.measurements.values() if m.tokens_per_s)
+        self.facts[FOUND]["fastest of all beside the slowest"] = round(found.figure / slowest, 2)
+        return found
+
+    def search(self, seed: int) -> Found:
+        """By the default algorithm from this seed."""
+        if seed not in self._found:
+            found = self._found[seed] = self._search("tpe", seed)
+            self.facts[TIME][f"trials, seed {seed}"] = len(found.measurements)
+            self.facts[FOUND][f"found by seed {seed}"] = words(found.best)
+        return self._found[seed]
+
+    def speed_by_exhaustive(self, settings: Settings) -> float:
+        """Tokens per second of a configuration as the exhaustive search measured it."""
+        return self.exhaustive.measurements[settings].tokens_per_s or 0.0
+
+    def agreement(self, seed: int) -> float:
+        """Train with best.yaml: the smaller of its tokens/s and the search's figure, by the larger."""
+        found = self.search(seed)
+        seconds = QUICK_TRAINED_S if self.setting.quick else TRAINED_S
+        steps = max(LEAST_STEPS, math.ceil(seconds * found.figure / self.config.batch.global_tokens))
+        name = f"trained-{seed}"
+        changes = ["--run.name", name, "--training.max_steps", str(WARMUP_STEPS + steps)]
+        run_program([sys.executable, "train_ray.py", "--config", str(found.folder / "best.yaml"), *changes])
+        metrics = read_metrics(RunFolder(self.config.run.storage_path, name).metrics)
+        trained = tokens_per_s([record for record in metrics if record["kind"] == "train"][WARMUP_STEPS:])
+        self.facts[TRAINED] |= {
+            f"tokens/s of the search, seed {seed}": round(found.figure),
+            f"tokens/s of train_ray.py, seed {seed}": round(trained),
+        }
+        return min(trained, found.figure) / max(trained, found.figure)
+
+    @cached_property
+    def config(self) -> Config:
+        """The experiment, in the slowest corner of the space."""
+        space = QUICK_SPACE if self.setting.quick else SPACE
+        backbone = {"source": "esm2_t6_8M", "gradient_checkpointing": space["gradient_checkpointing"][-1]}
+        return Config.model_validate(
+            {
+                "run": {"name": "experiment", "storage_path": str(self.setting.folder.resolve())},
+                "data": {"source": [str(self.store)], "validation_share": 0.0, "num_workers": 0},
+                "batch": {"tokens": space["tokens"][0], "global_tokens": space["tokens"][-1]},
+                "model": {
+                    "task": "masked_lm",
+                    "backbone": backbone | (QUICK_MODEL if self.setting.quick else MODEL),
+                },
+                "training": {"amp_dtype": space["amp_dtype"][-1], "evaluate_every_steps": _NEVER},
+                "deepspeed": {"config": str(_REPOSITORY / "train_config" / "zero2.yaml")},
+                "checkpoint": {"every_steps": _NEVER},
+                "ray": {"address": "local", "num_workers": 1},
+                "wandb": {"mode": "disabled"},
+            }
+        )
+
+    def tune_config(self, algorithm: str, seed: int, name: str = "", **measurement: float) -> TuneConfig:
+        """A search of the space, by default with an algorithm's own number of trials."""
+        quick = self.setting.quick
+        few = {"max_trials": QUICK_TRIALS} if quick and algorithm != "grid" else {}
+        return TuneConfig.model_validate(
+            {
+                "name": name or f"{algorithm}-{seed}",
+                "space": QUICK_SPACE if quick else SPACE,
+                "measurement": (QUICK_MEASUREMENT if quick else MEASUREMENT) | measurement,
+                "search": {"algorithm": algorithm, "seed": seed, **few},
+            }
+        )
+
+    def run(self, tune: TuneConfig, command: Sequence[str], *more: str) -> Found:
+        """Search by a program that takes the experiment's file, that of the search, and what is more."""
+        paths = [self.setting.folder / f"{tune.name}.{kind}.yaml" for kind in ("experiment", "tune")]
+        for path, settings in zip(paths, (self.config, tune), strict=True):
+            path.write_text(dump_config(settings), encoding="utf-8")
+        start_s = time.perf_counter()
+        run_program([*command, "--config", str(paths[0]), "--tune", str(paths[1]), *more])
+        seconds = time.perf_counter() - start_s
+        return read_found(Path(self.config.run.storage_path) / tune.name, seconds, tune.memory_margin)
+
+    def _search(self, algorithm: str, seed: int) -> Found:
+        """Search as a user does."""
+        tune = self.tune_config(algorithm, seed)
+        found = self.run(tune, [sys.executable, "train_ray.py"])
+        of_trials = sum(measurement.seconds for measurement in found.measurements.values())
+        self.facts[TIME][f"seconds of trials alone, {tune.name}"] = round(of_trials, 1)
+        return found
+
+
+def read_found(folder: Path, seconds: float, memory_margin: float) -> Found:
+    """What a search left in its folder.
+
+    Raises:
+        WrongWorkError: it found nothing, or best.yaml is not what its trials say.
+    """
+    knowledge = Knowledge(memory_margin)
+    for settings, measurement in TrialJournal(folder / "trials.jsonl").measured().items():
+        knowledge.learn(settings, measurement)
+    best = knowledge.best()
+    if best is None:
+        raise WrongWorkError(f"{folder.name}: no configuration was measured to the end")
+    if Settings.of(load_config(folder / "best.yaml"), best.workers) != best:
+        raise WrongWorkError(f"{folder.name}: best.yaml is not the fastest of its trials")
+    return Found(seconds, folder, knowledge.measurements, best)
+
+
+def words(settings: Settings) -> str:
+    """The varied settings of a configuration, in a line."""
+    return settings_text(asdict(settings), list(SPACE))
+
+
+def space_facts(setting: Setting) -> Facts:
+    """What is searched, and with which model."""
+    space, model = (QUICK_SPACE, QUICK_MODEL) if setting.quick else (SPACE, MODEL)
+    facts: Facts = {"model": ", ".join(f"{value} {name}" for name, value in model.items())}
+    return facts | {f"values of {name}": ", ".join(map(str, values)) for name, values in space.items()}

@@ -1,0 +1,95 @@
+"""What known GPUs can do at best, to tell what share of it a model's operations make (model FLOPs utilisation).
+
+In: the name that the driver gives a GPU, and a precision. Out: TFLOP/s of dense matrix products with fp32 sums, which
+is what training computes; a data sheet's "with sparsity" figure is twice that. A GPU that is not listed, or a MIG slice
+of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["bf16", "fp16", "tf32", "fp32"]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of one GPU, dense TFLOP/s; None where it lacks the precision in hardware."""
+
+    bf16: float | None
+    fp16: float | None
+    tf32: float | None
+    fp32: float
+
+
+_HOPPER_SXM = Peaks(989.4, 989.4, 494.7, 66.9)
+_HOPPER_NVL = Peaks(835.5, 835.5, 417.5, 60.0)
+
+# By a pattern that the whole name has to match, without "NVIDIA", "Tesla" and the size of the memory.
+_KNOWN: tuple[tuple[str, Peaks], ...] = (
+    # NVIDIA Blackwell HGX B200 data sheet (per GPU, halved where it is given with sparsity)
+    (r"B200", Peaks(2250.0, 2250.0, 1125.0, 75.0)),
+    # NVIDIA H200 and GH200 data sheets
+    (r"H200 NVL", _HOPPER_NVL),
+    (r"H200|GH200", _HOPPER_SXM),
+    # NVIDIA H100 Tensor Core GPU data sheet: SXM, NVL, PCIe
+    (r"H100 NVL", _HOPPER_NVL),
+    (r"H100 PCIe", Peaks(756.5, 756.5, 378.0, 51.2)),
+    (r"H100( HBM3)?", _HOPPER_SXM),
+    # NVIDIA A100 Tensor Core GPU data sheet
+    (r"A100[- ](SXM4|PCIE|PCIe)|A100", Peaks(312.0, 312.0, 156.0, 19.5)),
+    # NVIDIA Ada: L4 and L40S data sheets
+    (r"L4", Peaks(121.0, 121.0, 60.0, 30.3)),
+    (r"L40S", Peaks(362.05, 362.05, 183.0, 91.6)),
+    # NVIDIA A10G data sheet
+    (r"A10G", Peaks(70.0, 70.0, 35.0, 35.0)),
+    # NVIDIA T4 data sheet
+    (r"T4", Peaks(None, 65.0, None, 8.1)),
+    # NVIDIA V100 data sheet: SXM2, PCIe
+    (r"V100[- ]SXM[23](-LS)?", Peaks(None, 125.0, None, 15.7)),
+    (r"V100[- ]PCIE", Peaks(None, 112.0, None, 14.0)),
+    # NVIDIA whitepapers of GA102, Ada and RTX Blackwell, appendix A: tensor TFLOPS with FP32 accumulate
+    (r"GeForce RTX 3090", Peaks(71.2, 71.2, 35.6, 35.6)),
+    (r"GeForce RTX 4090", Peaks(165.2, 165.2, 82.6, 82.6)),
+    (r"GeForce RTX 5090", Peaks(209.5, 209.5, 104.8, 104.8)),
+)
+
+
+def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
+    """Dense TFLOP/s of this GPU in this precision; None where it is not known.
+
+    Args:
+        gpu_name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` give it: ``NVIDIA H100 80GB HBM3``.
+        precision: of the matrix products. A GPU without TF32 computes fp32.
+    """
+    name = re.sub(r"\s*[- ]\d+GB\b|^NVIDIA\s+|^Tesla\s+", "", gpu_name.removeprefix("NVIDIA ")).strip()
+    for pattern, peaks in _KNOWN:
+        if re.fullmatch(pattern, name):
+            value = getattr(peaks, precision)
+            return peaks.fp32 if value is None and precision == "tf32" else value
+    return None
+
+
+def matrix_precision(amp_dtype: str, tf32: bool) -> Precision:
+    """The precision of matrix products under ``training.amp_dtype`` and ``training.tf32``."""
+    if amp_dtype == "bf16":
+        return "bf16"
+    if amp_dtype == "fp16":
+        return "fp16"
+    return "tf32" if tf32 else "fp32"
+
+
+def flops_utilization(
+    tokens_per_s: float, flops_per_token: float, peak_tflops_per_device: float, devices: int
+) -> float:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the model's own operations over what is possible.
+
+    Args:
+        tokens_per_s: of all devices.
+        flops_per_token: of forward and backward pass, without what checkpointing computes again.
+        peak_tflops_per_device: see :func:`peak_tflops`.
+        devices: how many compute.
+    """
+    return tokens_per_s * flops_per_token / (peak_tflops_per_device * 1e12 * devices)

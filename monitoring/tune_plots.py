@@ -1,0 +1,387 @@
+"""Pictures of a throughput search: what was tried, what it gave, where memory ends, and which setting matters.
+
+In: a :class:`Search`, the trials with what is needed to read them. Out: panels as PNG bytes for the report, and one
+picture of them all. Failed trials are in every picture that has a place for them: they were paid for, too.
+
+Against the budget, trials are told apart by precision (colour) and checkpointing (broken line), since these decide how
+speed and memory grow with it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from monitoring.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from monitoring.tune_trials import (
+    NAMES,
+    STATUSES,
+    Space,
+    Trial,
+    Value,
+    best_trial,
+    budget_setting,
+    memory_text,
+    pareto,
+    speed,
+    value_text,
+    values_of,
+    varied,
+)
+
+_SPEED = EngFormatter(sep="")
+_COLOURS = {"bf16": BLUE, "none": ORANGE, "fp16": GREEN}
+_FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "refused": "|"}
+"""Markers of what ended a trial without a figure."""
+_SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#cfd8e3", "#86b3de", BLUE, "#123a70"])
+_BEST = "#d62f6b"
+_PANEL_DPI = 144
+_SPREAD = 0.22
+"""How far trials of the same value are set apart, of the distance between two values."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the pictures are of.
+
+    Attributes:
+        trials: in order.
+        space: values of each setting.
+        margin: share of the memory that the best has to leave free.
+        importance: share of each setting in what makes trials differ, 0 to 1; empty where not known.
+        importance_method: how it was found.
+    """
+
+    trials: Sequence[Trial]
+    space: Space
+    margin: float
+    importance: Mapping[str, float] = field(default_factory=dict)
+    importance_method: str = ""
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest that fits."""
+        return best_trial(self.trials, self.margin)
+
+
+class _Kind(NamedTuple):
+    """Trials that share a line."""
+
+    precision: Value
+    recomputes: bool
+
+    @property
+    def label(self) -> str:
+        return value_text("amp_dtype", self.precision) + (", checkpointing" if self.recomputes else "")
+
+    @property
+    def colour(self) -> str:
+        return _COLOURS.get(str(self.precision), GREY)
+
+    @property
+    def line(self) -> str:
+        return "--" if self.recomputes else "-"
+
+    @property
+    def face(self) -> str:
+        return "white" if self.recomputes else self.colour
+
+
+def draw_search(search: Search, path: Path | str, title: str) -> None:
+    """Draw all panels as one PNG, which is replaced only when the new one is complete."""
+    figure = new_figure(13, 11.4, title)
+    grid = figure.add_gridspec(3, 2, height_ratios=[1.05, 1.0, 0.85])
+    draw_parallel(figure.add_subplot(grid[0, :]), search)
+    draw_throughput(figure.add_subplot(grid[1, 0]), search)
+    draw_memory(figure.add_subplot(grid[1, 1]), search)
+    draw_importance(figure.add_subplot(grid[2, 0]), search)
+    draw_pareto(figure.add_subplot(grid[2, 1]), search)
+    save(figure, path)
+
+
+def panel_pngs(search: Search) -> dict[str, bytes]:
+    """Each panel as a PNG of its own: parallel, throughput, memory, importance, pareto."""
+    panels: dict[str, tuple[Callable[[Axes, Search], None], float, float]] = {
+        "parallel": (draw_parallel, 12.0, 4.4),
+        "throughput": (draw_throughput, 7.2, 4.4),
+        "memory": (draw_memory, 7.2, 4.4),
+        "importance": (draw_importance, 7.2, 3.6),
+        "pareto": (draw_pareto, 7.2, 3.6),
+    }
+    pictures = {}
+    for name, (draw, width, height) in panels.items():
+        figure = new_figure(width, height, "")
+        draw(figure.add_subplot(), search)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=_PANEL_DPI)
+        pictures[name] = buffer.getvalue()
+    return pictures
+
+
+def draw_parallel(axes: Axes, search: Search) -> None:
+    """A line for each trial through the values of its settings to its speed; the best stands out."""
+    heading(axes, "Each line a trial, from its settings to its speed: the darker, the faster; dotted where it failed")
+    names = varied(search.trials, search.space)
+    places = {name: values_of(name, search.trials, search.space) for name in names}
+    top = _round_top(max(map(speed, search.trials), default=0.0))
+    scale = Normalize(0.0, top)
+    best = search.best
+    tried = [trial for trial in search.trials if not trial.is_ruled_out]
+    for trial in sorted(tried, key=lambda trial: (trial is best, speed(trial))):
+        heights = [_height(places[name], trial.settings.get(name), trial.number) for name in names]
+        axes.add_patch(_through([*heights, speed(trial) / top], trial, best, _SPEEDS(scale(speed(trial)))))
+    for column, name in enumerate(names):
+        _value_axis(axes, column, [value_text(name, value) for value in places[name]])
+    _speed_axis(axes, len(names), top)
+    axes.set_xlim(-0.35, len(names) + 0.45)
+    axes.set_ylim(-0.06, 1.08)
+    axes.set_xticks(range(len(names) + 1), [*(NAMES[name] for name in names), "tokens/s"], fontsize=10, color=INK)
+    axes.tick_params(length=0)
+    axes.yaxis.set_major_locator(NullLocator())
+    axes.spines[:].set_visible(False)
+
+
+def draw_throughput(axes: Axes, search: Search) -> None:
+    """Speed against budget, the fastest of each budget joined; trials that failed below, by what ended them."""
+    heading(axes, "Tokens per second against the budget")
+    style(axes)
+    budget = budget_setting(search.trials, search.space)
+    for kind, trials in _by_kind(search.trials):
+        known = [trial for trial in trials if trial.tokens_per_s is not None]
+        for marker, some in _told_apart(known):
+            places = [_aside(trial, budget) for trial in some]
+            axes.plot(places, list(map(speed, some)), marker, **_points(kind), alpha=0.5)
+        fastest = _extremes(known, budget)
+        if fastest:
+            axes.plot(*zip(*fastest, strict=True), color=kind.colour, linestyle=kind.line, label=kind.label)
+    top = max(map(speed, search.trials), default=0.0) or 1.0
+    if any(trial.status == "pruned" and not trial.is_ruled_out for trial in search.trials):
+        axes.plot([], [], "v", color=GREY, markersize=5, linestyle="none", label=STATUSES["pruned"])
+    _failures(axes, search, budget, height=-0.06 * top)
+    _mark_best(axes, search, budget, speed)
+    axes.set_ylim(-0.12 * top, 1.1 * top)
+    axes.yaxis.set_major_formatter(_SPEED)
+    _budget_axis(axes, search, budget)
+    _legend_below(axes)
+
+
+def draw_memory(axes: Axes, search: Search) -> None:
+    """Peak memory against budget, with the device's end and what the margin leaves."""
+    heading(axes, "Peak memory against the budget")
+    style(axes)
+    budget = budget_setting(search.trials, search.space)
+    known = [trial for trial in search.trials if trial.peak_bytes is not None]
+    for kind, trials in _by_kind(known):
+        some = [trial for trial in trials if trial.status not in _FAILURES]
+        gib = [_gib(trial) for trial in some]
+        axes.plot([_aside(trial, budget) for trial in some], gib, "o", **_points(kind), alpha=0.55)
+        largest = _extremes(some, budget, _gib)
+        if largest:
+            axes.plot(*zip(*largest, strict=True), color=kind.colour, linestyle=kind.line, label=kind.label)
+    ended = [trial for trial in known if trial.status == "out_of_memory"]
+    if ended:
+        places = [_aside(trial, budget) for trial in ended]
+        axes.plot(places, list(map(_gib, ended)), "^", color=RED, markersize=7, label=STATUSES["out_of_memory"])
+    _limits(axes, search, known)
+    _mark_best(axes, search, budget, _gib)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} GiB"))
+    _budget_axis(axes, search, budget)
+    _legend_below(axes)
+
+
+def draw_importance(axes: Axes, search: Search) -> None:
+    """How much of the differences in speed each setting explains."""
+    heading(axes, "What decides the speed" + (f" ({search.importance_method})" if search.importance_method else ""))
+    style(axes)
+    axes.grid(visible=False)
+    shares = sorted(search.importance.items(), key=lambda item: item[1])
+    if not shares:
+        _nothing(axes, "too few trials, or nothing varied")
+        return
+    bars = axes.barh([NAMES.get(name, name) for name, _ in shares], [share for _, share in shares], color=BLUE)
+    axes.bar_label(bars, [f" {share:.0%}" for _, share in shares], color=INK, fontsize=9)
+    axes.set_xlim(0, max(share for _, share in shares) * 1.15 or 1.0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_pareto(axes: Axes, search: Search) -> None:
+    """Speed against memory: the steps are the fastest for the memory that they take."""
+    heading(axes, "Speed for memory")
+    style(axes)
+    known = [trial for trial in search.trials if trial.status == "ok" and trial.peak_bytes is not None]
+    if not known:
+        _nothing(axes, "no memory was measured")
+        return
+    axes.plot(list(map(_gib, known)), list(map(speed, known)), "o", color=GREY, markersize=4, alpha=0.6)
+    front = pareto(search.trials)[::-1]
+    axes.step(
+        list(map(_gib, front)), list(map(speed, front)), where="post", color=GREEN, label="none is better in both"
+    )
+    axes.plot(list(map(_gib, front)), list(map(speed, front)), "o", color=GREEN, markersize=6)
+    total = next((trial.total_bytes for trial in known if trial.total_bytes), None)
+    if total:
+        allowed = total / 2**30 * (1.0 - search.margin)
+        right = max(max(map(_gib, known)) * 1.05, min(allowed * 1.05, max(map(_gib, known)) * 2))
+        axes.axvspan(allowed, max(right, allowed), color=RED, alpha=0.08, linewidth=0)
+        axes.set_xlim(0, right)
+    best = search.best
+    if best is not None and best.peak_bytes is not None:
+        axes.plot(_gib(best), speed(best), "*", color=_BEST, markersize=15, label="best")
+    axes.set_ylim(0, 1.12 * max(map(speed, known)))
+    axes.yaxis.set_major_formatter(_SPEED)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} GiB"))
+    legend(axes, over_curves=True)
+
+
+def _by_kind(trials: Sequence[Trial]) -> Iterator[tuple[_Kind, list[Trial]]]:
+    kinds: dict[_Kind, list[Trial]] = {}
+    for trial in trials:
+        kind = _Kind(trial.settings.get("amp_dtype"), bool(trial.settings.get("gradient_checkpointing")))
+        kinds.setdefault(kind, []).append(trial)
+    return iter(sorted(kinds.items(), key=lambda item: (str(item[0].precision), item[0].recomputes)))
+
+
+def _told_apart(trials: Sequence[Trial]) -> Iterator[tuple[str, list[Trial]]]:
+    """Markers of trials measured to the end and of those that were stopped early."""
+    yield "o", [trial for trial in trials if trial.status == "ok"]
+    yield "v", [trial for trial in trials if trial.status != "ok"]
+
+
+def _points(kind: _Kind) -> dict:
+    return {"color": kind.colour, "markerfacecolor": kind.face, "markersize": 5}
+
+
+def _extremes(trials: Sequence[Trial], budget: str, value: Callable[[Trial], float] = speed) -> list[tuple]:
+    """Of each budget the highest value."""
+    highest: dict[float, float] = {}
+    for trial in trials:
+        place = _budget(trial, budget)
+        highest[place] = max(value(trial), highest.get(place, 0.0))
+    return sorted(highest.items())
+
+
+def _budget(trial: Trial, name: str) -> float:
+    return float(trial.settings.get(name) or 1)
+
+
+def _aside(trial: Trial, budget: str) -> float:
+    """The budget, a little to a side by the trial's number, on an axis of powers of two."""
+    return _budget(trial, budget) * 2 ** (_fraction(trial.number) * 2 * _SPREAD)
+
+
+def _fraction(number: int) -> float:
+    """-0.5 to 0.5, evenly spread over successive numbers."""
+    return (number * 0.618034) % 1.0 - 0.5
+
+
+def _gib(trial: Trial) -> float:
+    return (trial.peak_bytes or 0) / 2**30
+
+
+def _failures(axes: Axes, search: Search, budget: str, height: float) -> None:
+    for status, marker in _FAILURES.items():
+        places = [_aside(trial, budget) for trial in search.trials if trial.status == status]
+        if places:
+            label = f"{STATUSES[status]} ({len(places)})"
+            axes.plot(places, [height] * len(places), marker, color=RED, markersize=7, label=label, linestyle="none")
+
+
+def _mark_best(axes: Axes, search: Search, budget: str, value: Callable[[Trial], float]) -> None:
+    best = search.best
+    if best is not None and (value is speed or best.peak_bytes is not None):
+        looks: dict[str, Any] = {"color": _BEST, "markersize": 15, "linestyle": "none", "zorder": 5}
+        axes.plot(_budget(best, budget), value(best), "*", label="best", **looks)
+
+
+def _limits(axes: Axes, search: Search, known: Sequence[Trial]) -> None:
+    """The device's memory and what may be used of it, unless it is so large that it would flatten the curves."""
+    total = next((trial.total_bytes for trial in known if trial.total_bytes), None)
+    if total is None:
+        return
+    if total > 6 * max(trial.peak_bytes or 0 for trial in known):
+        axes.text(0.02, 0.95, f"of {memory_text(total)}", transform=axes.transAxes, color=GREY, fontsize=9, va="top")
+        return
+    axes.axhline(total / 2**30, color=RED, linewidth=1.4, label=f"all memory, {memory_text(total)}")
+    allowed = total / 2**30 * (1.0 - search.margin)
+    axes.axhline(allowed, color=RED, linewidth=1.2, linestyle=":", label=f"less the margin of {search.margin:.0%}")
+
+
+def _budget_axis(axes: Axes, search: Search, budget: str) -> None:
+    places = [float(value) for value in values_of(budget, search.trials, search.space) if value]
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("tokens a batch" if budget == "tokens" else NAMES[budget], color=INK, fontsize=9)
+    if places:
+        axes.set_xlim(min(places) / 1.35, max(places) * 1.35)
+
+
+def _legend_below(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 4, "frameon": False}
+        axes.legend(**below, fontsize=8, labelcolor=INK, handlelength=1.6, columnspacing=1.2, markerscale=0.8)
+
+
+def _height(values: Sequence[Value], value: Value, number: int) -> float:
+    """Where a line crosses the axis of a setting, 0 to 1, a little to a side by the trial's number."""
+    if value not in values:
+        return 0.5
+    step = 1.0 / len(values)
+    return step * (values.index(value) + 0.5 + _fraction(number) * 2 * _SPREAD)
+
+
+def _through(heights: Sequence[float], trial: Trial, best: Trial | None, colour: tuple) -> PathPatch:
+    """A smooth line through these heights at 0, 1, 2 ..."""
+    points, codes = [(0.0, heights[0])], [Outline.MOVETO]
+    for column, (left, right) in enumerate(pairwise(heights)):
+        points += [(column + 0.45, left), (column + 0.55, right), (column + 1.0, right)]
+        codes += [Outline.CURVE4] * 3
+    is_best = best is not None and trial.number == best.number
+    failed = trial.tokens_per_s is None
+    return PathPatch(
+        Outline(points, codes),
+        fill=False,
+        edgecolor=_BEST if is_best else GREY if failed else colour,
+        linewidth=3.0 if is_best else 1.3,
+        alpha=1.0 if is_best else 0.4 if failed else 0.75,
+        linestyle=":" if failed else "-",
+        clip_on=False,
+    )
+
+
+def _value_axis(axes: Axes, column: int, labels: Sequence[str]) -> None:
+    axes.add_line(Line2D([column] * 2, [0, 1], color=INK, linewidth=1.0))
+    for index, label in enumerate(labels):
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+        height = (index + 0.5) / len(labels)
+        axes.text(column - 0.03, height, label, ha="right", va="center", fontsize=9, color=INK, bbox=ground)
+
+
+def _speed_axis(axes: Axes, column: int, top: float) -> None:
+    axes.add_line(Line2D([column] * 2, [0, 1], color=INK, linewidth=1.0))
+    for value in MaxNLocator(5).tick_values(0, top):
+        height = value / top
+        axes.text(column + 0.04, height, _SPEED(value), ha="left", va="center", fontsize=9, color=INK)
+
+
+def _round_top(speed: float) -> float:
+    """The next round figure above a speed."""
+    return float(MaxNLocator(5).tick_values(0, speed or 1.0)[-1])
+
+
+def _nothing(axes: Axes, why: str) -> None:
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY)

@@ -1,0 +1,147 @@
+"""The benchmark of the throughput search: its space is large enough, and what a search left is judged as it should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import search_faults
+from benchmarks.search import CASES, STAGE
+from benchmarks.search_faults import FAULT_RULES, right_without_faults, with_faults
+from benchmarks.search_runs import SPACE, Found, Searches, read_found, words
+from benchmarks.stage import Setting, WrongWorkError
+from train_config.loading import dump_config
+from training.cluster import NodeResources
+from training.injected_faults import Faults
+from training.search_space import make_space
+from training.throughput import Measurement, Settings
+from training.trial_journal import TrialJournal
+
+OWN = Settings(1024, None, 0, 4, "none", True, False, 2, 1)
+MARGIN = 0.08
+
+
+@pytest.fixture
+def searches(tmp_path: Path) -> Searches:
+    return Searches(Setting("cpu", quick=False, folder=tmp_path), tmp_path / "store")
+
+
+def every_configuration() -> dict[Settings, Measurement]:
+    """Faster with a larger budget, bf16, kept activations and more loader processes, each by a known factor."""
+    figures = {}
+    for values in product(*SPACE.values()):
+        settings = replace(OWN, **dict(zip(SPACE, values, strict=True)))
+        speed = math.log2(settings.tokens) * (1.5 if settings.amp_dtype == "bf16" else 1.0)
+        speed *= (0.8 if settings.gradient_checkpointing else 1.0) * (1 + 0.01 * settings.num_workers)
+        figures[settings] = Measurement("ok", "", tokens_per_s=speed, windows=[speed])
+    return figures
+
+
+def found(measurements: dict[Settings, Measurement]) -> Found:
+    best = max(measurements, key=lambda settings: measurements[settings].tokens_per_s or 0.0)
+    return Found(10.0, Path("search"), measurements, best)
+
+
+def test_the_space_has_sixty_configurations_and_the_experiment_is_in_its_slowest_corner(searches: Searches):
+    space = make_space(searches.config, searches.tune_config("tpe", 0), [NodeResources(2, 0)])
+    assert len(space) >= 60
+    assert space.default == OWN
+    assert not space.left_out
+    figures = every_configuration()
+    assert min(figures, key=lambda settings: figures[settings].tokens_per_s or 0.0) == OWN
+
+
+def test_every_case_has_a_floor_on_the_cpu():
+    assert {comparison.case for comparison in STAGE.comparisons if comparison.floors.get("cpu")} == set(CASES)
+
+
+def test_a_gpu_is_left_alone(tmp_path: Path):
+    assert list(STAGE.cases(Setting("cuda", quick=True, folder=tmp_path))) == []
+
+
+def test_what_a_search_left_is_read_back(searches: Searches, tmp_path: Path):
+    faster = replace(OWN, tokens=2048, amp_dtype="bf16")
+    journal = TrialJournal(tmp_path / "trials.jsonl")
+    journal.add(OWN, Measurement("ok", "", tokens_per_s=100.0, windows=[100.0]), "bracket")
+    journal.add(faster, Measurement("ok", "", tokens_per_s=150.0, windows=[150.0]), "refine")
+    journal.add(replace(OWN, tokens=4096), Measurement("pruned", "too large"), "sample")
+    best = tmp_path / "best.yaml"
+    best.write_text(dump_config(faster.applied(searches.config, keep_global_tokens=True)), encoding="utf-8")
+    result = read_found(tmp_path, 12.0, MARGIN)
+    assert (result.best, result.figure, len(result.measurements)) == (faster, 150.0, 2)
+    best.write_text(dump_config(searches.config), encoding="utf-8")
+    with pytest.raises(WrongWorkError, match=r"best\.yaml is not the fastest"):
+        read_found(tmp_path, 12.0, MARGIN)
+
+
+def test_a_search_that_found_nothing_is_no_result(tmp_path: Path):
+    TrialJournal(tmp_path / "trials.jsonl").add(OWN, Measurement("crash", "it died"), "bracket")
+    with pytest.raises(WrongWorkError, match="no configuration"):
+        read_found(tmp_path, 1.0, MARGIN)
+
+
+def test_the_right_answer_with_faults_is_the_fastest_that_has_none(searches: Searches):
+    searches.exhaustive = found(every_configuration())
+    right = replace(OWN, tokens=8192, num_workers=1, amp_dtype="bf16", gradient_checkpointing=False)
+    assert Faults(FAULT_RULES).of(searches.exhaustive.best) is not None
+    assert right_without_faults(searches) == searches.speed_by_exhaustive(right)
+
+
+@pytest.fixture
+def searched(searches: Searches, monkeypatch: pytest.MonkeyPatch):
+    """Gives with_faults a search that measured these statuses beside a sound configuration, and what it makes of it."""
+
+    def judge(statuses: dict[Settings, Any], best: Settings) -> float:
+        searches.exhaustive = found(every_configuration())
+        measured = {best: Measurement("ok", "", tokens_per_s=1.0)}
+        measured |= {settings: Measurement(status, "why") for settings, status in statuses.items()}
+        monkeypatch.setattr(Searches, "run", lambda *_: Found(1.0, Path("faults"), measured, best))
+        return with_faults(searches)
+
+    return judge
+
+
+def test_faults_are_counted_and_their_reasons_listed(searched, searches: Searches):
+    sound = replace(OWN, tokens=8192, gradient_checkpointing=False)
+    statuses = {
+        replace(OWN, tokens=16384): "out_of_memory",
+        replace(OWN, tokens=8192, amp_dtype="bf16"): "crash",
+        replace(OWN, tokens=8192, num_workers=2): "timeout",
+        replace(OWN, tokens=4096, amp_dtype="bf16"): "nan",
+    }
+    assert searched(statuses, sound) == searches.speed_by_exhaustive(sound)
+    facts = searches.facts["with faults in trials"]
+    for fault in set(FAULT_RULES.values()):
+        assert facts[f"trials with {fault}"] == 1
+        assert facts[f"reason given for {fault}"] == "why"
+
+
+def test_a_fault_that_is_told_as_another_is_wrong(searched):
+    with pytest.raises(WrongWorkError, match="hang was told as nan"):
+        searched({replace(OWN, tokens=8192, num_workers=2): "nan"}, OWN)
+
+
+def test_a_configuration_that_fails_is_no_answer(searched):
+    with pytest.raises(WrongWorkError, match="out_of_memory was told as ok"):
+        searched({}, replace(OWN, tokens=16384))
+
+
+def test_a_configuration_is_told_by_what_is_varied():
+    assert words(OWN) == "token budget 1,024, loader processes 0, precision fp32, checkpointing on"
+
+
+def test_the_program_with_faults_searches_with_a_pool_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    given = SimpleNamespace()
+    monkeypatch.setattr(search_faults, "tune", lambda config, tune, pool: vars(given).update(pool=pool) or 0)
+    for name in ("c.yaml", "t.yaml"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    command = ["x", "--config", str(tmp_path / "c.yaml"), "--tune", str(tmp_path / "t.yaml"), "--faults"]
+    monkeypatch.setattr("sys.argv", [*command, '{"tokens>=2048": "nan"}'])
+    assert search_faults.main() == 0
+    assert given.pool.keywords["faults"].of(replace(OWN, tokens=4096)) == "nan"

@@ -1,0 +1,41 @@
+"""Samples as two workers' samplers write them, for tests of those who follow them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from monitoring.metrics_log import MetricsLog, Record
+
+GIB = 1024**3
+BEGAN_S = 1_700_000_000.0
+
+
+def sample(worker: int, time_s: float, step: int = 1, epoch: int = 0, host: str = "a", **figures: float) -> Record:
+    """A sample ``time_s`` seconds after the run began; in names, ``__`` stands for a slash."""
+    return {
+        "kind": "sample",
+        "step": step,
+        "epoch": epoch,
+        "time": BEGAN_S + time_s,
+        "host": host,
+        "worker": worker,
+        "figures": {name.replace("__", "/"): value for name, value in figures.items()},
+    }
+
+
+def train(step: int, time_s: float, **values: Any) -> Record:
+    """A step's record, so many seconds after the run began."""
+    return {"kind": "train", "step": step, "time": BEGAN_S + time_s, "loss": 1.0, **values}
+
+
+def append(path: Path, *records: Record) -> None:
+    """As a worker does that was started, wrote and ended."""
+    with MetricsLog(path) as log:
+        for record in records:
+            log.append(record)
+
+
+def sample_file(folder: Path, worker: int) -> Path:
+    """Where this worker's samples are."""
+    return folder / f"worker-{worker:05d}.jsonl"

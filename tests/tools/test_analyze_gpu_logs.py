@@ -1,0 +1,82 @@
+"""``python -m tools analyze_gpu_logs``: a picture and a diagnosis, or one line that names what the log lacks."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib.image
+import pytest
+
+from tests.monitoring import gpu_traces
+from tests.monitoring.gpu_traces import TRACES
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_diagnosis_is_printed_with_what_to_do(command, tmp_path, name):
+    make, expected = TRACES[name]
+    log = make(0).write(tmp_path / "log.csv")
+    outcome = command("analyze_gpu_logs", "--log", log, "--output", tmp_path / "picture.png")
+    assert outcome.code == 0, outcome.err
+    for finding in expected:
+        assert f"  {finding}: " in outcome.out
+    assert outcome.out.count("to do: ") == len(expected) * outcome.out.count("\nGPU ")
+    assert ("nothing is amiss" in outcome.out) == (not expected)
+    height, width, _ = matplotlib.image.imread(tmp_path / "picture.png").shape
+    assert width > 1000
+    assert height > 600
+
+
+def test_json_holds_everything(command, tmp_path):
+    log = gpu_traces.troubled().write(tmp_path / "log.csv")
+    outcome = command("analyze_gpu_logs", "--log", log, "--json", tmp_path / "found.json")
+    assert outcome.code == 0, outcome.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [gpu["gpu"] for gpu in found["gpus"]] == ["0", "1"]
+    hot = found["gpus"][1]
+    assert "thermal_throttling" in [finding["name"] for finding in hot["findings"]]
+    assert hot["figures"]["memory_peak_share"] == pytest.approx(0.92, abs=0.01)
+    assert hot["phases"][0]["kind"] == "start-up"
+    assert (tmp_path / "log.png").exists()
+
+
+def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "time,gpu,gpu_util,mem_used_bytes,mem_total_bytes,temperature_c,power_w,sm_clock_mhz\n" + "1," * 7 + "1\n"
+    )
+    outcome = command("analyze_gpu_logs", "--log", log)
+    assert outcome.code == 3
+    assert outcome.err.count("\n") == 1
+    assert "no column for util_percent or utilization.gpu (nearest: gpu_util)" in outcome.err
+    assert "The log has: time, gpu, gpu_util, mem_used_bytes" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_absent_log_is_a_data_error(command, tmp_path):
+    outcome = command("analyze_gpu_logs", "--log", tmp_path / "none.csv")
+    assert outcome.code == 3
+    assert "No such file" in outcome.err
+
+
+@pytest.mark.parametrize("option", ["--output", "--json"])
+def test_log_is_not_overwritten(command, tmp_path, option):
+    log = gpu_traces.thermal().write(tmp_path / "log.csv")
+    before = log.read_bytes()
+    outcome = command("analyze_gpu_logs", "--log", log, option, log)
+    assert outcome.code == 2
+    assert "is the log itself" in outcome.err
+    assert log.read_bytes() == before
+
+
+def test_place_that_can_not_be_written_is_a_usage_error(command, tmp_path):
+    log = gpu_traces.thermal().write(tmp_path / "log.csv")
+    (tmp_path / "file").write_text("")
+    outcome = command("analyze_gpu_logs", "--log", log, "--output", tmp_path / "file" / "picture.png")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+
+
+def test_help_shows_how_nvidia_smi_is_asked(command):
+    outcome = command("analyze_gpu_logs", "--help")
+    assert outcome.code == 0
+    assert "nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS" in outcome.out

@@ -1,0 +1,190 @@
+"""``python -m tools find_batch_size``: the largest budget that fits, found in few trials, and the fastest."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.conftest import REPOSITORY
+from tests.runs import tiny_config
+from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, largest_fitting
+from tools._find_batch_size.report import advice, table
+from train_config.loading import dump_config
+from train_config.tune_schema import MeasurementSection
+from training.measuring_pool import MeasuringPool
+from training.throughput import Measurement, Settings
+
+MIB = 2**20
+TOTAL = 1000 * MIB
+MARGIN = 0.08
+PATIENT = ("--seconds", "200")
+
+
+class Machine:
+    """A device whose memory is in proportion to the budget, where a trial takes a second for each 1,000 tokens."""
+
+    def __init__(self, base_bytes: float, token_bytes: float, total_bytes: int = TOTAL) -> None:
+        self.base_bytes, self.token_bytes, self.total_bytes = base_bytes, token_bytes, total_bytes
+        self.now = 0.0
+        self.ran_out = 0
+
+    def measure(self, tokens: int) -> Measurement:
+        self.now += tokens / 1000
+        peak = int(self.base_bytes + tokens * self.token_bytes)
+        if peak > self.total_bytes:
+            self.ran_out += 1
+            return Measurement("out_of_memory", "memory ran out", None, [], peak, self.total_bytes)
+        return Measurement("ok", "", 5000 - abs(tokens - 2048), [], peak, self.total_bytes)
+
+    def search(self, smallest: int = 500, largest: int = 2**20, seconds: float = 1e9) -> BudgetSearch:
+        search = BudgetSearch(
+            self.measure,
+            smallest=smallest,
+            largest=largest,
+            memory_margin=MARGIN,
+            seconds=seconds,
+            clock=lambda: self.now,
+        )
+        search.run()
+        return search
+
+
+@settings(deadline=None)
+@given(base=st.integers(0, 600), token_kib=st.floats(0.5, 500))
+def test_largest_budget_is_found_to_the_resolution_in_few_trials_without_running_out_often(base, token_kib):
+    machine = Machine(base * MIB, token_kib * 1024)
+    search = machine.search()
+    end = ((1 - MARGIN) * TOTAL - base * MIB) / (token_kib * 1024)
+    largest = largest_fitting(search.tried)
+    if end < 512:
+        assert largest is None
+        return
+    assert largest.tokens <= min(end, 2**20)
+    assert largest.tokens > min(end, 2**20) - max(UNIT, end / RESOLUTION) - UNIT
+    assert len(search.tried) <= 18
+    assert machine.ran_out <= 2, "two measurements tell how far the memory goes"
+
+
+def test_budget_far_beyond_the_memory_is_not_tried():
+    machine = Machine(100 * MIB, 0.3 * MIB)
+    search = machine.search()
+    untried = [tried for tried in search.tried if tried.measurement is None]
+    assert [tried.tokens for tried in untried] == [4096]
+    assert untried[0].expected_bytes == pytest.approx(100 * MIB + 4096 * 0.3 * MIB, rel=1e-3)
+    assert machine.ran_out == 0
+
+
+def test_search_ends_in_time_and_says_so():
+    machine = Machine(0, 1)
+    search = machine.search(seconds=20)
+    assert machine.now < 20
+    assert search.ran_out_of_time
+    assert largest_fitting(search.tried).tokens == 8192
+
+
+def test_budget_that_batches_can_not_fill_is_not_asked_for():
+    search = Machine(0, 1).search(largest=5000)
+    assert search.filled
+    assert largest_fitting(search.tried).tokens == 5120
+
+
+def lines_for(machine: Machine, global_tokens: int, *, inference: bool = False) -> str:
+    search = machine.search()
+    return "\n".join(
+        advice(
+            search.tried,
+            global_tokens=global_tokens,
+            memory_margin=MARGIN,
+            inference=inference,
+            filled=search.filled,
+            out_of_time=search.ran_out_of_time,
+        )
+    )
+
+
+def test_keys_to_set_are_those_of_the_fastest_that_fits():
+    machine = Machine(100 * MIB, 0.3 * MIB)
+    text = lines_for(machine, 32768)
+    assert re.search(r"largest that fits +2,560 tokens: 868 MiB of 1,000 MiB, 8% left free", text)
+    assert re.search(r"fastest +2,048 tokens: 5,000 tokens/s", text)
+    assert "--batch.tokens 2048 --batch.global_tokens 32768" in text
+    assert "--batch-tokens 2048" in lines_for(machine, 32768, inference=True)
+
+
+def test_budget_that_keeps_the_global_batch_is_named_where_the_fastest_does_not():
+    text = lines_for(Machine(100 * MIB, 0.3 * MIB), 3 * 1024)
+    assert "--batch.tokens 2048 --batch.global_tokens 4096" in text
+    assert "--batch.tokens 1024 keeps batch.global_tokens 3072" in text
+
+
+def test_table_says_what_was_not_tried_and_why_something_failed():
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table(Machine(100 * MIB, 0.3 * MIB).search().tried))
+        console.print(table(Machine(2 * TOTAL, 1).search().tried))
+    rows = capture.get().splitlines()
+    assert any(re.search(r"4,096 +~ 1,329 MiB +no +not tried", row) for row in rows)
+    assert any(re.search(r"512 +2,000 MiB +no +memory ran out", row) for row in rows)
+
+
+def test_help_teaches_and_needs_no_config(command):
+    outcome = command("find_batch_size", "--help")
+    assert outcome.code == 0
+    for words in ("--inference", "--workers", "--memory-margin", "python -m tools find_batch_size --config"):
+        assert words in outcome.out
+
+
+def test_config_that_is_not_there_is_one_line(command, tmp_path):
+    outcome = command("find_batch_size", "--config", tmp_path / "none.yaml")
+    assert outcome.code == 2
+    assert "can't be read" in outcome.err
+
+
+def find(config, folder, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "config.yaml"
+    file.write_text(dump_config(config))
+    command = [sys.executable, "-m", "tools", "find_batch_size", "--config", str(file), "--ray.address", address]
+    return subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_workers_under_zero_2_find_where_their_memory_ends(ray_address, store_path, tmp_path):
+    changes = {
+        "data": {"store": store_path},
+        "batch": {"tokens": 64, "global_tokens": 128},
+        "model": {"task": "masked_lm", "backbone": {"layers": 4, "hidden_size": 256, "heads": 4}},
+        "deepspeed": {"stage": 2},
+        "ray": {"num_workers": 2, "cpus_per_worker": 1},
+    }
+    config = tiny_config(tmp_path, **changes)
+    quick = MeasurementSection(warmup_steps=1, window_s=0.1, max_windows=1)
+    with MeasuringPool(config, store_path) as pool:
+        start = pool.measure(Settings.of(config, workers=2), quick)
+    limit_mib = (start.peak_memory_bytes / MIB + 60) / (1 - MARGIN)
+    outcome = find(config, tmp_path, ray_address, "--training.cpu_memory_limit_mib", f"{limit_mib:.0f}", *PATIENT)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "masked_lm, training in none: 2 workers on cpu, 1 CPU core each" in outcome.stdout
+    largest = int(re.search(r"largest that fits +([\d,]+) tokens", outcome.stdout)[1].replace(",", ""))
+    rows = re.findall(r"^ *([\d,]+) .* (yes|no)\b", outcome.stdout, re.MULTILINE)
+    fits = {int(tokens.replace(",", "")): verdict == "yes" for tokens, verdict in rows}
+    assert fits[largest]
+    assert any(not verdict for verdict in fits.values()), outcome.stdout
+    assert all(verdict == (tokens <= largest) for tokens, verdict in fits.items())
+    assert f"--batch.tokens {max(fits)}" not in outcome.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "nothing is left"
+
+
+@pytest.mark.slow
+def test_inference_needs_less_than_training_and_says_what_to_set(ray_address, store_path, tmp_path):
+    config = tiny_config(tmp_path, data={"store": store_path}, ray={"num_workers": 1, "cpus_per_worker": 1})
+    outcome = find(config, tmp_path, ray_address, "--inference", *PATIENT)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "inference in none: 1 worker on cpu" in outcome.stdout
+    assert "no batch could be larger" in outcome.stdout
+    assert "--batch-tokens" in outcome.stdout

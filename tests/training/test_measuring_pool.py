@@ -1,0 +1,128 @@
+"""Workers that measure stay for the next trial, and what goes wrong in one of them costs that trial alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from tests.runs import tiny_config
+from train_config.tune_schema import MeasurementSection
+from training.injected_faults import Faults
+from training.measuring_pool import MeasuringPool, _limited
+from training.memory_meter import host_memory_bytes
+from training.throughput import Measurement, Settings
+
+QUICK = MeasurementSection(warmup_steps=1, window_s=0.1, max_windows=2)
+HANG_TIMEOUT_S = 20.0
+MIB = 2**20
+
+pytestmark = pytest.mark.slow
+
+
+def config_in(folder, **changes):
+    return tiny_config(folder, ray={"cpus_per_worker": 1}, **changes)
+
+
+def loader_processes() -> int:
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return sum("dataset.loader_process" in command for command in commands)
+
+
+def assert_measured(result: Measurement) -> None:
+    assert result.status == "ok", result.reason
+    assert result.tokens_per_s > 0
+
+
+def test_two_workers_survive_nan_and_memory_that_runs_out_in_one(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path)
+    faults = Faults({"prefetch==2": "nan", "prefetch==3": "out_of_memory"})
+    sound = Settings.of(config, workers=2)
+    with MeasuringPool(config, store_path, faults=faults) as pool:
+        assert_measured(pool.measure(sound, QUICK))
+
+        spoilt = pool.measure(replace(sound, prefetch=2), QUICK)
+        assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
+        assert_measured(pool.measure(sound, QUICK))
+        assert pool.starts == 1, "workers that ended together go on"
+
+        # On the second worker, inside a step: the first waits for it in a collective operation.
+        too_large = pool.measure(replace(sound, prefetch=3), QUICK)
+        assert too_large.status == "out_of_memory"
+        assert "injected" in too_large.reason
+        assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
+        assert_measured(pool.measure(sound, QUICK))
+        assert pool.starts == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_crashed_workers_are_started_anew_as_are_others_in_number(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path)
+    settings = Settings.of(config, workers=2)
+    with MeasuringPool(config, store_path, faults=Faults({"workers==2": "crash"})) as pool:
+        crashed = pool.measure(settings, QUICK)
+        assert crashed.status == "crash"
+        assert "a worker's process ended" in crashed.reason
+        assert_measured(pool.measure(replace(settings, workers=1), QUICK))
+        assert pool.measure(settings, QUICK).status == "crash"
+        assert pool.starts == 3
+
+
+def test_hang_ends_at_the_timeout_and_takes_its_processes_along(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path, data={"num_workers": 1})
+    settings = Settings.of(config, workers=1)
+    before = loader_processes()
+    with MeasuringPool(config, store_path, faults=Faults({"prefetch==2": "hang"})) as pool:
+        pool.start(workers=1)
+        hung = pool.measure(replace(settings, prefetch=2), QUICK.model_copy(update={"timeout_s": HANG_TIMEOUT_S}))
+        assert (hung.status, hung.reason) == ("timeout", "no worker ended within 20 s")
+        assert hung.seconds >= HANG_TIMEOUT_S
+        assert_measured(pool.measure(settings, QUICK))
+        assert pool.starts == 2
+    assert loader_processes() == before
+
+
+def test_memory_of_a_large_trial_does_not_count_for_the_next(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 128, "heads": 4}})
+    small = Settings.of(config, workers=1)
+    with MeasuringPool(config, store_path, keep_global_tokens=False) as pool:
+        first = pool.measure(small, QUICK)
+        large = pool.measure(replace(small, tokens=8192), QUICK)
+        again = pool.measure(small, QUICK)
+        assert large.peak_memory_bytes - first.peak_memory_bytes > 40 * MIB
+        assert again.peak_memory_bytes == pytest.approx(first.peak_memory_bytes, abs=15 * MIB)
+        assert pool.starts == 1
+
+
+def test_workers_agree_on_memory_beyond_the_limit_and_stay(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path, training={"cpu_memory_limit_mib": 64})  # less than Python and torch alone
+    with MeasuringPool(config, store_path) as pool:
+        result = pool.measure(Settings.of(config, workers=2), QUICK)
+        assert result.status == "out_of_memory"
+        assert "64 MiB is what it may take" in result.reason
+        assert result.total_memory_bytes == 64 * MIB < result.peak_memory_bytes
+        assert pool.measure(Settings.of(config, workers=2), QUICK).status == "out_of_memory"
+        assert pool.starts == 1
+
+
+def test_settings_that_can_not_run_are_refused_without_a_worker(ray_address, store_path, tmp_path):
+    config = config_in(tmp_path)
+    settings = Settings.of(config, workers=1)
+    with MeasuringPool(config, store_path) as pool:
+        for change, reason in [
+            ({"tokens": 300}, "must be a multiple of tokens"),
+            ({"tokens": 32}, "can't hold one sequence"),
+            ({"amp_dtype": "fp16"}, "fp16 needs a GPU"),
+            ({"workers": 100}, "ask for at most"),
+        ]:
+            result = pool.measure(replace(settings, **change), QUICK)
+            assert result.status == "refused"
+            assert reason in result.reason
+        assert pool.starts == 0
+
+
+def test_workers_of_a_machine_share_its_memory(tmp_path):
+    assert _limited(config_in(tmp_path), 2).training.cpu_memory_limit_mib == host_memory_bytes() / 2 / MIB
+    limited = config_in(tmp_path, training={"cpu_memory_limit_mib": 900})
+    assert _limited(limited, 2).training.cpu_memory_limit_mib == 900

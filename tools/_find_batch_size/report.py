@@ -1,0 +1,67 @@
+"""What was found, for a person: a table of budgets, and which keys to set."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from tools._find_batch_size.budgets import Tried, fastest_fitting, largest_fitting
+from training.memory_meter import mib
+
+
+def table(tried: list[Tried]) -> Table:
+    """A row a budget."""
+    columns = Table(box=None, pad_edge=False)
+    for name in ("batch.tokens", "tokens/s", "peak memory", "fits"):
+        columns.add_column(name, justify="right" if name != "fits" else "left")
+    columns.add_column("")
+    for row in tried:
+        measurement = row.measurement
+        if measurement is None:
+            columns.add_row(f"{row.tokens:,}", "", f"~ {mib(row.expected_bytes or 0)}", "no", "not tried")
+            continue
+        speed, peak = measurement.tokens_per_s, measurement.peak_memory_bytes
+        columns.add_row(
+            f"{row.tokens:,}",
+            "" if speed is None else f"{speed:,.0f}",
+            "" if peak is None else mib(peak),
+            "yes" if row.fits else "no",
+            "" if measurement.status == "ok" else measurement.reason,
+        )
+    return columns
+
+
+def advice(
+    tried: list[Tried], *, global_tokens: int, memory_margin: float, inference: bool, filled: bool, out_of_time: bool
+) -> list[str]:
+    """Lines that say which budget is the largest and which the fastest, and what to set.
+
+    Args:
+        tried: of which some fits.
+        global_tokens: that the config has.
+        memory_margin: share of the memory that is left free.
+        inference: whether forward passes alone were measured.
+        filled: whether no larger budget could be filled with the data.
+        out_of_time: whether larger ones were left for want of time.
+    """
+    largest, fastest = largest_fitting(tried), fastest_fitting(tried)
+    assert largest is not None and largest.measurement is not None
+    assert fastest is not None and fastest.measurement is not None
+    peak, total = largest.measurement.peak_memory_bytes, largest.measurement.total_memory_bytes
+    memory = "" if peak is None or total is None else f": {mib(peak)} of {mib(total)}, {memory_margin:.0%} left free"
+    lines = [f"largest that fits  {largest.tokens:,} tokens{memory}"]
+    if filled:
+        lines.append("                   no batch could be larger: it is a worker's part of all training sequences")
+    elif out_of_time:
+        lines.append("                   more may fit: the time was over (raise --seconds)")
+    lines.append(f"fastest            {fastest.tokens:,} tokens: {fastest.measurement.tokens_per_s:,.0f} tokens/s")
+    if inference:
+        return [*lines, f"set                --batch-tokens {fastest.tokens} where a tool or pipeline predicts"]
+    steps = max(1, round(global_tokens / fastest.tokens))
+    keys = f"--batch.tokens {fastest.tokens} --batch.global_tokens {steps * fastest.tokens}"
+    lines.append(f"set                {keys}")
+    if steps * fastest.tokens != global_tokens:
+        dividing = [t for t in tried if t.fits and global_tokens % t.tokens == 0]
+        best = fastest_fitting(dividing)
+        keeps = f"--batch.tokens {best.tokens} keeps" if best else "a budget that divides it would keep"
+        lines.append(f"                   {keeps} batch.global_tokens {global_tokens}, on which results depend")
+    return lines

@@ -1,0 +1,1 @@
+"""Parts of ``python -m tools gpu_monitor``."""

@@ -1,0 +1,196 @@
+"""Find the largest token budget that fits into memory, and the fastest one.
+
+Trains a few steps with one budget after the other, on your own data, with your model, precision and ZeRO stage, on as
+many workers as training would take: doubled until one does not fit, then between the last two. Prints a table and the
+keys to set. Nothing is saved, and no run is touched. A step is one batch of each worker here; batch.global_tokens does
+not change what fits.
+
+On the CPU the memory is that of each worker's process: training.cpu_memory_limit_mib, else its part of the machine's.
+--inference measures forward passes alone, without gradients and optimizer.
+
+Takes under a minute as long as steps take seconds; --seconds says when no further budget is begun.
+
+Examples:
+  python -m tools find_batch_size --config train_config/masked_lm.yaml
+  python -m tools find_batch_size --config train_config/masked_lm.yaml --workers 2 --deepspeed.stage 2
+  python -m tools find_batch_size --config train_config/masked_lm.yaml --inference --training.amp_dtype bf16
+  python -m tools find_batch_size --config train_config/esm2ae.yaml --training.cpu_memory_limit_mib 4000
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.text import Text
+
+from tools._classifier.options import split_overrides
+from train_config.errors import ResourceError
+from train_config.loading import load_config
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from train_config.tune_schema import MeasurementSection
+
+if TYPE_CHECKING:
+    from tools._find_batch_size.budgets import BudgetSearch
+    from train_config.schema import Config
+    from training.measuring_pool import MeasuringPool
+    from training.run_folder import RunFolder
+
+_UNWRAPPED_WIDTH = 10_000
+_MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
+
+
+class Arguments(BaseModel):
+    """The experiment, and how to search. Settings of the experiment follow as --section.key VALUE."""
+
+    config: Path = Field(description="The experiment's YAML file.")
+    inference: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Forward passes alone, without gradients."
+    )
+    workers: int | None = Field(None, gt=0, description="Workers, one a device. Default: as ray.num_workers says.")
+    memory_margin: float = Field(0.08, ge=0, lt=1, description="Share of the memory to leave free.")
+    seconds: float = Field(40.0, gt=0, description="Seconds of measuring after which no further budget is begun.")
+
+
+def main(argv: list[str]) -> int:
+    """Search, print the table and what to set."""
+    own, overrides = split_overrides(argv)
+    arguments = tyro.cli(Arguments, args=own, prog="python -m tools find_batch_size", description=__doc__)
+    config = load_config(arguments.config, overrides)
+    # Here, so that --help and a wrong option answer at once.
+    from tools._find_batch_size.report import advice, table
+
+    if arguments.workers is not None:
+        config = config.model_copy(update={"ray": config.ray.model_copy(update={"num_workers": arguments.workers})})
+    # Into a file or pipe nothing is wrapped.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    with _showing() as show:
+        heading, search = _searched(arguments, config, show)
+    console.print(Text(heading), Text(), table(search.tried), sep="\n")
+    if not any(tried.fits for tried in search.tried):
+        raise ResourceError(_nothing_fits(search))
+    lines = advice(
+        search.tried,
+        global_tokens=config.batch.global_tokens,
+        memory_margin=arguments.memory_margin,
+        inference=arguments.inference,
+        filled=search.filled,
+        out_of_time=search.ran_out_of_time,
+    )
+    console.print(Text("\n" + "\n".join(lines)))
+    return 0
+
+
+def _searched(arguments: Arguments, config: Config, show: Callable[[str], None]) -> tuple[str, BudgetSearch]:
+    """What was measured on what, and the search that is done."""
+    from dataset.progress import conversion_bar
+    from training import cluster
+    from training.driver import prepare_data, with_absolute_paths
+    from training.measuring_pool import MeasuringPool
+
+    with _own_folder(config) as run:
+        config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
+        with conversion_bar("preparing the data") as progress:
+            store_path = prepare_data(config, run, progress)
+        show("starting Ray")
+        with cluster.connected(config.ray):
+            workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+            largest = -(-_training_tokens(config, run, store_path) // workers.count)
+            show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
+            with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:
+                pool.start(workers.count)
+                search = _search(arguments, config, pool, workers.count, largest, show)
+    kind = "inference" if arguments.inference else "training"
+    heading = (
+        f"{config.model.backbone.source}, {config.model.task}, {kind} in {config.training.amp_dtype}: "
+        f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}, {workers.cpus_each} CPU "
+        f"core{'s' if workers.cpus_each > 1 else ''} each"
+    )
+    return heading, search
+
+
+def _search(
+    arguments: Arguments,
+    config: Config,
+    pool: MeasuringPool,
+    workers: int,
+    largest: int,
+    show: Callable[[str], None],
+) -> BudgetSearch:
+    from tools._find_batch_size.budgets import BudgetSearch
+    from training.throughput import Measurement, Settings
+
+    settings = Settings.of(config, workers)
+
+    def measure(tokens: int) -> Measurement:
+        show(f"{tokens:,} tokens a batch")
+        return pool.measure(replace(settings, tokens=tokens), _MEASUREMENT)
+
+    search = BudgetSearch(
+        measure,
+        smallest=config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE,
+        largest=largest,
+        memory_margin=arguments.memory_margin,
+        seconds=arguments.seconds,
+    )
+    search.run()
+    return search
+
+
+def _training_tokens(config: Config, run: RunFolder, store_path: Path) -> int:
+    """Tokens of an epoch."""
+    from dataset.store import Store
+    from training.data_size import size_of_store
+
+    if config.model.task != "classifier":
+        return size_of_store(Store(store_path), config.data).tokens
+    from training.classification import measure  # here: it loads torchmetrics
+
+    return measure(config, run, store_path)[0].tokens
+
+
+@contextmanager
+def _own_folder(config: Config) -> Iterator[RunFolder]:
+    """A run folder of this search alone, beside the runs: a classifier's tokenizer has to lie in one."""
+    from training.run_folder import RunFolder
+
+    run = RunFolder(config.run.storage_path, f"find_batch_size-{os.getpid()}")
+    try:
+        yield run
+    finally:
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _named(config: Config, run: RunFolder) -> object:
+    return config.run.model_copy(update={"name": run.path.name})
+
+
+def _nothing_fits(search: BudgetSearch) -> str:
+    first = search.tried[0]
+    reason = first.measurement.reason if first.measurement is not None else ""
+    if first.measurement is not None and first.measurement.status not in ("ok", "out_of_memory"):
+        return f"batch.tokens {first.tokens}: no budget could be measured ({reason})"
+    return (
+        f"batch.tokens {first.tokens}, which holds one sequence of data.max_length, does not fit: lower "
+        "data.max_length, set model.backbone.gradient_checkpointing true, or take a smaller model"
+    )
+
+
+@contextmanager
+def _showing() -> Iterator[Callable[[str], None]]:
+    """A line on stderr with what is being done, where stderr is a terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(Text(text))

@@ -1,0 +1,196 @@
+"""Log this machine's GPUs to a CSV file, whatever uses them.
+
+Writes a row for each GPU and sample, with what the machine does at that moment: load, memory, temperature, power,
+clocks, throttle reasons and traffic of the GPU; CPUs, memory, disk and network of the machine. Each sample is written
+at once and whole. Without a GPU the rows are the machine's own. Ctrl-C ends it, with a summary.
+
+A log is gone on with if it is there already. 'python -m tools analyze_gpu_logs' says what a log tells.
+
+Examples:
+  python -m tools gpu_monitor
+  python -m tools gpu_monitor --output run.csv --interval 0.5 --duration 600
+  python -m tools gpu_monitor --pid 4242      # also what this process takes; ends with it
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import tyro
+from pydantic import BaseModel, Field, PositiveFloat
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from monitoring.gpu_log import GpuLogWriter
+from monitoring.host import HostSampler
+from monitoring.nvml import GpuSample, NvmlDevices
+from tools._gpu_monitor.watched import Watched
+from train_config.errors import ConfigError
+
+TERMINATED = 143
+"""Exit code after SIGTERM (128 + 15), as shells report it."""
+_LEAST_INTERVAL_S = 0.05
+_GIB = 2.0**30
+
+
+class Arguments(BaseModel):
+    """What to log, and for how long."""
+
+    output: Path = Field(Path("gpu_log.csv"), description="The CSV file; gone on with if it is there.")
+    interval: PositiveFloat = Field(1.0, description="Seconds between samples.")
+    duration: PositiveFloat | None = Field(None, description="Seconds after which to end. Default: at Ctrl-C.")
+    pid: list[int] = Field(
+        [], description="Processes whose memory and CPU to log too; when all have ended, so does this."
+    )
+    gpu: list[int] = Field([], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: all.")
+
+
+def main(argv: list[str]) -> int:
+    """Sample until told to end."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools gpu_monitor", description=__doc__)
+    if arguments.interval < _LEAST_INTERVAL_S:
+        raise ConfigError(
+            f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"
+        )
+    watched = Watched(arguments.pid)
+    with GpuLogWriter(arguments.output) as log, _Signals() as signals, _live() as live:
+        session = _Session(arguments, log, watched, live)
+        try:
+            session.run(signals.ended)
+        finally:
+            session.close()
+    print(session.summary())
+    return TERMINATED if signals.terminated else 0
+
+
+class _Session:
+    """One call's samples."""
+
+    def __init__(self, arguments: Arguments, log: GpuLogWriter, watched: Watched, live: Live | None) -> None:
+        self._arguments, self._log, self._watched, self._live = arguments, log, watched, live
+        self._warned: set[str] = set()
+        self._devices = NvmlDevices.open(self._warn)
+        self._host = HostSampler()
+        self._name = socket.gethostname()
+        self._samples = 0
+        self._seconds = 0.0
+        self._gpus: set[int] = set()
+
+    def run(self, ended: threading.Event) -> None:
+        """Sample at once, and then every so often by the clock, until ``ended`` or there is nothing left to do."""
+        begun = time.monotonic()
+        while self._watched.alive():
+            self._sample()
+            self._seconds = time.monotonic() - begun
+            duration = self._arguments.duration or math.inf
+            # A sample that came late makes the next one no later.
+            due = (math.floor(self._seconds / self._arguments.interval) + 1) * self._arguments.interval
+            if ended.wait(min(due, duration) - self._seconds) or due > duration:
+                self._seconds = time.monotonic() - begun
+                return
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._devices.close()
+
+    def summary(self) -> str:
+        """What was written."""
+        gpus = f"{len(self._gpus)} GPU{'' if len(self._gpus) == 1 else 's'}" if self._gpus else "no GPU"
+        return f"{self._samples:,} samples of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
+
+    def _sample(self) -> None:
+        gpus = self._chosen(self._devices.read())
+        figures = {_column(name): value for name, value in self._host.read().items()} | self._watched.read()
+        self._log.append(time.time(), self._name, figures, gpus)
+        self._samples += 1
+        self._gpus |= {gpu.index for gpu in gpus}
+        if self._live is not None:
+            self._live.update(Text(self._line(gpus, figures), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
+        wanted = self._arguments.gpu
+        chosen = [gpu for gpu in gpus if not wanted or gpu.index in wanted]
+        if self._samples == 0:
+            absent = sorted(set(wanted) - {gpu.index for gpu in gpus})
+            if absent:
+                there = ", ".join(str(gpu.index) for gpu in gpus) or "none"
+                raise ConfigError(f"--gpu {' '.join(map(str, absent))}: not on this machine; there are: {there}")
+            if not gpus:
+                self._warn("no GPU here: rows have the machine's own figures alone")
+        return chosen
+
+    def _line(self, gpus: list[GpuSample], figures: dict[str, float]) -> str:
+        parts = [f"{self._samples:,} samples", *map(_describe, gpus)]
+        if "cpu_percent" in figures:
+            parts.append(f"CPUs {figures['cpu_percent']:.0f} %")
+        parts.append(f"memory {figures['host_used_bytes'] / _GIB:.1f}/{figures['host_total_bytes'] / _GIB:.0f} GiB")
+        if "watched_rss_bytes" in figures:
+            parts.append(f"watched {figures['watched_rss_bytes'] / _GIB:.1f} GiB")
+        return " · ".join([*parts, "Ctrl-C ends"])
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            print(f"warning: {message}", file=sys.stderr)
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM end the wait between samples, never a sample."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.terminated = False
+        self._earlier: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._earlier[number] = signal.signal(number, self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.terminated = number == signal.SIGTERM
+        self.ended.set()
+
+
+@contextmanager
+def _live() -> Iterator[Live | None]:
+    """A line that is kept up to date, where stdout is a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        yield None
+        return
+    with Live(console=console, auto_refresh=False, transient=True, redirect_stderr=True) as live:
+        yield live
+
+
+def _column(name: str) -> str:
+    """The column of one of :mod:`monitoring.host` 's figures: ``mem/host_used_bytes``, ``disk/read_bytes_per_s``."""
+    return name.removeprefix("mem/").replace("/", "_")
+
+
+def _describe(gpu: GpuSample) -> str:
+    parts = [f"GPU {gpu.index}"]
+    if gpu.util_percent is not None:
+        parts.append(f"{gpu.util_percent:.0f} %")
+    if gpu.mem_used_bytes is not None and gpu.mem_total_bytes is not None:
+        parts.append(f"{gpu.mem_used_bytes / _GIB:.1f}/{gpu.mem_total_bytes / _GIB:.0f} GiB")
+    if gpu.temperature_c is not None:
+        parts.append(f"{gpu.temperature_c:.0f} °C")
+    if gpu.power_w is not None:
+        parts.append(f"{gpu.power_w:.0f} W")
+    return " ".join(parts)

@@ -1,0 +1,117 @@
+"""Watch a run at the terminal: progress, speed, loss, devices, workers and warnings, kept up to date.
+
+Reads only the run's files: it can be started and ended at any time, before the run begins and after its end, and on a
+folder that another machine writes to. Ctrl-C ends the watching, not the run; with the run it ends by itself.
+
+Examples:
+  python -m tools watch runs/esm2ae
+  python -m tools watch /shared/runs/esm2ae --interval 5
+  python -m tools watch runs/esm2ae --once
+  python -m tools watch runs/esm2ae --once --svg picture.svg
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import BaseModel, Field, PositiveFloat
+from rich.console import Console
+from rich.live import Live
+
+from monitoring.run_state import RunState
+from monitoring.run_view import draw_run
+from train_config.errors import ConfigError
+
+_PLAIN_WIDTH = 100
+_SVG_WIDTH = 110
+_SVG_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+class Arguments(BaseModel):
+    """Which run, and how."""
+
+    run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
+    once: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print one picture and end.")
+    interval: PositiveFloat = Field(1.0, description="Seconds between looks at the files.")
+    svg: Path | None = Field(None, description="Also write the last picture to this file, as SVG.")
+
+
+def main(argv: list[str]) -> int:
+    """Show the run until it ends."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools watch", description=__doc__)
+    _refuse_what_is_no_run(arguments.run)
+    state = RunState(arguments.run)
+    state.update()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=int(os.environ.get("COLUMNS") or _PLAIN_WIDTH))
+    if console.is_terminal and not arguments.once and state.outcome is None:
+        _watch(state, console, arguments.interval)
+    console.print(draw_run(state, time.time(), console.width))
+    if arguments.svg is not None:
+        _write_svg(state, arguments.svg)
+    return 0
+
+
+def _watch(state: RunState, console: Console, interval_s: float) -> None:
+    """Until the run has ended, or Ctrl-C."""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while state.outcome is None:
+                live.update(draw_run(state, time.time(), console.width), refresh=True)
+                time.sleep(interval_s)
+                state.update()
+    except KeyboardInterrupt:
+        return
+
+
+def _refuse_what_is_no_run(folder: Path) -> None:
+    """A folder that is not there yet may become one; a file, or a folder of something else, won't.
+
+    Raises:
+        ConfigError: it is no run, and what may be meant instead.
+    """
+    if not folder.exists():
+        if not folder.parent.exists():
+            raise ConfigError(
+                f"{folder}: there is no folder {folder.parent}; give the folder of a run, such as runs/NAME"
+            )
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give the folder of a run, such as runs/NAME")
+    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "monitoring", ".lock")):
+        return
+    inside = sorted(path.name for path in folder.iterdir() if (path / "config.yaml").exists())
+    if inside:
+        raise ConfigError(f"{folder} holds runs; name one of them: {', '.join(inside[:8])}")
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml and no metrics.jsonl")
+
+
+def _write_svg(state: RunState, path: Path) -> None:
+    console = Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), highlight=False, color_system="truecolor")
+    console._force_terminal = True
+    console.print(draw_run(state, time.time(), _SVG_WIDTH))
+    svg = console.export_svg(title=f"python -m tools watch {state.folder.name}")
+    try:
+        path.write_text(_without_downloads(svg), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--svg: {path} can't be written: {error.strerror}; give another file") from error
+
+
+def _without_downloads(svg: str) -> str:
+    """rich's SVG without the font that it would fetch from elsewhere; every machine has some monospaced one."""
+    kept, skipping = [], False
+    for line in svg.splitlines():
+        if "@font-face" in line:
+            skipping = True
+        if not skipping:
+            kept.append(line.replace("Fira Code, monospace", _SVG_FONT))
+        if skipping and line.strip() == "}":
+            skipping = False
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,369 @@
+"""Which configuration a throughput search measures next: a searcher of Ray Tune around Optuna's.
+
+In: a space, the settings of the search, what was measured before. Out: one configuration at a time, until the trials
+are used up. The order of the default algorithm:
+
+1. bracket: from the experiment's own budget, by doubling and bisecting, the largest budget that fits;
+2. refine: a climb from the fastest so far, one setting changed at a time, those that usually decide most first;
+3. sample: Optuna's TPE for the rest; a new fastest is refined in turn.
+
+No configuration is measured twice, and none that needs at least the memory of one that did not fit: it is answered
+``pruned``. A search that goes on asks the same questions again and takes the answers from its journal, so it ends as if
+it had never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import optuna
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
+
+from train_config.tune_schema import SearchSection, TuneConfig
+from training.search_space import LOADER, ORDERED, SearchSpace, Value, needs_at_least
+from training.throughput import Measurement, Settings
+from training.trial_journal import was_measured
+
+METRIC = "tokens_per_s"
+LEAST_TRIALS = 12
+LOADER_WAIT_SHARE = 0.1
+"""Share of a step spent waiting for batches from which the loader's settings are tried before others."""
+
+GROWTH = 0.02
+"""A budget that is faster by more than this than the one below it leaves speed to be had by a larger one."""
+
+STARTUP_TRIALS = 6
+"""Results that Optuna's TPE wants before it models; before that it samples by chance."""
+
+REPEATS = 20
+"""Known configurations that Optuna may suggest in a row before one that is still open is taken by chance."""
+
+MOST_BROKEN_OFF = 3
+"""Trials in a row that may end without any result, not even a failure, before the search gives up."""
+
+Learn = Callable[[Settings, Measurement, str], None]
+
+
+class Proposal(NamedTuple):
+    """What to measure next, and in which phase of the search."""
+
+    settings: Settings
+    phase: str
+
+
+def fits(measurement: Measurement, memory_margin: float) -> bool:
+    """Whether a configuration ran and left the margin of the device's memory free."""
+    if measurement.status not in ("ok", "pruned") or not was_measured(measurement):
+        return False
+    return not _over_margin(measurement, memory_margin)
+
+
+def is_too_large(measurement: Measurement, memory_margin: float) -> bool:
+    """Whether memory ran out, or the margin was not left free."""
+    return measurement.status == "out_of_memory" or _over_margin(measurement, memory_margin)
+
+
+def _over_margin(measurement: Measurement, memory_margin: float) -> bool:
+    peak, total = measurement.peak_memory_bytes, measurement.total_memory_bytes
+    return peak is not None and total is not None and peak > (1 - memory_margin) * total
+
+
+class Knowledge:
+    """What a search has found out.
+
+    Args:
+        memory_margin: share of the memory that has to stay free.
+    """
+
+    def __init__(self, memory_margin: float) -> None:
+        self._margin = memory_margin
+        self.measurements: dict[Settings, Measurement] = {}
+        self._too_large: list[Settings] = []
+
+    def learn(self, settings: Settings, measurement: Measurement) -> None:
+        """Take up a result."""
+        self.measurements[settings] = measurement
+        if was_measured(measurement) and is_too_large(measurement, self._margin):
+            self._too_large.append(settings)
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether it was measured and fits."""
+        return settings in self.measurements and fits(self.measurements[settings], self._margin)
+
+    def speed(self, settings: Settings) -> float:
+        """Tokens per second; 0 where it is not known or does not fit."""
+        return (self.measurements[settings].tokens_per_s or 0.0) if self.fits(settings) else 0.0
+
+    def best(self) -> Settings | None:
+        """The fastest that was measured to the end and fits."""
+        complete = [s for s, m in self.measurements.items() if m.status == "ok" and self.fits(s)]
+        return max(complete, key=self.speed, default=None)
+
+    def known_not_to_fit(self, settings: Settings) -> Settings | None:
+        """A configuration that did not fit though it needs no more memory than this one."""
+        return next((other for other in self._too_large if needs_at_least(settings, other)), None)
+
+
+class ThroughputSearch(Searcher):
+    """One configuration at a time for Ray Tune, which must not run two at once.
+
+    A trial's config is ``{"settings": ..., "best_tokens_per_s": ...}``; its last result holds ``measurement`` as JSON,
+    since Ray Tune flattens what is nested.
+
+    Args:
+        space: the configurations.
+        search: algorithm, trials, margin.
+        earlier: what an earlier attempt measured; it is not asked for again.
+        learned: called with every new result, before the next configuration is chosen.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        search: TuneConfig,
+        earlier: Mapping[Settings, Measurement] | None = None,
+        learned: Learn | None = None,
+    ) -> None:
+        super().__init__(metric=METRIC, mode="max")
+        self.space = space
+        self.knowledge = Knowledge(search.memory_margin)
+        self.max_trials = most_trials(search.search, len(space))
+        self.trials = 0
+        """Configurations that were measured, by this attempt or an earlier one."""
+        self.measuring: Proposal | None = None
+        self.stopped = False
+        self.broken_off = 0
+        """Trials in a row, up to the last, that ended without a result: a fault of the machinery around the pool."""
+        self._search = search
+        self._earlier = dict(earlier or {})
+        self._learned = learned or (lambda *_: None)
+        self._seconds = 0.0
+        self._sampler = _Sampler(space, search.search, self.knowledge)
+        self._plan = self._make_plan()
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """The next configuration, or that there is none. Answers from before are taken up on the way."""
+        while not self._is_over() and (proposal := next(self._plan, None)) is not None:
+            self.trials += 1
+            earlier = self._earlier.get(proposal.settings)
+            if earlier is None:
+                self.measuring = proposal
+                best = self.knowledge.best() if self._search.search.algorithm != "grid" else None
+                threshold = None if best is None else self.knowledge.speed(best)
+                return {"settings": asdict(proposal.settings), "best_tokens_per_s": threshold}
+            self._take(proposal.settings, earlier)
+        return Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Take up the result of the configuration that was suggested last."""
+        proposal, self.measuring = self.measuring, None
+        if proposal is None or self.stopped:  # an interrupted trial says nothing
+            return
+        if result is None or "measurement" not in result:
+            self.broken_off += 1  # not for the journal: the next attempt asks again
+            self._take(proposal.settings, Measurement("crash", "the trial broke off"))
+            return
+        self.broken_off = 0
+        measurement = Measurement(**json.loads(result["measurement"]))
+        self._take(proposal.settings, measurement)
+        self._learned(proposal.settings, measurement, proposal.phase)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Windows are not waited for: a trial ends itself when it can't win."""
+
+    def stop(self) -> None:
+        """Suggest nothing any more, and take no result up."""
+        self.stopped = True
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the journal has it all."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing; see :meth:`save`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Ray Tune pickles searchers so as to restore them, which is not done here; a plan can't be pickled."""
+        return {}
+
+    def _is_over(self) -> bool:
+        budget_s = self._search.search.time_budget_s
+        if self.stopped or self.broken_off >= MOST_BROKEN_OFF or self.trials >= self.max_trials:
+            return True
+        return budget_s is not None and self._seconds >= budget_s
+
+    def _take(self, settings: Settings, measurement: Measurement) -> None:
+        self._seconds += measurement.seconds
+        self.knowledge.learn(settings, measurement)
+        self._sampler.learn(settings)
+
+    def _make_plan(self) -> Iterator[Proposal]:
+        algorithm = self._search.search.algorithm
+        if algorithm == "grid":
+            for settings in self.space.settings:
+                yield from self._try(settings, "grid")
+            return
+        yield from self._bracket()
+        if algorithm == "tpe":
+            yield from self._refine()
+        yield from self._sample(refines=algorithm == "tpe")
+
+    def _try(self, settings: Settings, phase: str) -> Iterator[Proposal]:
+        """Propose a configuration, unless its answer is known or follows from others."""
+        if settings in self.knowledge.measurements:
+            return
+        if (smaller := self.knowledge.known_not_to_fit(settings)) is None:
+            yield Proposal(settings, phase)
+            return
+        reason = f"needs at least the memory of {difference(smaller, settings)}, which did not fit"
+        measurement = Measurement("pruned", reason)
+        self.knowledge.learn(settings, measurement)
+        self._sampler.learn(settings)
+        self._learned(settings, measurement, phase)
+
+    def _bracket(self) -> Iterator[Proposal]:
+        """Find the largest budget that fits the experiment's other settings."""
+        ladder = self.space.ladder(self.space.default)
+        at, largest_fit, smallest_miss = ladder.index(self.space.default), -1, len(ladder)
+        while smallest_miss - largest_fit > 1:
+            yield from self._try(ladder[at], "bracket")
+            if self.knowledge.fits(ladder[at]):
+                largest_fit = at
+            else:
+                smallest_miss = at
+            if smallest_miss == len(ladder):
+                at = _doubled(ladder, largest_fit)
+            elif largest_fit < 0:
+                at = _halved(ladder, smallest_miss)
+            else:
+                at = (largest_fit + smallest_miss) // 2
+        if self.knowledge.best() is None:  # the one that needs least: if not this, then none
+            yield from self._try(self.space.settings[0], "bracket")
+
+    def _refine(self) -> Iterator[Proposal]:
+        """Climb: try what differs from the fastest in one setting, until nothing of that is left untried."""
+        while (best := self.knowledge.best()) is not None:
+            untried = (s for s in self._around(best) if s not in self.knowledge.measurements)
+            if (settings := next(untried, None)) is None:
+                return
+            yield from self._try(settings, "refine")
+
+    def _around(self, best: Settings) -> Iterator[Settings]:
+        for name in self._by_promise(best):
+            yield from self.space.neighbours(best, name)
+        yield from self._with_room_made(best)
+
+    def _by_promise(self, best: Settings) -> list[str]:
+        """Settings in the order in which a change of them is tried; the loader's first where it is waited for."""
+        waits = self.knowledge.measurements[best].shares.get("data_wait", 0.0) > LOADER_WAIT_SHARE
+        names = self.space.varied
+        return [n for n in names if n in LOADER] + [n for n in names if n not in LOADER] if waits else names
+
+    def _with_room_made(self, best: Settings) -> Iterator[Settings]:
+        """The next budget, with activations recomputed, where it is memory that keeps a larger one from being taken."""
+        ladder = self.space.ladder(best)
+        at = ladder.index(best)
+        if best.gradient_checkpointing or at + 1 == len(ladder) or self.knowledge.fits(ladder[at + 1]):
+            return
+        grew = at == 0 or self.knowledge.speed(best) > (1 + GROWTH) * self.knowledge.speed(ladder[at - 1])
+        roomier = replace(ladder[at + 1], gradient_checkpointing=True)
+        if grew and roomier in self.space:
+            yield roomier
+
+    def _sample(self, refines: bool) -> Iterator[Proposal]:
+        """What Optuna suggests, as long as something is open."""
+        while (settings := self._sampler.suggest()) is not None:
+            before = self.knowledge.best()
+            yield from self._try(settings, "sample")
+            if refines and self.knowledge.best() != before:
+                yield from self._refine()
+
+
+def most_trials(search: SearchSection, size: int) -> int:
+    """Configurations of a space of this size to measure."""
+    if search.max_trials is not None:
+        return min(search.max_trials, size)
+    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 4))
+
+
+def difference(one: Settings, other: Settings) -> str:
+    """What ``one`` has that ``other`` has not, as ``tokens 4096, compile True``."""
+    mine, theirs = asdict(one), asdict(other)
+    return ", ".join(f"{name} {value}" for name, value in mine.items() if value != theirs[name]) or "the same"
+
+
+def _doubled(ladder: list[Settings], at: int) -> int:
+    """The rung with the largest budget up to twice as large, at least the next."""
+    within = [i for i, rung in enumerate(ladder) if rung.tokens <= 2 * ladder[at].tokens]
+    return max(at + 1, within[-1])
+
+
+def _halved(ladder: list[Settings], at: int) -> int:
+    """The rung with the smallest budget down to half as large, at most the one before."""
+    within = [i for i, rung in enumerate(ladder) if 2 * rung.tokens >= ladder[at].tokens]
+    return min(at - 1, within[0])
+
+
+class _Sampler:
+    """Optuna by way of Ray Tune's wrapper, which knows nothing of combinations that can't be."""
+
+    def __init__(self, space: SearchSpace, search: SearchSection, knowledge: Knowledge) -> None:
+        self._space, self._knowledge = space, knowledge
+        self._random = random.Random(search.seed)
+        self._distributions = {name: _distribution(name, space.values[name]) for name in space.varied}
+        self._asked: dict[Settings, str] = {}
+        self._count = 0
+        self._optuna: OptunaSearch | None = None
+        if self._distributions:
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            sampler: optuna.samplers.BaseSampler = (
+                optuna.samplers.RandomSampler(seed=search.seed)
+                if search.algorithm == "random"
+                else optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=STARTUP_TRIALS)
+            )
+            self._optuna = OptunaSearch(space=self._distributions, metric=METRIC, mode="max", sampler=sampler)
+
+    def suggest(self) -> Settings | None:
+        """A configuration of which nothing is known yet; None when there is none."""
+        still_open = [settings for settings in self._space.settings if settings not in self._knowledge.measurements]
+        if not still_open or self._optuna is None:
+            return still_open[0] if still_open else None
+        for _ in range(REPEATS):
+            self._count += 1
+            trial_id = str(self._count)
+            settings = self._settings(self._optuna.suggest(trial_id))
+            if settings in self._space and settings not in self._knowledge.measurements:
+                self._asked[settings] = trial_id
+                return settings
+            self._optuna.on_trial_complete(trial_id, error=True)  # leaves Optuna's picture of the space as it is
+        return self._random.choice(still_open)
+
+    def learn(self, settings: Settings) -> None:
+        """Tell Optuna a result, whoever chose the configuration. What does not fit has no speed."""
+        if self._optuna is None:
+            return
+        speed = self._knowledge.speed(settings)
+        trial_id = self._asked.pop(settings, None)
+        if trial_id is not None:
+            self._optuna.on_trial_complete(trial_id, {METRIC: speed})
+        else:
+            self._optuna.add_evaluated_point(self._places(settings), speed)
+
+    def _settings(self, places: Mapping[str, int]) -> Settings:
+        chosen = {name: self._space.values[name][place] for name, place in places.items()}
+        return replace(self._space.default, **chosen)  # type: ignore[arg-type]
+
+    def _places(self, settings: Settings) -> dict[str, int]:
+        return {name: self._space.values[name].index(getattr(settings, name)) for name in self._distributions}
+
+
+def _distribution(name: str, values: tuple[Value, ...]) -> optuna.distributions.BaseDistribution:
+    """Over the places of the values: their order is known to Optuna where they have one."""
+    last = len(values) - 1
+    if name in ORDERED and None not in values:
+        return optuna.distributions.IntDistribution(0, last)
+    return optuna.distributions.CategoricalDistribution(tuple(range(last + 1)))
