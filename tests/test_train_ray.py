@@ -49,6 +49,20 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(tmp_path):
+    options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
+    result = train_ray("--dry-run", "--tune", str(SEARCH), *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for line in (
+        "token budget          4,096, 8,192",
+        "configurations        24",
+        "at most 12 (tpe)",
+        "first, if all fit",
+    ):
+        assert line in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

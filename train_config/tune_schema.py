@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 
 from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
+Precision = Literal["bf16", "fp16", "none"]
+_PRECISIONS: list[Precision] = ["bf16", "none"]
+
 
 class SpaceSection(Section):
     """Values that are tried. One value keeps a setting fixed; None keeps that of the experiment."""
@@ -22,7 +25,7 @@ class SpaceSection(Section):
     batch_size: list[PositiveInt] | None = Field(None, description="Most sequences in a packed batch.")
     num_workers: list[NonNegativeInt] | None = Field([0, 1, 2], description="Loader processes of each worker.")
     prefetch: list[PositiveInt] | None = Field(None, description="Batches that each loader process prepares ahead.")
-    amp_dtype: list[Literal["bf16", "fp16", "none"]] | None = Field(["bf16", "none"], description="Precisions.")
+    amp_dtype: list[Precision] | None = Field(_PRECISIONS, description="Precisions.")
     gradient_checkpointing: list[bool] | None = Field(
         [False, True], description="Whether activations are recomputed in the backward pass."
     )

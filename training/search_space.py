@@ -89,7 +89,8 @@ class SearchSpace:
             others = [values[place] for place in (at + 1, at - 1) if 0 <= place < len(values)]
         else:
             others = [value for value in values if value != values[at]]
-        found = [self.nearest(replace(settings, **{name: value})) for value in others]
+        changes: list[dict[str, Any]] = [{name: value} for value in others]
+        found = [self.nearest(replace(settings, **change)) for change in changes]
         return [other for other in dict.fromkeys(found) if other != settings and getattr(other, name) != values[at]]
 
     def nearest(self, settings: Settings) -> Settings:

@@ -146,8 +146,8 @@ class ThroughputSearch(Searcher):
         self._sampler = _Sampler(space, search.search, self.knowledge)
         self._plan = self._make_plan()
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """The next configuration, or that there is none. Answers from before are taken up on the way."""
+    def suggest(self, trial_id: str) -> Any:
+        """The next configuration, or ``Searcher.FINISHED``. Answers from before are taken up on the way."""
         while not self._is_over() and (proposal := next(self._plan, None)) is not None:
             self.trials += 1
             earlier = self._earlier.get(proposal.settings)
@@ -335,7 +335,7 @@ class _Sampler:
         for _ in range(REPEATS):
             self._count += 1
             trial_id = str(self._count)
-            settings = self._settings(self._optuna.suggest(trial_id))
+            settings = self._settings(self._optuna.suggest(trial_id) or {})
             if settings in self._space and settings not in self._knowledge.measurements:
                 self._asked[settings] = trial_id
                 return settings

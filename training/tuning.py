@@ -79,7 +79,7 @@ CHANGES_NO_SPEED = (
 )
 """Of these, what is searched or leaves a step's time as it is."""
 
-NEXT_TO_NOTHING = {"memory": 1}
+NEXT_TO_NOTHING = {"memory": 1.0}
 """What a trial reserves: a byte, as Ray Tune (2.60) takes no empty request. The cores belong to the pool's workers."""
 
 PREVIEWED = 6
@@ -221,12 +221,10 @@ class _PoolActor:
     """
 
     def __init__(self, config: Config, search: TuneConfig, store_path: Path, make_pool: MakePool) -> None:
-        options = {"num_cpus": 0, "max_restarts": -1, "runtime_env": cluster.worker_environment()}
-        self._actor = (
-            ray.remote(_PoolHost)
-            .options(**options)
-            .remote(make_pool, config.model_dump(mode="json"), str(store_path), search.keep_global_tokens)
-        )
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "runtime_env": cluster.worker_environment()}
+        host: Any = ray.remote(_PoolHost).options(**options)
+        plain = config.model_dump(mode="json")
+        self._actor: Any = host.remote(make_pool, plain, str(store_path), search.keep_global_tokens)
         self._alive = True
         try:
             ray.get(self._actor.is_ready.remote(), timeout=cluster.START_TIMEOUT_S)

@@ -374,3 +374,24 @@ def test_bug_ends_the_run_at_once(store_path, tmp_path, monkeypatch):
     with pytest.raises(TypeError):
         train(config, store_path)
     assert run_folder(config).read_outcome() == Outcome("failed", -1, "TypeError: a bug", 1)
+
+
+def test_record_of_a_step_says_where_its_time_went_and_the_worker_is_sampled(store_path, tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": 4, "gpu_log_interval": 60.0})
+    train(config, store_path)
+    run = run_folder(config)
+    for record in (r for r in read_metrics(run.metrics) if r["kind"] == "train"):
+        parts = ["data_wait", "forward", "backward", "optimizer", "communication"]
+        assert 0 < sum(record[f"{part}_s"] for part in parts) <= record["step_s"]
+        assert min(record["forward_s"], record["backward_s"], record["optimizer_s"]) > 0
+        assert 0 <= record["padding_share"] < 1
+    *_, last = (json.loads(line) for line in (run.monitoring / "worker-00000.jsonl").read_text().splitlines())
+    assert (last["kind"], last["step"]) == ("sample", 4)
+    assert last["figures"]["worker/0/step_s"] == record["step_s"]
+    assert record["checkpoint_s"] == 0  # the one after the last step is in no record
+
+
+def test_no_sampling_leaves_no_folder(store_path, tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": 1, "gpu_log_interval": 0})
+    train(config, store_path)
+    assert not run_folder(config).monitoring.exists()
