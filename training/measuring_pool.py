@@ -194,8 +194,8 @@ class _Group:
         self.workers = workers
         self.most_on_a_node = workers.count
         options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
-        actor = ray.remote(_MeasuringActor).options(runtime_env=cluster.worker_environment(), **options)
-        self._actors = [actor.remote(rank, workers) for rank in range(workers.count)]
+        actor: Any = ray.remote(_MeasuringActor).options(runtime_env=cluster.worker_environment(), **options)
+        self._actors: list[Any] = [actor.remote(rank, workers) for rank in range(workers.count)]
         self._checks = 0
 
     def connect(self) -> None:

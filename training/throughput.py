@@ -420,7 +420,7 @@ class _Trial:
         reason = failure.reason if failure is not None and failure.status == status else ""
         return Measurement(status, reason, windows=self._windows, **self._memory())
 
-    def _memory(self) -> dict[str, int]:
+    def _memory(self) -> dict[str, Any]:
         """Of the worker that took most."""
         row = [[self._meter.peak_bytes(), self._meter.total_bytes()]]
         rows = self._control.gather_rows(torch.tensor(row))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.classifiers import labelled_fasta
 from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
 from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, largest_fitting
@@ -56,11 +57,11 @@ class Machine:
 
 
 @settings(deadline=None)
-@given(base=st.integers(0, 600), token_kib=st.floats(0.5, 500))
+@given(base=st.integers(0, 600), token_kib=st.integers(1, 500))
 def test_largest_budget_is_found_to_the_resolution_in_few_trials_without_running_out_often(base, token_kib):
     machine = Machine(base * MIB, token_kib * 1024)
     search = machine.search()
-    end = ((1 - MARGIN) * TOTAL - base * MIB) / (token_kib * 1024)
+    end = int(((1 - MARGIN) * TOTAL - base * MIB) / (token_kib * 1024))
     largest = largest_fitting(search.tried)
     if end < 512:
         assert largest is None
@@ -188,3 +189,19 @@ def test_inference_needs_less_than_training_and_says_what_to_set(ray_address, st
     assert "inference in none: 1 worker on cpu" in outcome.stdout
     assert "no batch could be larger" in outcome.stdout
     assert "--batch-tokens" in outcome.stdout
+
+
+@pytest.mark.slow
+def test_classifier_is_measured_and_no_run_is_left(ray_address, tmp_path):
+    source = labelled_fasta(tmp_path / "labelled.fasta", [20, 40, 60] * 20)
+    config = tiny_config(
+        tmp_path,
+        data={"source": [str(source)], "labels": {"header_field": 1}},
+        model={"task": "classifier"},
+        ray={"num_workers": 1, "cpus_per_worker": 1},
+    )
+    outcome = find(config, tmp_path, ray_address, *PATIENT)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "classifier, training in none: 1 worker on cpu" in outcome.stdout
+    assert re.search(r"largest that fits +[\d,]+ tokens", outcome.stdout)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "labelled.fasta", "stores"]
