@@ -1,7 +1,8 @@
 """What of a sequence is used when it is longer than the model takes.
 
-In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation the
-start, so that figures of different steps compare. How much is lost is known from the lengths, before anything is read.
+In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation and
+prediction the start, so that figures of different steps compare; or both ends, in all of them. How much is lost is
+known from the lengths, before anything is read.
 
 Shape legend: N sequences.
 """
@@ -9,11 +10,19 @@ Shape legend: N sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataset.random_bits import keyed_bits
+
+Crop = Literal["random", "start", "ends"]
+"""What is taken of a sequence that is too long: a random window, its start, or half from its start and half from its
+end."""
+
+FixedCrop = Literal["start", "ends"]
+"""The same of what is judged or predicted, where nothing is random."""
 
 _PURPOSE = 1
 
@@ -29,6 +38,16 @@ class CropCount:
 
     sequences: int
     residues: int
+
+
+def fixed_crop(crop: Crop) -> FixedCrop:
+    """What is taken in validation and prediction after training with ``crop``."""
+    return "start" if crop == "random" else crop
+
+
+def head_length(kept: int, crop: FixedCrop) -> int:
+    """How much of the ``kept`` residues of a longer sequence comes from its start; the rest comes from its end."""
+    return kept if crop == "start" else (kept + 1) // 2
 
 
 def cropped_lengths(lengths_N: NDArray[np.integer], max_length: int) -> NDArray[np.int64]:

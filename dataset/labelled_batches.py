@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.cropping import CropCount, count_cropped, crop_starts, cropped_lengths
+from dataset.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.steps import Indices, Request, SourceBatch
 from dataset.token_store import TokenStore
 from dataset.tokenizer import cumulative_lengths, token_positions
 
-Crop = Literal["random", "start", "ends"]
 _FILLER_TOKENS = 1
 
 
@@ -186,5 +184,5 @@ class LabelledSource:
 def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
     if whole == kept:
         return [(0, whole)]
-    head = (kept + 1) // 2
+    head = head_length(kept, "ends")
     return [(0, head), (whole - (kept - head), kept - head)]

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dataset.cropping import FixedCrop, fixed_crop, head_length
 from dataset.label_space import LabelSpace
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import cumulative_lengths, token_positions
@@ -38,9 +39,6 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are done and how many there are."""
 
 DTYPES: dict[AmpDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Crop: TypeAlias = Literal["start", "ends"]
-"""What is taken of a text that is too long: its start, or half from its start and half from its end."""
-
 DEFAULT_BATCH_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
@@ -68,7 +66,7 @@ class Predictions:
     probabilities: NDArray[np.float32]
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
-    crop: Crop = "start"
+    crop: FixedCrop = "start"
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -137,7 +135,7 @@ class ClassifierPipeline:
         amp_dtype: AmpDtype = "fp32",
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         max_length: int | None = None,
-        crop: Crop = "start",
+        crop: FixedCrop = "start",
     ) -> None:
         merge(model.backbone)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -184,7 +182,7 @@ class ClassifierPipeline:
             amp_dtype=amp_dtype,
             batch_tokens=batch_tokens,
             max_length=None if config is None else config.data.max_length,
-            crop="ends" if config is not None and config.data.crop == "ends" else "start",
+            crop="start" if config is None else fixed_crop(config.data.crop),
         )
 
     @property
@@ -334,11 +332,6 @@ def check_device(device: torch.device | str) -> None:
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
         )
-
-
-def head_length(kept: int, crop: Crop) -> int:
-    """How much of what is kept of a text comes from its start, as :mod:`dataset.labelled_batches` has it."""
-    return kept if crop == "start" else (kept + 1) // 2
 
 
 def _cast(model: Classifier, dtype: torch.dtype) -> Classifier:

@@ -6,6 +6,7 @@ of the folder has to know of its head, and tests run them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from dataset.cropping import FixedCrop, head_length
 from model.classifier import Classifier
 from model.model_card import card_section, with_versions
 
@@ -35,12 +37,16 @@ class Parts:
         text: an example, as the tokenizer takes it.
         prefix, suffix: special tokens before and after each text.
         base: of an adapter: folder or hub name of its base as Python source, else None.
+        max_length: tokens of a text, without special ones, that are looked at; None: all of them.
+        crop: which these are, of a longer text.
     """
 
     text: str
     prefix: int
     suffix: int
     base: str | None
+    max_length: int | None = None
+    crop: FixedCrop = "start"
 
 
 def classifier_card(model: Classifier, parts: Parts, facts: Mapping[str, Any]) -> str:
@@ -60,7 +66,8 @@ def classifier_card(model: Classifier, parts: Parts, facts: Mapping[str, Any]) -
     sections = [_description(model), *(card_section(name, value) for name, value in with_versions(facts).items())]
     sections.append(
         "## How to open it\n\nWith Esmeray, `python -m tools predict FOLDER FILE --output predictions.csv`, or\n\n"
-        f"```python\n{_WITH_ESMERAY}```\n\nWithout it:\n\n```python\n{rebuilding_lines(model, parts)}```\n"
+        f"```python\n{_WITH_ESMERAY}```\n\n{_cropping(model, parts)}Without it:\n\n"
+        f"```python\n{rebuilding_lines(model, parts)}```\n"
     )
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(sections)))
 
@@ -76,7 +83,7 @@ def rebuilding_lines(model: Classifier, parts: Parts) -> str:
     """Python that computes ``logits`` and ``result`` for one text from the folder named FOLDER."""
     kind = model.label_space.kind
     opener = _opener(model)
-    network = f"{opener}.from_pretrained({parts.base or 'folder'})"
+    network = f"{opener}.from_pretrained({parts.base or 'folder'}{_without_pooler(model)})"
     if parts.base is not None:
         network = f"PeftModel.from_pretrained({network}, folder)"
     lines = [
@@ -94,6 +101,7 @@ def rebuilding_lines(model: Classifier, parts: Parts) -> str:
         'head = load_file(f"{folder}/classifier.safetensors")',
         'names = json.load(open(f"{folder}/label_mappings.json"))["id2label"].values()',
         f'tokens = tokenizer("{parts.text}", return_tensors="pt")',
+        *_crop(parts),
         "with torch.no_grad():",
         "    features = network(**tokens).last_hidden_state[0]",
         f"    inner = slice({parts.prefix}, len(features) - {parts.suffix})  # without special tokens",
@@ -109,6 +117,25 @@ def _opener(model: Classifier) -> str:
     """AutoModel, or the class itself where AutoModel means another one (T5's encoder)."""
     network = model.backbone.model
     return "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is type(network) else type(network).__name__
+
+
+def _without_pooler(model: Classifier) -> str:
+    """The argument that leaves out transformers' own pooler where the backbone has none, and so no weights of one."""
+    network = model.backbone.model
+    takes_it = "add_pooling_layer" in inspect.signature(type(network).__init__).parameters
+    return ", add_pooling_layer=False" if takes_it and getattr(network, "pooler", None) is None else ""
+
+
+def _crop(parts: Parts) -> list[str]:
+    """Lines that take the middle, or the end, out of longer texts; special tokens stay."""
+    if parts.max_length is None:
+        return []
+    whole = parts.prefix + parts.max_length + parts.suffix
+    gap = parts.prefix + head_length(parts.max_length, parts.crop)
+    return [
+        f'excess = max(0, tokens["input_ids"].shape[1] - {whole})  # tokens that are left out of a longer text',
+        f"tokens = {{name: torch.cat((row[:, :{gap}], row[:, {gap} + excess :]), 1) for name, row in tokens.items()}}",
+    ]
 
 
 def _pooling(model: Classifier) -> list[str]:
@@ -147,8 +174,22 @@ def _hidden(model: Classifier) -> list[str]:
 def _columns(kind: str) -> str:
     return {
         "regression": "a number for each of names",
-        "per_residue": "a row for each residue, a probability for each of names",
+        "per_residue": "a row for each residue that is looked at, a probability for each of names",
     }.get(kind, "a probability for each of names")
+
+
+def _cropping(model: Classifier, parts: Parts) -> str:
+    """What is left out of longer texts, as a paragraph."""
+    if parts.max_length is None:
+        return ""
+    head = head_length(parts.max_length, parts.crop)
+    tail = parts.max_length - head
+    looked_at = f"the first {head:,} and the last {tail:,}" if tail else f"the first {head:,}"
+    rows = " A residue that is left out has no row in `result`." if model.per_residue else ""
+    return (
+        f"Of a text of more than {parts.max_length:,} tokens, special ones not counted, {looked_at} are looked at, as "
+        f"in the run's validation; these lines and those below do the same.{rows}\n\n"
+    )
 
 
 def _description(model: Classifier) -> str:

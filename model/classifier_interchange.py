@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dataset.cropping import FixedCrop, fixed_crop
 from dataset.label_space import LabelSpace
 from dataset.publishing import sync
 from dataset.tokenizers import SequenceTokenizer, open_tokenizer
@@ -39,7 +41,7 @@ from model.exported_folder import exported_folder
 from model.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
 from train_config.classifier_schema import ClassifierSection
 from train_config.errors import DataError, ResourceError
-from train_config.schema import BackboneSection
+from train_config.schema import BackboneSection, DataSection
 
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
@@ -96,7 +98,7 @@ def export_classifier(
         model: with whole (not partitioned) weights. Left as it is.
         folder: final name; its parent is made if need be.
         tokenizer: that it was trained with.
-        resolved_config: the run's config as YAML, stored as config.yaml.
+        resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
         facts: what the card tells besides the model itself: data, steps, metrics, versions.
         overwrite: replace a folder of that name.
 
@@ -170,7 +172,8 @@ def _write(
     (folder / CONFIG_FILE).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
     model.label_space.save(folder)
     tokenizer.save(folder)
-    parts = Parts(_example(tokenizer), len(tokenizer.prefix), len(tokenizer.suffix), base)
+    prefix, suffix = len(tokenizer.prefix), len(tokenizer.suffix)
+    parts = Parts(_example(tokenizer), prefix, suffix, base, *_cropping(resolved_config))
     (folder / "README.md").write_text(classifier_card(model, parts, facts), encoding="utf-8")
     if resolved_config is not None:
         (folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
@@ -264,6 +267,14 @@ def _read_settings(folder: Path) -> _Settings:
         raise DataError(f"{folder} holds no classifier ({CONFIG_FILE} is missing)") from error
     except (OSError, ValueError, ValidationError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
+
+
+def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
+    """How many tokens of a text are looked at, None for all of them, and which."""
+    if resolved_config is None:
+        return None, "start"
+    data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
+    return data.max_length, fixed_crop(data.crop)
 
 
 def _example(tokenizer: SequenceTokenizer) -> str:

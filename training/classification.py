@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dataset.cropping import fixed_crop
 from dataset.feature_batches import FeatureSource
 from dataset.label_space import LabelSpace
 from dataset.labelled_batches import LabelledSource, Labels
@@ -73,8 +74,7 @@ class ClassificationExperiment(Experiment):
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
         data, seed = config.data, config.run.seed
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
-        fixed_crop = "start" if data.crop == "random" else data.crop
-        held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop)
+        held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
         self._place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
         self._held_out = held_out
         self._features = path.parent / "features"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from dataset.tokenizers import EsmSequenceTokenizer
+from inference.classification import ClassifierPipeline
 from model.classifier_interchange import export_classifier, load_classifier
 from model.lora import is_adapted
-from tests.classifiers import NAMES, TEXTS, tiny_classifier
+from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.support import random_sequences, save_network
 from tests.model.test_esm2 import Malicious
 from train_config.errors import ConfigError, DataError
@@ -32,8 +34,8 @@ def packed(tokenizer, text):
     return PackedBatch(tokens, bounds, len(tokens), torch.arange(len(tokens)), torch.zeros(1, dtype=torch.int64))
 
 
-def card_logits(folder: Path, text: str) -> torch.Tensor:
-    """What the last Python lines of the card compute, for this text."""
+def card_names(folder: Path, text: str) -> dict:
+    """What the last Python lines of the card compute, for this text, by name."""
     lines = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[-1]
     assert "esmeray" not in lines and "from model" not in lines and "from dataset" not in lines
     lines = lines.replace('"FOLDER"', repr(str(folder)))
@@ -41,7 +43,7 @@ def card_logits(folder: Path, text: str) -> torch.Tensor:
     assert replaced == 1
     names: dict = {}
     exec(compile(lines, "card", "exec"), names)  # noqa: S102
-    return names["logits"]
+    return names
 
 
 @torch.no_grad()
@@ -55,7 +57,7 @@ def own_logits(model, tokenizer, text):
 def assert_card_gives_the_same(folder, model, tokenizer):
     for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
         expected = own_logits(model, tokenizer, text)
-        torch.testing.assert_close(card_logits(folder, text), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(card_names(folder, text)["logits"], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["none", "merged", "adapter"])
@@ -66,6 +68,44 @@ def test_the_card_rebuilds_the_outputs_without_esmeray(tmp_path, source, form):
     folder = export_classifier(model, tmp_path / "model", tokenizer)
     assert (folder / "adapter_config.json").exists() == (form == "adapter")
     assert_card_gives_the_same(folder, model, tokenizer)
+
+
+@pytest.mark.parametrize("crop", ["random", "start", "ends"])
+@pytest.mark.parametrize(
+    ("source", "kind"), [("esm2_t6_8M", "multiclass"), ("esm2_t6_8M", "per_residue"), ("qwen2", "multiclass")]
+)
+def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, crop):
+    kept = 5
+    folder = export_tiny(tmp_path / "model", classifier_config(kind, max_length=kept, crop=crop), source=source)
+    made = ClassifierPipeline.load(folder, device="cpu")
+    texts = random_sequences([4, 5, 6, 30]) if source.startswith("esm2") else TEXTS
+    cropped = made.predict(texts).cropped
+    assert cropped.any() and not cropped.all()
+    for text in texts:
+        expected = torch.from_numpy(made.predict([text]).probabilities)
+        found = card_names(folder, text)["result"].reshape(-1, expected.shape[1])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    card = " ".join((folder / "README.md").read_text().split())
+    part = "the first 3 and the last 2 are looked at" if crop == "ends" else "the first 5 are looked at"
+    assert f"Of a text of more than 5 tokens, special ones not counted, {part}" in card
+    assert ("A residue that is left out has no row in `result`." in card) == (kind == "per_residue")
+
+
+def test_the_card_of_a_run_without_a_config_says_nothing_of_cropping(tmp_path):
+    model, tokenizer = tiny_classifier()
+    card = (export_classifier(model, tmp_path / "model", tokenizer) / "README.md").read_text()
+    assert "looked at" not in card and "torch.cat" not in card
+
+
+@pytest.mark.parametrize("form", ["none", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert"])
+def test_transformers_loads_what_the_card_says_without_a_report(tmp_path, source, form, caplog, monkeypatch):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    card_names(folder, PROTEINS[0])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])
@@ -135,9 +175,8 @@ def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_pa
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == ("facebook/esm2_t6_8M_UR50D", revision)
     assert not (folder / "base").exists()
-    assert f"AutoModel.from_pretrained('facebook/esm2_t6_8M_UR50D', revision='{revision}')" in (
-        (folder / "README.md").read_text()
-    )
+    card = (folder / "README.md").read_text()
+    assert f"from_pretrained('facebook/esm2_t6_8M_UR50D', revision='{revision}', add_pooling_layer=False)" in card
 
 
 def test_the_tokenizer_in_the_folder_is_that_of_transformers(tmp_path):

@@ -17,11 +17,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.cropping import head_length
 from dataset.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
 from dataset.labelled_file import LabelledRecords, read_labelled
 from dataset.labelled_store import LabelledStore, ensure_labelled_store
 from dataset.progress import ProgressCallback
-from inference.classification import Predictions, head_length
+from inference.classification import Predictions
 from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import Config

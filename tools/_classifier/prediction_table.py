@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dataset.cropping import head_length
 from dataset.label_space import LabelSpace
-from inference.classification import Predictions, head_length
+from inference.classification import Predictions
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
