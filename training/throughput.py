@@ -257,7 +257,7 @@ def _folder(config: Config) -> RunFolder:
 
 
 def _staged(config: Config, store_path: str) -> str:
-    if config.data.stage_dir is None:
+    if config.data.stage_dir is None or config.model.task == "classifier":  # which stages its sequences itself
         return store_path
     return str(stage_store(Path(store_path), Path(config.data.stage_dir)))
 
