@@ -116,7 +116,8 @@ class BudgetSearch:
     def _try(self, tokens: int) -> bool:
         began = self._clock()
         measurement = self._measure(tokens)
-        self._last_s = self._clock() - began
+        # The first trial loads what the others find loaded: its time says nothing of theirs.
+        self._last_s = self._clock() - began if self.tried else 0.0
         peak, total = measurement.peak_memory_bytes, measurement.total_memory_bytes
         fits = measurement.status == "ok" and (peak is None or total is None or peak <= (1 - self._margin) * total)
         if measurement.status == "ok" and peak is not None:
