@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import ray
 from ray._private.worker import BaseContext
 
+from dataset.publishing import exclusive
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
 
@@ -174,18 +176,20 @@ def find(section: RaySection) -> str:
 
 def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
-    return ray.init(
-        address=LOCAL,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        object_store_memory=OBJECT_STORE_BYTES,
-        # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
-        dashboard_port=_free_port(section.dashboard_port),
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    # One after the other: two that start at once would choose the same port.
+    with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
+        return ray.init(
+            address=LOCAL,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=_free_port(section.dashboard_port),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
 
 
 def _free_port(preferred: int) -> int:
