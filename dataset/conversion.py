@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 from dataset.fasta import FastaSource, RecordBatch, find_files
-from dataset.ingest import Ingest
+from dataset.ingest import Ingest, config_option
 from dataset.progress import ConversionProgress, ProgressCallback
 from dataset.publishing import exclusive, published
 from dataset.sample import GENERATOR_VERSION, sample_records
@@ -68,7 +68,7 @@ def convert(
     source = FastaSource(sources)
     with exclusive(target):
         _refuse_existing(target, overwrite)  # another process may have made it while this one waited for the lock
-        return _convert_locked(source, target, ingest, progress, map_size_bytes)
+        return _convert_locked(source, target, ingest, progress, map_size_bytes, option=_tool_option)
 
 
 def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
@@ -97,7 +97,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         elif data.source == [SAMPLE]:
             _make_sample(data, target, progress)
         else:
-            _convert_locked(FastaSource(data.source), target, data.ingest, progress, None)
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress, None, option=config_option)
     return target
 
 
@@ -107,8 +107,10 @@ def _convert_locked(
     policies: IngestSection,
     progress: ProgressCallback | None,
     map_size_bytes: int | None,
+    *,
+    option: Callable[[str], str],
 ) -> StoreManifest:
-    ingest = Ingest(policies, source.paths, source.kernel)
+    ingest = Ingest(policies, source.paths, source.kernel, option=option)
     with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
         for batch in source.batches():
             block = ingest.clean(batch)
@@ -117,6 +119,11 @@ def _convert_locked(
             if progress is not None:
                 progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
         return writer.finish(source.finished, policies, ingest.counts)
+
+
+def _tool_option(name: str) -> str:
+    """A policy as ``python -m tools fasta2lmdb`` takes it."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:

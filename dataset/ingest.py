@@ -49,6 +49,11 @@ class CleanBlock:
     kept: np.ndarray | None = None
 
 
+def config_option(name: str) -> str:
+    """A policy as it is given on the command line wherever there is a config."""
+    return f"--data.ingest.{name}"
+
+
 class Ingest:
     """Applies the policies to one batch after the other, remembering the ids that it has met.
 
@@ -65,6 +70,7 @@ class Ingest:
         *,
         content: Literal["protein", "text"] = "protein",
         first_place: Callable[[str], str | None] | None = None,
+        option: Callable[[str], str] = config_option,
     ) -> None:
         """Start with no ids seen.
 
@@ -74,9 +80,11 @@ class Ingest:
             kernel: what is compiled, for many records.
             content: text is neither checked nor mended.
             first_place: in place of ``paths``, gives the place of the first record with an id.
+            option: how the policy of this name is given on the command line, for messages.
         """
         self.counts = IngestCounts()
         self._policies = policies
+        self._option = option
         self._is_text = content == "text"
         self._first_place = first_place or partial(place_of_id, paths or [])
         self._seen = HashSet64(kernel)
@@ -160,13 +168,14 @@ class Ingest:
                 self.counts.records_skipped_bad_characters += 1
                 return None
         at = first_bad(cleaned.residues)
-        raise DataError(f"{batch.place(index, at)}: {_bad_character(chr(cleaned.residues[at]))}")
+        remedy = f"give {self._option('bad_characters')} to_x (or skip)"
+        raise DataError(f"{batch.place(index, at)}: {_bad_character(chr(cleaned.residues[at]), remedy)}")
 
     def _drop_empty(self, batch: RecordBatch, index: int) -> None:
         if self._policies.empty_sequences == "error":
             raise DataError(
                 f"{batch.place(index)}: a header without a sequence; complete or remove the record, "
-                "or set empty_sequences to skip"
+                f"or give {self._option('empty_sequences')} skip"
             )
         self.counts.records_skipped_empty += 1
 
@@ -185,12 +194,13 @@ class Ingest:
                     fresh_N[position] = True
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
-        place, first = batch.place(index), self._first_place(record_id.decode("utf-8"))
+        name = record_id.decode("utf-8")
+        place, first = batch.place(index), self._first_place(name)
         if first is not None and f"{place},".startswith(f"{first},"):
             return  # two ids with one hash: this is the first record of its id
         raise DataError(
-            f"{place}: the id stands already in {first or 'an earlier record'}; "
-            "make ids unique, or set duplicate_ids to first or rename"
+            f"{place}: the id {name!r} stands already in {first or 'an earlier record'}; "
+            f"make ids unique, or give {self._option('duplicate_ids')} first (or rename)"
         )
 
     def _renamed(self, record_id: bytes) -> bytes:
@@ -201,14 +211,8 @@ class Ingest:
         return b"%b.%d" % (record_id, number)
 
 
-def _bad_character(character: str) -> str:
+def _bad_character(character: str, remedy: str) -> str:
     if character in GAPS:
-        return (
-            f"the gap {character!r} of an alignment; remove the gaps, since models read unaligned sequences "
-            "(or set bad_characters to to_x or skip)"
-        )
+        return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
     where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
-    return (
-        f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; "
-        "mend the record, or set bad_characters to to_x or skip"
-    )
+    return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; mend the record, or {remedy}"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ MAPPINGS_FILE = "label_mappings.json"
 IGNORED_TARGET = -100
 """Class that no loss looks at; that of :mod:`dataset.packed_batch`, which needs torch."""
 
+DECISION_THRESHOLD = 0.5
+"""A label of several is called where its probability is above this."""
+
 IGNORED_LETTERS = ".?-"
 """Letters of a per-residue label that stand for 'not known'."""
 
@@ -32,6 +35,11 @@ Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
 """Class names or strings of letters, lists of class names, or (N, C) numbers with NaN where one is not known."""
 
 _SHOWN = 8
+
+
+def called(probabilities: Any) -> Any:
+    """Whether each label of several is called: an array, or a tensor, of truths in the shape of its probabilities."""
+    return probabilities > DECISION_THRESHOLD
 
 
 class UnseenLabelError(DataError):
@@ -140,7 +148,7 @@ class LabelSpace:
         return targets_N
 
     def decode(self, targets: NDArray) -> list[str] | list[list[str]] | str | NDArray:
-        """Labels of targets (or of predicted classes); numbers of a multilabel target count from 0.5 on.
+        """Labels of targets (or of predicted classes); of several labels those that are :func:`called`.
 
         Returns:
             multiclass, binary: list of names. multilabel: list of lists of names. regression: the numbers.
@@ -149,7 +157,7 @@ class LabelSpace:
         if self.kind == "regression":
             return targets
         if self.kind == "multilabel":
-            return [[self.names[code] for code in np.flatnonzero(row_C >= 0.5)] for row_C in targets]
+            return [[self.names[code] for code in np.flatnonzero(called(row_C))] for row_C in targets]
         unknown = IGNORED_LETTERS[0] if self.kind == "per_residue" else ""
         names = [self.names[code] if code >= 0 else unknown for code in targets.tolist()]
         return "".join(names) if self.kind == "per_residue" else names

@@ -27,6 +27,8 @@ _PARTS = {
 }
 _TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 _NOT_A_NUMBER = "nan"
+_MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.labels.missing_labels skip"
+_MEND_WEIGHT = "give a number of 0 or more"
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
@@ -38,7 +40,7 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     """
     separator, columns = labels.separator, labels.label_columns
     if labels.kind == "regression":
-        return lambda values: _numbers(values, columns, number)
+        return lambda values: _numbers(values, columns, _finite)
     if labels.kind == "multilabel" and len(columns) > 1:
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
@@ -72,20 +74,16 @@ def number(value: Any) -> float:
     """A value as a number, NaN where it is missing.
 
     Raises:
-        ValueError: no number, or an infinite one.
+        ValueError: it is none.
     """
     if isinstance(value, bool | int | float | Decimal):
-        found = float(value)
-    else:
-        text = text_of(value).strip()
-        try:
-            # Python takes '1_000' for a number, which no table means.
-            found = math.nan if not text else float(text.replace("_", "?"))
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number") from None
-    if math.isinf(found):
-        raise ValueError("an infinite number can't be learnt")
-    return found
+        return float(value)
+    text = text_of(value).strip()
+    try:
+        # Python takes '1_000' for a number, which no table means.
+        return math.nan if not text else float(text.replace("_", "?"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def weight(value: Any) -> float:
@@ -94,11 +92,16 @@ def weight(value: Any) -> float:
     Raises:
         ValueError: no number, missing, negative or infinite.
     """
-    found = number(value)
+    try:
+        found = number(value)
+    except ValueError as error:
+        raise ValueError(f"weight: {error}; {_MEND_WEIGHT}") from error
     if math.isnan(found):
-        raise ValueError("the weight is missing or NaN; give a number of 0 or more")
+        raise ValueError(f"the weight is missing or NaN; {_MEND_WEIGHT}")
     if found < 0:
-        raise ValueError(f"the weight {found:g} is negative; give a number of 0 or more")
+        raise ValueError(f"the weight {found:g} is negative; {_MEND_WEIGHT}")
+    if math.isinf(found):
+        raise ValueError(f"the weight is infinite; {_MEND_WEIGHT}")
     return found
 
 
@@ -146,8 +149,15 @@ def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any]
         try:
             found.append(read(value))
         except ValueError as error:
-            raise ValueError(f"column {column!r}: {error}") from error
+            raise ValueError(f"column {column!r}: {error}; {_MEND_LABEL}") from error
     return None if all(map(math.isnan, found)) else tuple(found)
+
+
+def _finite(value: Any) -> float:
+    found = number(value)
+    if math.isinf(found):
+        raise ValueError("an infinite number can't be learnt")
+    return found
 
 
 def _truth(value: Any) -> float:

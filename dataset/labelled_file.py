@@ -13,7 +13,7 @@ Shape legend: N records, C label columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -218,7 +218,7 @@ class _Reader:
         self._paths: list[Path] = []
         self._rows_before = self._bytes_before = self._bytes_total = 0
         self._met: list[_Met] = []
-        self._first_without_label = ""
+        self._first_without_label: Callable[[], str] | None = None
         self._ids: list[str] = []
         self._texts: list[str] = []
         self._labels: list[Label] = []
@@ -250,7 +250,7 @@ class _Reader:
     def records(self, source: list[SourceFile] | SampleSource, held_out_source: list[SourceFile]) -> LabelledRecords:
         """All that was taken."""
         if not self._ids:
-            first = f": {self._first_without_label}" if self._first_without_label else ""
+            first = "" if self._first_without_label is None else f": {self._first_without_label()}"
             raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
         settings, counts = self._settings, self._counts.model_copy()
         for name, value in self._ingest.counts:
@@ -341,10 +341,12 @@ class _Reader:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
             raise DataError(
-                f"{taken.batch.place(index)}: {problem}; complete or remove the record, or set "
-                "data.labels.missing_labels to skip"
+                f"{taken.batch.place(index)}: {problem}; complete or remove the record, or give "
+                "--data.labels.missing_labels skip"
             )
-        self._first_without_label = self._first_without_label or problem
+        if self._first_without_label is None:
+            # Finding the place reads the file again, which is worth it for a refusal alone.
+            self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
         self._counts.records_skipped_missing_label += 1
 
     def _first_place(self, record_id: str) -> str | None:

@@ -186,6 +186,7 @@ class TableParts:
                 path=self._path,
                 numbers=numbers,
                 lines=[rows.lines[index] for index in kept] if rows.lines else None,
+                has_ids=settings.id_column is not None,
             ),
             numbers=numbers,
             labels=[[values[index] for values in labels] for index in kept] if self._with_labels else None,
@@ -207,7 +208,7 @@ class TableParts:
             elif self._settings.empty_texts == "error":
                 raise DataError(
                     f"{_row_place(self._path, rows, index)}: column {self._settings.text_column!r} is empty; complete "
-                    "or remove the row, or set data.labels.empty_texts to skip"
+                    "or remove the row, or give --data.labels.empty_texts skip"
                 )
         return kept, texts
 
@@ -244,11 +245,13 @@ class _Rows(RecordBatch):
     path: Path
     numbers: list[int]
     lines: list[int] | None
+    has_ids: bool
 
     def place(self, index: int, residue: int | None = None) -> str:
         line = f", line {self.lines[index]}" if self.lines else ""
         character = "" if residue is None else f", character {residue + 1}"
-        return f"{self.path}, row {self.numbers[index]}{line}{character}"
+        name = f", record {self.records.ids.split()[index].decode('utf-8')!r}" if self.has_ids else ""
+        return f"{self.path}, row {self.numbers[index]}{line}{character}{name}"
 
 
 def _row_place(path: Path, rows: TablePart, index: int) -> str:

@@ -310,9 +310,9 @@ def _encoded(
     except UnseenLabelError as error:
         if data.labels.unseen_labels == "error":
             raise DataError(
-                f"{records.place(error.index)}: the label {error.label!r} stands among held-out records alone; give "
-                "training records of it, or set data.labels.unseen_labels to skip"
-                + (", or data.labels.split to stratified" if data.labels.split == "hash" else "")
+                f"{records.place(error.index)}: the label {error.label!r} stands among held-out records alone; add "
+                "training records of it, or give --data.labels.unseen_labels skip"
+                + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
             ) from error
     targets = space.encode(records.labels, ignore_unseen=True)
     if space.kind != "per_residue":

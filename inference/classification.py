@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataset.cropping import FixedCrop, fixed_crop, head_length
-from dataset.label_space import LabelSpace
+from dataset.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import cumulative_lengths, token_positions
 from dataset.tokenizers import SequenceTokenizer
-from model.classification_metrics import DECISION_THRESHOLD, probabilities
+from model.classification_metrics import probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import CONFIG_FILE, load_classifier
 from model.lora import merge
@@ -83,8 +83,8 @@ class Predictions:
         if kind == "regression":
             return [separator.join(f"{value:.6g}" for value in row) for row in self.probabilities.tolist()]
         if kind == "multilabel":
-            chosen = self.probabilities > DECISION_THRESHOLD
-            return [separator.join(name for name, on in zip(names, row, strict=True) if on) for row in chosen.tolist()]
+            rows = called(self.probabilities).tolist()
+            return [separator.join(name for name, on in zip(names, row, strict=True) if on) for row in rows]
         likeliest = self.probabilities.argmax(-1).tolist()
         if kind != "per_residue":
             return [names[index] for index in likeliest]

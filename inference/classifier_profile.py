@@ -32,7 +32,7 @@ Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
 Show: TypeAlias = Callable[[str], None]
 
 DEFAULT_BATCH_SIZES = (1, 4, 8, 16, 32, 64)
-PERCENTILES = (50, 95, 99)
+PERCENTILES = (5, 50, 95, 99)
 TRACED_RUNS = 3
 BOTTLENECKS = 3
 _SEED = 0

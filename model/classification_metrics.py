@@ -36,10 +36,10 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, pearson_corrcoef
 
+from dataset.label_space import called
 from dataset.packed_batch import IGNORED_TARGET
 from model.weighted_figures import (
     CALIBRATION_BINS,
-    DECISION_THRESHOLD,
     Correlation,
     ProteinCentric,
     figures_of_counts,
@@ -243,7 +243,7 @@ def _class_figures(kind: TargetKind, probabilities_NC: NDArray, targets_N: NDArr
 
 def _label_figures(kind: TargetKind, probabilities_NC: NDArray, targets_NC: NDArray) -> dict[str, Any]:
     known_NC, truth_NC = np.isfinite(targets_NC), targets_NC == 1
-    predicted_NC = probabilities_NC >= DECISION_THRESHOLD
+    predicted_NC = called(probabilities_NC)
     exact_N = ((predicted_NC == truth_NC) | ~known_NC).all(axis=1)
     labels = (torch.from_numpy(values) for values in (predicted_NC.astype(np.int64), _marked(truth_NC, known_NC)))
     predicted, truth = labels
@@ -282,7 +282,7 @@ def _figures_of_one(kind: TargetKind, rows: _Rows, column: int) -> dict[str, Any
     if kind == "multilabel":
         known_N = np.isfinite(rows.targets[:, column])
         truth_N, scores_N = rows.targets[known_N, column] == 1, scores_N[known_N]
-        predicted_N = scores_N >= DECISION_THRESHOLD
+        predicted_N = called(scores_N)
     else:
         truth_N, predicted_N = rows.targets == column, rows.probabilities.argmax(axis=1) == column
     hits, records, predicted = (int(rows_N.sum()) for rows_N in (truth_N & predicted_N, truth_N, predicted_N))

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dataset.label_space import LabelSpace
+from dataset.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch, has_target
 from model.heads import LightAttention, TargetScale, build_head
 from model.losses import TargetLoss
@@ -98,9 +98,9 @@ class Classifier(TaskModel):
 
         Returns:
             Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their
-            class. Multilabel: ``correct``, sequences of which every known label is right when told at a probability
-            of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, and true.
-            Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) over known numbers.
+            class. Multilabel: ``correct``, sequences of which every known label is right when called above a
+            probability of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or
+            true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
 
         Raises:
             ValueError: the batch has no targets, or such as do not go with the label space.
@@ -176,8 +176,8 @@ class Classifier(TaskModel):
         """``loss`` for each target, and by kind:
 
         Classes: ``accuracy``. Multilabel: ``accuracy``, the share of sequences with all labels right, and
-        ``f1_micro`` over all labels at a probability of 0.5, left out where none is called or true. Regression: ``mse``
-        over all numbers, and ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
+        ``f1_micro`` over all labels, left out where none is called or true. Regression: ``mse`` over all numbers, and
+        ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
         """
         values = scalar_sums(sums)
         count = values["targets"]
@@ -240,7 +240,8 @@ class Classifier(TaskModel):
 
 def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[str, Tensor]:
     positive_NK = targets_NK > 0.5
-    called_NK = (logits_NK > 0) & ~targets_NK.isnan()  # unknown labels are neither called nor positive
+    # Unknown labels are neither called nor positive. A logit may be above 0 and its probability in fp32 still 0.5.
+    called_NK = called(logits_NK.sigmoid()) & ~targets_NK.isnan()
     wrong_N = (called_NK != positive_NK).any(-1)
     return {
         "correct": (known_N & ~wrong_N).sum().double(),

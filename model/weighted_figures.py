@@ -1,9 +1,8 @@
 """Figures of the same predictions under many weightings at once, which is what resampling records comes to.
 
 A resampling with replacement says no more than how often each record counts. So whatever the weights don't change (the
-order of the scores, the bin of a confidence, the threshold from which a label is predicted) is worked out once, and a
-thousand resamplings are a few sums over columns of weights. In every figure a record of weight 2 is a record that
-stands there twice.
+order of the scores, the bin of a confidence, whether a label is called) is worked out once, and a thousand resamplings
+are a few sums over columns of weights. In every figure a record of weight 2 is a record that stands there twice.
 
 In: predictions and targets, then weights (N, S). Out: figures (S,) float64 by name, NaN where undefined.
 
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.label_space import called
 from train_config.classifier_schema import TargetKind
 
 Floats = NDArray[np.float64]
@@ -26,8 +26,6 @@ Figures = dict[str, Floats]
 
 CALIBRATION_BINS = 15
 """Of equal width, as in Guo et al. 2017."""
-DECISION_THRESHOLD = 0.5
-"""A label is predicted from this probability on."""
 _EDGES = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)
 _THRESHOLDS = np.arange(1, 101, dtype=np.float32) / np.float32(100)
 """Those of CAFA: 0.01 to 1 in steps of 0.01."""
@@ -277,7 +275,7 @@ class _Labels:
 
     def __init__(self, probabilities_NC: Floats, targets_NC: Floats) -> None:
         known_NC, truth_NC = np.isfinite(targets_NC), targets_NC == 1
-        predicted_NC = (probabilities_NC >= DECISION_THRESHOLD) & known_NC
+        predicted_NC = called(probabilities_NC) & known_NC
         self._looked_at_N = known_NC.any(axis=1).astype(np.float64)
         self._exact_N = ((predicted_NC == truth_NC) | ~known_NC).all(axis=1) * self._looked_at_N
         self._hits_NC, self._size_NC = (

@@ -243,6 +243,23 @@ def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
     assert records.place(1) == f"record 'a.2' ({path}, row 2)"
 
 
+@pytest.mark.parametrize("word", ["fast", "inf"])
+def test_what_is_no_number_can_be_left_out_as_the_refusal_says(tmp_path, word):
+    def table(value: str) -> Path:
+        return write_table(tmp_path / "in.csv", ("sequence", "label"), ("MK", "1"), ("ML", value))
+
+    def headers(value: str) -> Path:
+        return write_fasta(tmp_path / "in.fasta", [("a 1", "MK"), (f"b {value}", "ML")])
+
+    settings = {"kind": "regression", "missing_labels": "skip"}
+    for write, more in ((table, {}), (headers, {"header_field": 1})):
+        assert "write nan in its place and give --data.labels.missing_labels skip" in refusal(
+            write(word), **settings, **more
+        )
+        records = read(write("nan"), **settings, **more)
+        assert records.texts == ["MK"] and counted(records) == {"records_skipped_missing_label": 1}
+
+
 def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
     rows = [("MK", 1.0), (None, 2.0), ("ML", None), ("MV", float("nan"))]
     path = write_table(tmp_path / "in.parquet", ("sequence", "label"), *rows)
@@ -266,18 +283,25 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
         (
             {"id_column": "label"},
             [("MK", "é"), ("ML", "b"), ("MV", "é")],
-            "in.csv, row 3, line 4: the id stands already in in.csv, row 1; make ids unique",
+            "in.csv, row 3, line 4, record 'é': the id 'é' stands already in in.csv, row 1; make ids unique, or give "
+            "--data.ingest.duplicate_ids first (or rename)",
         ),
         ({}, [("MKé", "x")], "in.csv, row 1, line 2, character 3: the character 'é' is not in the alphabet"),
         ({}, [("M-K", "x")], "in.csv, row 1, line 2, character 2: the gap '-' of an alignment"),
         (
             {"kind": "regression"},
             [("MK", "1"), ("ML", "fast")],
-            "row 2, line 3: column 'label': 'fast' is not a number",
+            "row 2, line 3: column 'label': 'fast' is not a number; mend it, or write nan in its place and give "
+            "--data.labels.missing_labels skip",
+        ),
+        (
+            {"kind": "regression", "id_column": "sequence"},
+            [("MK", "1"), ("ML", "fast")],
+            "row 2, line 3, record 'ML': column 'label': 'fast' is not a number",
         ),
         ({"kind": "regression"}, [("MK", "1_0")], "row 1, line 2: column 'label': '1_0' is not a number"),
         ({"kind": "regression"}, [("MK", "1"), ("ML", "nan")], "row 2, line 3: no label in column 'label'"),
-        ({"kind": "regression"}, [("MK", "-inf")], "row 1, line 2: column 'label': an infinite number"),
+        ({"kind": "regression"}, [("MK", "-inf")], "row 1, line 2: column 'label': an infinite number can't be"),
         (
             {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"},
             [("0", "1"), ("1", "2")],
@@ -286,7 +310,7 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
         (
             {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"},
             [("0", "1"), ("nan", "2")],
-            "row 2, line 3: no label in column 'sequence'; complete or remove",
+            "row 2, line 3: no label in column 'sequence'; complete or remove the record, or give --data.labels.mi",
         ),
         ({"kind": "per_residue"}, [("MK", "HH"), ("MKV", "HE")], "row 2, line 3: 2 labels for 3 residues"),
         ({"weight_column": "label"}, [("MK", "1"), ("ML", "-2")], "row 2, line 3: the weight -2 is negative"),
@@ -295,7 +319,8 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
             [("MK", "nan")],
             "row 1, line 2: the weight is missing or NaN",
         ),
-        ({"weight_column": "label"}, [("MK", "inf")], "row 1, line 2: an infinite number"),
+        ({"weight_column": "label"}, [("MK", "inf")], "row 1, line 2: the weight is infinite; give a number"),
+        ({"weight_column": "label"}, [("MK", "x")], "row 1, line 2: weight: 'x' is not a number; give a number of 0"),
         (
             {"split": "column", "split_column": "label"},
             [("MK", "train"), ("ML", "holdout")],
@@ -304,7 +329,8 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
         (
             {"missing_labels": "skip"},
             [("MK", ""), ("ML", "")],
-            "no records are left after applying the policies of data.ingest and data.labels: no label in column 'l",
+            "no records are left after applying the policies of data.ingest and data.labels: in.csv, row 1, line 2: no "
+            "label in column 'label'",
         ),
     ],
 )
@@ -325,8 +351,8 @@ def test_a_bad_row_is_refused_with_its_place(tmp_path, settings, rows, message):
         (
             {"header_pattern": r"loc=(\w+)", "missing_labels": "skip"},
             [("a x", "MK"), ("b", "ML")],
-            r"no records are left after applying the policies of data.ingest and data.labels: "
-            r"data.labels.header_pattern 'loc=(\\w+)' finds no label in the header 'a x'",
+            r"no records are left after applying the policies of data.ingest and data.labels: in.fasta, line 1, record "
+            r"1 'a': data.labels.header_pattern 'loc=(\\w+)' finds no label in the header 'a x'",
         ),
         (
             {"header_field": 2},
@@ -341,7 +367,7 @@ def test_a_bad_row_is_refused_with_its_place(tmp_path, settings, rows, message):
         (
             {"header_field": 1},
             [("a x", "MK"), ("b x", "MK"), ("a y", "ML")],
-            "in.fasta, line 5, record 3 'a': the id stands already in in.fasta, line 1, record 1 'a'; make ids unique",
+            "in.fasta, line 5, record 3 'a': the id 'a' stands already in in.fasta, line 1, record 1 'a'; make ids ",
         ),
     ],
 )
@@ -353,7 +379,8 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     first = write_fasta(tmp_path / "a.fasta", [("p1 x", "MK"), ("p2 x", "MK")])
     second = write_table(tmp_path / "b.csv", ("id", "sequence", "label"), ("p3", "MK", "x"), ("p2", "MK", "x"))
     message = refusal(first, second, header_field=1, id_column="id")
-    assert message.startswith("b.csv, row 2, line 3: the id stands already in a.fasta, line 3, record 2 'p2'")
+    place = "b.csv, row 2, line 3, record 'p2'"
+    assert message.startswith(f"{place}: the id 'p2' stands already in a.fasta, line 3, record 2 'p2'")
     assert len(read(first, held_out=(second,), header_field=1, id_column="id", duplicate_ids="first")) == 3
 
 

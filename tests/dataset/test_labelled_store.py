@@ -265,7 +265,7 @@ def test_what_is_no_labelled_store_is_refused(tmp_path, table):
     [
         ("xxxx", {}, "in.csv: the label is 'x' in every one of "),
         ("xyz", {"kind": "binary", "share": 0.0}, "in.csv: 3 classes where data.labels.kind binary takes two"),
-        ("abcdefgh", {}, "stands among held-out records alone; give training records of it, or set data.labels.unseen"),
+        ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
         ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences (8 records)"),
         (
             "00",

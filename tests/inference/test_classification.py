@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset.label_space import LabelSpace
 from inference.classification import ClassifierPipeline, Predictions, config_of, model_folder
+from model.classification_metrics import bootstrap_intervals, classification_figures, figures_of_each, probabilities
 from model.lora import is_adapted
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.support import random_sequences
@@ -133,8 +136,6 @@ def test_each_residue_gets_a_letter_and_a_cropped_one_a_question_mark(crop):
 
 
 def test_labels_say_what_is_predicted():
-    from dataset.label_space import LabelSpace
-
     def said(kind, rows):
         array = np.array(rows, dtype=np.float32)
         return Predictions(LabelSpace(kind, NAMES[kind]), array, None, np.zeros(len(rows), np.int64)).labels("|")
@@ -142,6 +143,22 @@ def test_labels_say_what_is_predicted():
     assert said("multiclass", [[0.2, 0.5, 0.3]]) == ["membrane"]
     assert said("multilabel", [[0.6, 0.5, 0.9], [0, 0, 0]]) == ["GO:1|GO:3", ""]
     assert said("regression", [[1.5, -2]]) == ["1.5|-2"]
+
+
+def test_a_label_at_a_probability_of_a_half_is_called_nowhere():
+    model, _ = tiny_classifier(kind="multilabel")
+    logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
+    targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    batch = replace(pipeline().pack(["MK", "MKV"]), targets=targets)
+    in_training = model.figures(model.output_of(logits, batch).metrics)
+    scores = probabilities(logits, "multilabel").numpy()
+    in_report = classification_figures("multilabel", scores, targets)
+    for figures in (in_training, in_report):
+        assert (figures["accuracy"], figures["f1_micro"]) == (1.0, 1.0)
+    assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
+    assert [figures["predicted"] for figures in figures_of_each("multilabel", scores, targets)] == [0, 0, 2]
+    assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
+    assert model.label_space.decode(scores) == [["GO:3"], ["GO:3"]]
 
 
 def test_what_does_not_fit_into_memory_is_refused_with_the_batch(monkeypatch):

@@ -93,7 +93,7 @@ def test_lack_of_memory_is_known_whatever_it_became():
 
 
 def test_the_spread_of_known_values():
-    assert spread([3.0]) == {"mean": 3.0, "std": 0.0, "p50": 3.0, "p95": 3.0, "p99": 3.0}
+    assert spread([3.0]) == {"mean": 3.0, "std": 0.0, "p5": 3.0, "p50": 3.0, "p95": 3.0, "p99": 3.0}
     found = spread([float(value) for value in range(1, 102)])
     assert (found["mean"], found["p50"], found["p95"], found["p99"]) == (51.0, 51.0, 96.0, 100.0)
 

@@ -51,13 +51,14 @@ def test_text_is_taken_as_it_stands(tmp_path):
 def test_a_repeated_id_is_refused_with_both_places(tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p1\nMK\n>p2\nMK\n>p1\nTA\n")
-    with pytest.raises(DataError, match=r"the id stands already in .*a\.fasta, line 1.*duplicate_ids"):
+    words = r"the id 'p1' stands already in .*a\.fasta, line 1.*--data\.ingest\.duplicate_ids first"
+    with pytest.raises(DataError, match=words):
         records(stream(path))
 
 
 def test_a_repeated_id_of_a_later_file_is_refused_with_the_first(fasta, tmp_path):
     (tmp_path / "b.csv").write_text("id,sequence\nq,MK\np3,TA\n")
-    with pytest.raises(DataError, match=r"b\.csv, row 2.*stands already in .*a\.fasta"):
+    with pytest.raises(DataError, match=r"b\.csv, row 2.*the id 'p3' stands already in .*a\.fasta"):
         records(stream(fasta, tmp_path / "b.csv", labels={"id_column": "id"}))
 
 

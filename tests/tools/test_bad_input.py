@@ -39,7 +39,8 @@ REFUSED = {
     "blank id": (FIRST + b">   \nMKV\n", "line 4, record 2: a header without an id"),
     "duplicate id": (
         FIRST + b">b\nMKV\n>ok again\nMKV\n",
-        "line 6, record 3 'ok': the id stands already in {path}, line 1",
+        "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give --duplicate-ids "
+        "first (or rename)",
     ),
     "UTF-8 in a header": (FIRST + b">a caf" + UTF8_E + b"\nMKV\n", "line 4, record 2 'a': holds a byte outside ASCII"),
     "Latin-1 in a header": (
@@ -52,7 +53,11 @@ REFUSED = {
         "line 6, record 2 'a': holds a byte outside ASCII",
     ),
     "UTF-16": ("\ufeff>a\nMKV\n".encode("utf-16-le"), "line 1"),
-    "digit": (FIRST + b">a\nMKV\nM1K\n", "line 6, column 2, record 2 'a': the character '1' is not in the alphabet"),
+    "digit": (
+        FIRST + b">a\nMKV\nM1K\n",
+        "line 6, column 2, record 2 'a': the character '1' is not in the alphabet ACDEFGHIKLMNPQRSTVWYBUZOX; mend the "
+        "record, or give --bad-characters to_x (or skip)",
+    ),
     "blank inside": (
         FIRST + b">a\nMK VL\n",
         "line 5, column 3, record 2 'a': the character ' ' is not in the alphabet",
@@ -101,7 +106,7 @@ def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_pa
     (tmp_path / "1.fasta").write_bytes(FIRST)
     (tmp_path / "2.fasta").write_bytes(b">a\nMK\n>ok\nMK\n")
     outcome = command("fasta2lmdb", tmp_path / "1.fasta", tmp_path / "2.fasta", tmp_path / "store")
-    words = f"{tmp_path / '2.fasta'}, line 3, record 2 'ok': the id stands already in {tmp_path / '1.fasta'}, line 1"
+    words = f"{tmp_path / '2.fasta'}, line 3, record 2 'ok': the id 'ok' stands already in {tmp_path / '1.fasta'}"
     refused(outcome, words, tmp_path)
 
 

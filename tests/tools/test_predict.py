@@ -95,7 +95,8 @@ def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, m
     path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
     outcome = command("predict", model, path, "--output", tmp_path / "a.csv")
     assert outcome.code == 3 and outcome.err.count("\n") == 1
-    assert "line 5" in outcome.err and "stands already in" in outcome.err and "duplicate_ids" in outcome.err
+    assert "line 5" in outcome.err and "the id 'p' stands already in" in outcome.err
+    assert "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
     assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
     renamed = ("predict", model, path, "--output", tmp_path / "a.csv", "--data.ingest.duplicate_ids", "rename")
     outcome = command(*renamed)

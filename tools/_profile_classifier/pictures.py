@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from monitoring.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
 
 Row = dict[str, Any]
+
+_GOODNESS = ListedColormap(colormaps["RdYlGn"](np.linspace(0.22, 0.78, 256)))
+"""From the worst to the best, without the ends of the scale, on which dark words can't be read."""
+
+_ALIKE = 0.02
+"""Figures of one line that differ by no more than this share of the largest are called alike."""
+
+_ROOM_ABOVE = 1.08
+"""Height of a panel, in heights of what it shows."""
 
 
 class Figure(NamedTuple):
@@ -65,25 +76,32 @@ def draw_comparison(path: Path, rows: Sequence[Row], unit: str, title: str) -> N
             axes.set_xticks(places)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.margins(x=0.05)
-        axes.set_ylim(bottom=0)
+            axes.margins(x=0.06)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.set_ylim(0, _ROOM_ABOVE * axes.dataLim.y1 if axes.dataLim.y1 > 0 else None)
         axes.set_xlabel(unit.replace("_", " "), color=INK)
         legend(axes)
     save(figure, path)
 
 
 def draw_heatmap(path: Path, rows: Sequence[Row], unit: str, title: str) -> None:
-    """Every figure of every row as a number, the best of its line green and the worst red."""
+    """Every figure of every row as a number, the best of its line green and bold, and the worst red."""
     values = np.array([[_value(figure, row) for row in rows] for figure in FIGURES], dtype=np.float64)
     known = [line for line, row in enumerate(values) if np.isfinite(row).any()] or range(len(FIGURES))
     figures, values = [FIGURES[line] for line in known], values[list(known)]
     canvas = new_figure(max(7.0, 3.6 + 1.15 * len(rows)), 1.6 + 0.46 * max(1, len(figures)), title)
     axes = canvas.subplots()
-    axes.imshow(_goodness(values, figures), cmap="RdYlGn", vmin=-0.4, vmax=1.4, aspect="auto")
+    goodness = _goodness(values, figures)
+    image = axes.imshow(goodness, cmap=_GOODNESS, vmin=0, vmax=1, aspect="auto")
+    scale = canvas.colorbar(image, ax=axes, fraction=0.03, pad=0.02, ticks=[0, 0.5, 1])
+    scale.ax.set_yticklabels(["worst of\nits line", "halfway,\nor all alike", "best of\nits line"])
+    scale.ax.tick_params(colors=INK, labelsize=9, length=0)
+    scale.outline.set_visible(False)
     axes.set_facecolor("#d5d8dc")
     for line, column in np.ndindex(values.shape):
         text = _shown(float(values[line, column])) if np.isfinite(values[line, column]) else _missing(rows[column])
-        axes.text(column, line, text, ha="center", va="center", fontsize=8.5, color=INK)
+        weight = "bold" if goodness[line, column] == 1 else "normal"
+        axes.text(column, line, text, ha="center", va="center", fontsize=8.5, color=INK, fontweight=weight)
     axes.set_xticks(range(len(rows)), [f"{row[unit]:,}" for row in rows])
     axes.set_yticks(range(len(figures)), [figure.name for figure in figures])
     axes.set_xlabel(unit.replace("_", " "), color=INK)
@@ -97,18 +115,18 @@ def _line(axes: Axes, places: Sequence[int], rows: Sequence[Row], name: str, col
 
 
 def _latency(axes: Axes, places: Sequence[int], rows: Sequence[Row], name: str) -> None:
-    means = [row[name]["mean"] for row in rows]
-    errors = [row[name]["std"] for row in rows]
-    low = [min(mean, error) for mean, error in zip(means, errors, strict=True)]
-    axes.errorbar(places, means, yerr=[low, errors], color=BLUE, marker="o", markersize=4, capsize=3, label="mean, std")
-    for percentile, colour in (("p50", GREY), ("p95", ORANGE), ("p99", RED)):
-        axes.plot(places, [row[name][percentile] for row in rows], color=colour, linewidth=1.0, label=percentile)
+    found = {key: [row[name][key] for row in rows] for key in ("mean", "p5", "p50", "p95", "p99")}
+    axes.plot(places, found["p99"], color=RED, marker="_", linewidth=1.0, label="p99")
+    axes.fill_between(places, found["p5"], found["p95"], color=BLUE, alpha=0.18, linewidth=0, label="p5 to p95")
+    axes.vlines(places, found["p5"], found["p95"], color=BLUE, alpha=0.5, linewidth=1.0)  # all that one size has
+    axes.plot(places, found["mean"], color=ORANGE, marker="_", linewidth=1.2, linestyle="--", label="mean")
+    axes.plot(places, found["p50"], color=BLUE, marker="o", markersize=4, linewidth=1.8, label="p50")
 
 
 def _gpu(axes: Axes, places: Sequence[int], rows: Sequence[Row]) -> None:
     if not rows or rows[0]["gpu_memory_peak_mb"] is None:
         axes.text(0.5, 0.5, "no GPU", transform=axes.transAxes, ha="center", color=GREY, fontsize=12)
-        axes.yaxis.set_visible(False)
+        axes.set_axis_off()
         return
     for name, label, colour in (("gpu_memory_peak_mb", "peak", RED), ("gpu_memory_allocated_mb", "allocated", GREY)):
         axes.plot(places, [row[name] for row in rows], color=colour, marker="o", markersize=4, label=label)
@@ -120,11 +138,12 @@ def _value(figure: Figure, row: Row) -> float:
 
 
 def _goodness(values: np.ndarray, figures: Sequence[Figure]) -> np.ndarray:
-    """1 for the best of each line, 0 for the worst, 0.5 where all are alike; NaN where there is none."""
+    """1 for the best of each line, 0 for the worst, 0.5 where all are about alike; NaN where there is none."""
     finite = np.isfinite(values)
     low = np.where(finite, values, np.inf).min(axis=1, keepdims=True)
     high = np.where(finite, values, -np.inf).max(axis=1, keepdims=True)
-    share = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=finite & (high > low))
+    differs = finite & (high - low > _ALIKE * high)
+    share = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=differs)
     more_is_better = np.array([[figure.more_is_better] for figure in figures])
     return np.where(finite, np.where(more_is_better, share, 1 - share), np.nan)
 
