@@ -131,7 +131,7 @@ def panel_pngs(search: Search) -> dict[str, bytes]:
 
 def draw_parallel(axes: Axes, search: Search) -> None:
     """A line for each trial through the values of its settings to its speed; the best stands out."""
-    heading(axes, "Each line a trial, from its settings to its speed: the darker, the faster; dotted where it failed")
+    heading(axes, "Each line a trial, from its settings to its speed: the stronger, the faster; dotted where it failed")
     names = varied(search.trials, search.space)
     places = {name: values_of(name, search.trials, search.space) for name in names}
     top = _round_top(max(map(speed, search.trials), default=0.0))
