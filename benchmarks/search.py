@@ -75,7 +75,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     )
     yield _case(searches, TRAINED, "of the larger", {AGREEMENT: searches.agreement})
     with cluster.connected(searches.config.ray):
-        windows = {} if setting.quick else {"window_s": AGAIN_WINDOW_S}
+        windows: dict[str, Any] = {} if setting.quick else {"window_s": AGAIN_WINDOW_S}
         measurement = searches.tune_config("tpe", 0, **windows).measurement
         with MeasuringPool(searches.config, searches.store) as pool:
 
