@@ -146,7 +146,8 @@ def connected(section: RaySection) -> Iterator[str]:
     # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
-    if ray.is_initialized():
+    connected_before = ray.is_initialized()
+    if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
         yield ""
         return
     address = find(section)
@@ -158,7 +159,8 @@ def connected(section: RaySection) -> Iterator[str]:
             raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
         yield context.dashboard_url or ""
     finally:  # also when a signal breaks the start off
-        ray.shutdown()
+        if not connected_before:
+            ray.shutdown()
 
 
 def find(section: RaySection) -> str:

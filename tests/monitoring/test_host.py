@@ -66,6 +66,7 @@ def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
     now, used = 100.0, 5.0
     times = namedtuple("times", "user system")
     monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: times(used, 1.0))
+    monkeypatch.setattr(host, "descendants", lambda process: [])  # other tests may have started some
     sampler = ProcessSampler(clock=lambda: now)
     assert "cpu_percent" not in sampler.read()  # nothing to compare with
     now, used = 104.0, 11.0

@@ -76,7 +76,11 @@ def test_the_tools_are_listed_with_a_line_each(command):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("fasta2lmbd", "did you mean 'fasta2lmdb'?"), ("xyz", "fasta2lmdb, gpu_check, inspect"), ("_x", "there are")],
+    [
+        ("fasta2lmbd", "did you mean 'fasta2lmdb'?"),
+        ("xyz", "fasta2lmdb, find_batch_size, gpu_check"),
+        ("_x", "there are"),
+    ],
 )
 def test_an_unknown_tool_is_answered_with_the_nearest(command, name, hint):
     outcome = command(name)
