@@ -27,12 +27,12 @@ from training.tuning import tune
 FAULT_RULES: dict[str, Any] = {
     "tokens>=16384": "out_of_memory",
     "tokens==8192 and amp_dtype==bf16 and gradient_checkpointing==true": "crash",
-    "tokens==8192 and num_workers==2": "hang",
+    "tokens==8192 and num_workers==1": "hang",
     "tokens==4096 and amp_dtype==bf16": "nan",
 }
 """Where the search passes: larger budgets, then other precisions and loaders, then the neighbours of the best."""
 QUICK_FAULT_RULES: dict[str, Any] = {"tokens>=2048": "out_of_memory"}
-HANG_TIMEOUT_S = 20.0
+HANG_TIMEOUT_S = 30.0
 STATUS_OF = {"out_of_memory": "out_of_memory", "crash": "crash", "hang": "timeout", "nan": "nan"}
 
 

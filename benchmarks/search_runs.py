@@ -40,13 +40,15 @@ QUICK_SPACE: dict[str, list[Any]] = {
     "amp_dtype": ["none"],
     "gradient_checkpointing": [False],
 }
+TRIALS, QUICK_TRIALS = 12, 3
+"""A fifth of the space: the start of the program, and the trials that are measured in full, leave no room for more."""
+OWN_TOKENS = 2048
 MODEL = {"layers": 2, "hidden_size": 128, "heads": 4}
 QUICK_MODEL = {"layers": 1, "hidden_size": 32, "heads": 2}
-MEASUREMENT = {"warmup_steps": 2, "window_s": 1.0, "max_windows": 5, "timeout_s": 120.0}
+MEASUREMENT = {"warmup_steps": 2, "window_s": 1.5, "max_windows": 5, "timeout_s": 120.0}
 QUICK_MEASUREMENT = {"warmup_steps": 1, "window_s": 0.2, "max_windows": 2, "timeout_s": 120.0}
 TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 5, 10
 QUICK_TRAINED_S = 0.1
-QUICK_TRIALS = 3
 _NEVER = 10**9
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -128,19 +130,19 @@ class Searches:
 
     @cached_property
     def config(self) -> Config:
-        """The experiment, in the slowest corner of the space."""
+        """The experiment: a small budget, in fp32, loaded by the worker itself."""
         space = QUICK_SPACE if self.setting.quick else SPACE
-        backbone = {"source": "esm2_t6_8M", "gradient_checkpointing": space["gradient_checkpointing"][-1]}
+        tokens = space["tokens"][0] if self.setting.quick else OWN_TOKENS
         return Config.model_validate(
             {
                 "run": {"name": "experiment", "storage_path": str(self.setting.folder.resolve())},
                 "data": {"source": [str(self.store)], "validation_share": 0.0, "num_workers": 0},
-                "batch": {"tokens": space["tokens"][0], "global_tokens": space["tokens"][-1]},
+                "batch": {"tokens": tokens, "global_tokens": space["tokens"][-1]},
                 "model": {
                     "task": "masked_lm",
-                    "backbone": backbone | (QUICK_MODEL if self.setting.quick else MODEL),
+                    "backbone": {"source": "esm2_t6_8M", **(QUICK_MODEL if self.setting.quick else MODEL)},
                 },
-                "training": {"amp_dtype": space["amp_dtype"][-1], "evaluate_every_steps": _NEVER},
+                "training": {"amp_dtype": "none", "evaluate_every_steps": _NEVER},
                 "deepspeed": {"config": str(_REPOSITORY / "train_config" / "zero2.yaml")},
                 "checkpoint": {"every_steps": _NEVER},
                 "ray": {"address": "local", "num_workers": 1},
@@ -149,15 +151,15 @@ class Searches:
         )
 
     def tune_config(self, algorithm: str, seed: int, name: str = "", **measurement: float) -> TuneConfig:
-        """A search of the space, by default with an algorithm's own number of trials."""
+        """A search of the space."""
         quick = self.setting.quick
-        few = {"max_trials": QUICK_TRIALS} if quick and algorithm != "grid" else {}
+        trials = None if algorithm == "grid" else QUICK_TRIALS if quick else TRIALS
         return TuneConfig.model_validate(
             {
                 "name": name or f"{algorithm}-{seed}",
                 "space": QUICK_SPACE if quick else SPACE,
                 "measurement": (QUICK_MEASUREMENT if quick else MEASUREMENT) | measurement,
-                "search": {"algorithm": algorithm, "seed": seed, **few},
+                "search": {"algorithm": algorithm, "seed": seed, "max_trials": trials},
             }
         )
 

@@ -48,13 +48,19 @@ def found(measurements: dict[Settings, Measurement]) -> Found:
     return Found(10.0, Path("search"), measurements, best)
 
 
-def test_the_space_has_sixty_configurations_and_the_experiment_is_in_its_slowest_corner(searches: Searches):
+def test_the_space_has_sixty_configurations_and_the_experiment_is_among_the_slow_ones(searches: Searches):
     space = make_space(searches.config, searches.tune_config("tpe", 0), [NodeResources(2, 0)])
     assert len(space) >= 60
-    assert space.default == OWN
     assert not space.left_out
-    figures = every_configuration()
-    assert min(figures, key=lambda settings: figures[settings].tokens_per_s or 0.0) == OWN
+    figures = {settings: measurement.tokens_per_s or 0.0 for settings, measurement in every_configuration().items()}
+    assert set(space.settings) == set(figures)
+    slower = sum(speed < figures[space.default] for speed in figures.values())
+    assert slower < len(space) / 3
+
+
+def test_the_search_takes_a_fifth_of_the_trials(searches: Searches):
+    assert searches.tune_config("tpe", 0).search.max_trials == math.prod(map(len, SPACE.values())) / 5
+    assert searches.tune_config("grid", 0).search.max_trials is None
 
 
 def test_every_case_has_a_floor_on_the_cpu():
@@ -88,7 +94,7 @@ def test_a_search_that_found_nothing_is_no_result(tmp_path: Path):
 
 def test_the_right_answer_with_faults_is_the_fastest_that_has_none(searches: Searches):
     searches.exhaustive = found(every_configuration())
-    right = replace(OWN, tokens=8192, num_workers=1, amp_dtype="bf16", gradient_checkpointing=False)
+    right = replace(OWN, tokens=8192, num_workers=2, amp_dtype="bf16", gradient_checkpointing=False)
     assert Faults(FAULT_RULES).of(searches.exhaustive.best) is not None
     assert right_without_faults(searches) == searches.speed_by_exhaustive(right)
 
@@ -112,7 +118,7 @@ def test_faults_are_counted_and_their_reasons_listed(searched, searches: Searche
     statuses = {
         replace(OWN, tokens=16384): "out_of_memory",
         replace(OWN, tokens=8192, amp_dtype="bf16"): "crash",
-        replace(OWN, tokens=8192, num_workers=2): "timeout",
+        replace(OWN, tokens=8192, num_workers=1): "timeout",
         replace(OWN, tokens=4096, amp_dtype="bf16"): "nan",
     }
     assert searched(statuses, sound) == searches.speed_by_exhaustive(sound)
@@ -124,7 +130,7 @@ def test_faults_are_counted_and_their_reasons_listed(searched, searches: Searche
 
 def test_a_fault_that_is_told_as_another_is_wrong(searched):
     with pytest.raises(WrongWorkError, match="hang was told as nan"):
-        searched({replace(OWN, tokens=8192, num_workers=2): "nan"}, OWN)
+        searched({replace(OWN, tokens=8192, num_workers=1): "nan"}, OWN)
 
 
 def test_a_configuration_that_fails_is_no_answer(searched):
