@@ -43,6 +43,9 @@ STARTUP_TRIALS = 6
 REPEATS = 20
 """Known configurations that Optuna may suggest in a row before one that is still open is taken by chance."""
 
+FAULTS = frozenset({"crash", "timeout", "nan"})
+"""What says nothing of speed or memory. Such trials are not counted, as long as they are fewer than those that are."""
+
 MOST_BROKEN_OFF = 3
 """Trials in a row that may end without any result, not even a failure, before the search gives up."""
 
@@ -134,7 +137,8 @@ class ThroughputSearch(Searcher):
         self.knowledge = Knowledge(search.memory_margin)
         self.max_trials = most_trials(search.search, len(space))
         self.trials = 0
-        """Configurations that were measured, by this attempt or an earlier one."""
+        """Configurations that were measured, by this attempt or an earlier one, less those of :data:`FAULTS`."""
+        self.faults = 0
         self.measuring: Proposal | None = None
         self.stopped = False
         self.broken_off = 0
@@ -198,6 +202,9 @@ class ThroughputSearch(Searcher):
 
     def _take(self, settings: Settings, measurement: Measurement) -> None:
         self._seconds += measurement.seconds
+        if measurement.status in FAULTS and self.faults < self.max_trials:
+            self.faults += 1
+            self.trials -= 1
         self.knowledge.learn(settings, measurement)
         self._sampler.learn(settings)
 
@@ -256,6 +263,15 @@ class ThroughputSearch(Searcher):
         for name in self._by_promise(best):
             yield from self.space.neighbours(best, name)
         yield from self._with_room_made(best)
+        yield from self._beside_faults(best)
+
+    def _beside_faults(self, best: Settings) -> Iterator[Settings]:
+        """A change that crashed, hung or gave NaN, with the next budgets: it may be this budget alone that fails so."""
+        for name in self._by_promise(best):
+            for other in self.space.neighbours(best, name):
+                known = self.knowledge.measurements.get(other)
+                if known is not None and known.status in FAULTS:
+                    yield from self.space.neighbours(other, "tokens")
 
     def _by_promise(self, best: Settings) -> list[str]:
         """Settings in the order in which a change of them is tried; the loader's first where it is waited for."""

@@ -233,6 +233,24 @@ def test_search_that_goes_on_ends_as_if_it_had_never_stopped(algorithm, interrup
     assert before + after == whole
 
 
+def test_fault_on_the_way_to_the_best_is_passed_by(tmp_path):
+    # In fp32 the cache is full at half the budget that is best in bf16, and there bf16 fails.
+    class Cached(Machine):
+        def speed(self, s: Settings) -> float:
+            return super().speed(s) * (1.5 if s.tokens == 4096 and s.amp_dtype == "none" else 1.0)
+
+    faults = {lambda s: s.tokens <= 4096 and s.amp_dtype == "bf16": "nan"}
+    machine = Cached(best_tokens=8192, bf16=1.9, faults=faults)
+    space = a_space(tmp_path, num_workers=[0, 1, 2])
+    best, _ = exhaustive(space, machine)
+    for seed in range(3):
+        search = ThroughputSearch(space, settings_for(seed=seed))
+        run(search, machine)
+        found = search.knowledge.best()
+        assert found.tokens == 8192 and found.amp_dtype == "bf16"
+        assert search.knowledge.speed(found) == pytest.approx(best)
+
+
 def test_loader_is_looked_at_first_where_it_is_waited_for(tmp_path):
     space = a_space(tmp_path)
 
