@@ -31,7 +31,7 @@ FAULT_RULES: dict[str, Any] = {
     "stage==3": "crash",
 }
 """All next to the configurations that the search passes: it can't but meet them."""
-STAGES, TRIALS, TIMEOUT_S = [1, 2, 3], 16, 30.0
+STAGES, TRIALS, TIMEOUT_S = [1, 2, 3], 16, 45.0
 """ZeRO stages are there for their faults; with them, the space is three times as large."""
 QUICK_FAULT_RULES: dict[str, Any] = {"tokens>=2048": "out_of_memory"}
 STATUS_OF = {"out_of_memory": "out_of_memory", "crash": "crash", "hang": "timeout", "nan": "nan"}
