@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.launching import run_program, tokens_per_s
-from benchmarks.search import CASES, FOUND, TIME, TRAINED
+from benchmarks.search import AGAIN, CASES, FOUND, TIME
 from benchmarks.stage import Facts, Setting, WrongWorkError
 from monitoring.metrics_log import read_metrics
 from monitoring.tune_trials import settings_text
 from train_config.loading import dump_config, load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
+from training import cluster
+from training.measuring_pool import MeasuringPool
 from training.run_folder import RunFolder
 from training.throughput import Measurement, Settings
 from training.throughput_search import Knowledge
@@ -45,11 +47,14 @@ TRIALS, QUICK_TRIALS = 12, 3
 OWN_TOKENS = 2048
 MODEL = {"layers": 2, "hidden_size": 128, "heads": 4}
 QUICK_MODEL = {"layers": 1, "hidden_size": 32, "heads": 2}
-MEASUREMENT = {"warmup_steps": 2, "window_s": 1.5, "max_windows": 5, "timeout_s": 120.0}
+MEASUREMENT = {"warmup_steps": 2, "window_s": 1.5, "max_windows": 4, "timeout_s": 120.0}
 QUICK_MEASUREMENT = {"warmup_steps": 1, "window_s": 0.2, "max_windows": 2, "timeout_s": 120.0}
+AGAIN_MEASUREMENT = {"window_s": 2.5}
+"""Longer windows than those of the search."""
 TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 5, 10
 QUICK_TRAINED_S = 0.1
 _NEVER = 10**9
+PROGRAM = (sys.executable, "train_ray.py")
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -89,6 +94,7 @@ class Searches:
     store: Path
     facts: dict[str, Facts] = field(default_factory=lambda: {case: {} for case in CASES})
     _found: dict[int, Found] = field(default_factory=dict)
+    _trained: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def exhaustive(self) -> Found:
@@ -112,21 +118,39 @@ class Searches:
         """Tokens per second of a configuration as the exhaustive search measured it."""
         return self.exhaustive.measurements[settings].tokens_per_s or 0.0
 
-    def agreement(self, seed: int) -> float:
-        """Train with best.yaml: the smaller of its tokens/s and the search's figure, by the larger."""
+    def trained(self, seed: int) -> float:
+        """Tokens per second of ``train_ray.py`` with best.yaml."""
         found = self.search(seed)
         seconds = QUICK_TRAINED_S if self.setting.quick else TRAINED_S
         steps = max(LEAST_STEPS, math.ceil(seconds * found.figure / self.config.batch.global_tokens))
         name = f"trained-{seed}"
         changes = ["--run.name", name, "--training.max_steps", str(WARMUP_STEPS + steps)]
-        run_program([sys.executable, "train_ray.py", "--config", str(found.folder / "best.yaml"), *changes])
+        run_program([*PROGRAM, "--config", str(found.folder / "best.yaml"), *changes])
         metrics = read_metrics(RunFolder(self.config.run.storage_path, name).metrics)
         trained = tokens_per_s([record for record in metrics if record["kind"] == "train"][WARMUP_STEPS:])
-        self.facts[TRAINED] |= {
+        self.facts[AGAIN] |= {
             f"tokens/s of the search, seed {seed}": round(found.figure),
             f"tokens/s of train_ray.py, seed {seed}": round(trained),
         }
-        return min(trained, found.figure) / max(trained, found.figure)
+        self._trained[seed] = trained
+        return trained
+
+    def agreement(self, seed: int) -> float:
+        """The smaller of the tokens/s that ``train_ray.py`` gave and the search's figure, as a share of the larger."""
+        both = self._trained[seed], self.search(seed).figure
+        return min(both) / max(both)
+
+    def again(self, settings: Settings) -> float:
+        """Tokens per second of a configuration, measured anew on a cluster of its own."""
+        measurement = self.tune_config(
+            "tpe", 0, measurement={} if self.setting.quick else AGAIN_MEASUREMENT
+        ).measurement
+        with cluster.connected(self.config.ray), MeasuringPool(self.config, self.store) as pool:
+            pool.start(settings.workers)
+            result = pool.measure(settings, measurement)
+        if result.tokens_per_s is None:
+            raise WrongWorkError(f"{words(settings)}: measured before, now {result.reason}")
+        return result.tokens_per_s
 
     @cached_property
     def config(self) -> Config:
@@ -150,18 +174,25 @@ class Searches:
             }
         )
 
-    def tune_config(self, algorithm: str, seed: int, name: str = "", **measurement: float) -> TuneConfig:
-        """A search of the space."""
+    def tune_config(self, algorithm: str, seed: int, **changes: Any) -> TuneConfig:
+        """A search of the space; ``changes`` are to its name, space and so on."""
         quick = self.setting.quick
         trials = None if algorithm == "grid" else QUICK_TRIALS if quick else TRIALS
-        return TuneConfig.model_validate(
-            {
-                "name": name or f"{algorithm}-{seed}",
-                "space": QUICK_SPACE if quick else SPACE,
-                "measurement": (QUICK_MEASUREMENT if quick else MEASUREMENT) | measurement,
-                "search": {"algorithm": algorithm, "seed": seed, "max_trials": trials},
-            }
-        )
+        settings: dict[str, Any] = {
+            "name": f"{algorithm}-{seed}",
+            "space": QUICK_SPACE if quick else SPACE,
+            "measurement": QUICK_MEASUREMENT if quick else MEASUREMENT,
+            "search": {"algorithm": algorithm, "seed": seed, "max_trials": trials},
+        }
+        for name, change in changes.items():
+            settings[name] = settings[name] | change if isinstance(change, dict) else change
+        return TuneConfig.model_validate(settings)
+
+    def warm_up(self) -> None:
+        """Bring what every search loads into the page cache: the first would pay for it alone."""
+        fixed = {name: values[:1] for name, values in QUICK_SPACE.items()}
+        short = {"window_s": QUICK_MEASUREMENT["window_s"], "max_windows": 1}
+        self.run(self.tune_config("grid", 0, name="warm-up", space=fixed, measurement=short), PROGRAM)
 
     def run(self, tune: TuneConfig, command: Sequence[str], *more: str) -> Found:
         """Search by a program that takes the experiment's file, that of the search, and what is more."""
@@ -176,7 +207,7 @@ class Searches:
     def _search(self, algorithm: str, seed: int) -> Found:
         """Search as a user does."""
         tune = self.tune_config(algorithm, seed)
-        found = self.run(tune, [sys.executable, "train_ray.py"])
+        found = self.run(tune, PROGRAM)
         of_trials = sum(measurement.seconds for measurement in found.measurements.values())
         self.facts[TIME][f"seconds of trials alone, {tune.name}"] = round(of_trials, 1)
         return found

@@ -233,9 +233,10 @@ def draw_pareto(axes: Axes, search: Search) -> None:
     axes.plot(list(map(_gib, front)), list(map(speed, front)), "o", color=GREEN, markersize=6)
     total = next((trial.total_bytes for trial in known if trial.total_bytes), None)
     if total:
-        allowed = total / 2**30 * (1.0 - search.margin)
-        right = max(max(map(_gib, known)) * 1.05, min(allowed * 1.05, max(map(_gib, known)) * 2))
-        axes.axvspan(allowed, max(right, allowed), color=RED, alpha=0.08, linewidth=0)
+        allowed, right = total / 2**30 * (1.0 - search.margin), 1.08 * max(map(_gib, known))
+        if allowed < 1.5 * right:
+            right = max(right, 1.05 * allowed)
+            axes.axvspan(allowed, right, color=RED, alpha=0.08, linewidth=0)
         axes.set_xlim(0, right)
     best = search.best
     if best is not None and best.peak_bytes is not None:

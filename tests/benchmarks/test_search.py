@@ -117,9 +117,9 @@ def test_faults_are_counted_and_their_reasons_listed(searched, searches: Searche
     sound = replace(OWN, tokens=8192, gradient_checkpointing=False)
     statuses = {
         replace(OWN, tokens=16384): "out_of_memory",
-        replace(OWN, tokens=8192, amp_dtype="bf16"): "crash",
+        replace(OWN, tokens=8192, stage=3): "crash",
         replace(OWN, tokens=8192, num_workers=1): "timeout",
-        replace(OWN, tokens=4096, amp_dtype="bf16"): "nan",
+        replace(OWN, tokens=4096, stage=1): "nan",
     }
     assert searched(statuses, sound) == searches.speed_by_exhaustive(sound)
     facts = searches.facts["with faults in trials"]
@@ -147,7 +147,7 @@ def test_the_program_with_faults_searches_with_a_pool_that_has_them(monkeypatch:
     monkeypatch.setattr(search_faults, "tune", lambda config, tune, pool: vars(given).update(pool=pool) or 0)
     for name in ("c.yaml", "t.yaml"):
         (tmp_path / name).write_text("", encoding="utf-8")
-    command = ["x", "--config", str(tmp_path / "c.yaml"), "--tune", str(tmp_path / "t.yaml"), "--faults"]
+    command = ["program", "--config", str(tmp_path / "c.yaml"), "--tune", str(tmp_path / "t.yaml"), "--faults"]
     monkeypatch.setattr("sys.argv", [*command, '{"tokens>=2048": "nan"}'])
     assert search_faults.main() == 0
     assert given.pool.keywords["faults"].of(replace(OWN, tokens=4096)) == "nan"
