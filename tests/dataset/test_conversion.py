@@ -31,7 +31,7 @@ from train_config.errors import DataError
 from train_config.schema import DataSection, IngestSection, SampleSection
 
 KILL_TWENTY_TIMES = """
-import os, random, signal, sys, time
+import os, random, shutil, signal, sys, time
 from pathlib import Path
 from dataset.conversion import convert
 from dataset.store import Store
@@ -47,9 +47,12 @@ def child(target):
         os._exit(0)
     return pid
 
-start = time.monotonic()
-os.waitpid(child(folder / "measured"), 0)
-whole_s = time.monotonic() - start
+whole_s = 1e9
+for _ in range(3):  # the shortest: what else the machine does must not make the kills come too late
+    shutil.rmtree(folder / "measured", ignore_errors=True)
+    start = time.monotonic()
+    os.waitpid(child(folder / "measured"), 0)
+    whole_s = min(whole_s, time.monotonic() - start)
 generator = random.Random(0)
 killed = 0
 for trial in range(20):
