@@ -55,7 +55,9 @@ def test_closing_waits_for_the_task_and_can_be_repeated(thread):
 
 
 def test_one_that_was_never_used_closes(thread):
+    before = threading.active_count()
     thread.close()
+    assert threading.active_count() <= before
 
 
 def test_an_interrupt_at_any_line_still_lets_it_close():

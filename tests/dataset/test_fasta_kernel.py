@@ -51,7 +51,8 @@ def test_a_store_is_the_same_to_the_byte_with_and_without_it(tmp_path, kernel, s
 def test_small_files_are_not_worth_compiling_for(tmp_path, monkeypatch):
     monkeypatch.setattr(fasta, "load_kernel", lambda: pytest.fail("the kernel was asked for"))
     (tmp_path / "in.fasta").write_text(">a\nMK\n")
-    convert([str(tmp_path / "in.fasta")], tmp_path / "store", IngestSection())
+    manifest = convert([str(tmp_path / "in.fasta")], tmp_path / "store", IngestSection())
+    assert manifest.num_records == 1
 
 
 def test_there_is_no_kernel_without_a_compiler(monkeypatch):

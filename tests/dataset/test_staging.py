@@ -27,7 +27,8 @@ def test_a_damaged_copy_is_made_again(store_path, tmp_path):
     data = bytearray((staged / DATA_FILE).read_bytes())
     data[len(data) // 2] ^= 1
     (staged / DATA_FILE).write_bytes(data)
-    Store(stage_store(store_path, tmp_path / "local"), verify="full")
+    again = Store(stage_store(store_path, tmp_path / "local"), verify="full")
+    assert again.path == staged and again.checksum == Store(store_path).checksum
 
 
 def test_a_damaged_original_is_refused_and_not_staged(store_path, tmp_path):
