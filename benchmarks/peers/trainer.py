@@ -46,6 +46,7 @@ from benchmarks.training_workload import (
     Workload,
 )
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from training.compiled_ops import compiling_alone
 
 ZERO_SETTINGS = Path(__file__).resolve().parents[2] / "train_config" / "zero2.yaml"
 
@@ -212,13 +213,21 @@ def train(workload: Workload, lines: StepLines, folder: str, sampling: str) -> N
 
 
 def _make_single_process_group() -> None:
-    """What a launcher would set, which DeepSpeed and accelerate read."""
-    if not torch.cuda.is_available():
+    """A group of this process alone, which the Trainer finds.
+
+    By itself it would compile DeepSpeed's operator where any killed program may have left a lock.
+    """
+    cuda = torch.cuda.is_available()
+    if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    import deepspeed
+
+    with compiling_alone():
+        deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
 
 
 def main() -> None:
