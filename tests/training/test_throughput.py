@@ -26,6 +26,8 @@ from training.throughput import Measurement, Settings, measure_on_worker
 
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
 TOKENS_PER_STEP = 100
+MARGIN_MIB = 150
+"""More than what a process that has run other tests keeps; the trial that runs out takes far more."""
 
 
 class ScriptedWork:
@@ -109,11 +111,11 @@ def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path
 def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path)
     enough = measured(config, store_path)
-    limit_mib = enough.peak_memory_bytes / 2**20 + 20
+    limit_mib = enough.peak_memory_bytes / 2**20 + MARGIN_MIB
     small = tiny_config(tmp_path, training={"cpu_memory_limit_mib": limit_mib})
     large = Settings.of(small, 1)
     large = replace(large, tokens=65536).applied(
-        tiny_config(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 128}}, training=small.training.__dict__),
+        tiny_config(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 256}}, training=small.training.__dict__),
         keep_global_tokens=False,
     )
     failed = measured(large, store_path)
@@ -122,7 +124,7 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
     assert "memory ran out" in failed.reason
     again = measured(small, store_path)
     assert again.status == "ok"
-    assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=16 * 2**20)
+    assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
 
 
 def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path):
