@@ -64,7 +64,7 @@ class SearchSection(Section):
         ),
     )
     max_trials: PositiveInt | None = Field(
-        None, description="Trials to measure. Default: a quarter of the space, at least 12; all of it for grid."
+        None, description="Trials to measure. Default: a fifth of the space, at least 12; all of it for grid."
     )
     time_budget_s: PositiveFloat | None = Field(
         None, description="Seconds of measuring after which no trial is started."

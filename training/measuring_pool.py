@@ -265,6 +265,8 @@ class _MeasuringActor:
 
     def join(self, address: tuple[str, int], local_rank: int) -> None:
         """Become part of the process group."""
+        from training.engine import prepare_deepspeed
+
         store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
         # Ray shows an actor its own GPU alone, as the first one.
         device = choose_device(0)
@@ -276,6 +278,7 @@ class _MeasuringActor:
         dist.init_process_group(
             backend, store=store, rank=self._rank, world_size=self._workers.count, timeout=COLLECTIVE_TIMEOUT
         )
+        prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
     def measure(self, order: _Order) -> Measurement:
         """See :func:`training.throughput.measure_on_worker`; what it raises becomes a result."""

@@ -24,6 +24,7 @@ from training.throughput import Settings
 
 Value = int | str | bool | None
 
+CHECKPOINTING = "gradient_checkpointing"
 NAMES = (
     "tokens",
     "workers",
@@ -33,7 +34,7 @@ NAMES = (
     "batch_size",
     "stage",
     "prefetch",
-    "gradient_checkpointing",
+    CHECKPOINTING,
 )
 """The settings, those first that usually decide most; recomputing activations only ever pays by making room."""
 

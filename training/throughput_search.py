@@ -25,7 +25,7 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from train_config.tune_schema import SearchSection, TuneConfig
-from training.search_space import LOADER, ORDERED, SearchSpace, Value, needs_at_least
+from training.search_space import CHECKPOINTING, LOADER, ORDERED, SearchSpace, Value, needs_at_least
 from training.throughput import Measurement, Settings
 from training.trial_journal import was_measured
 
@@ -274,10 +274,19 @@ class ThroughputSearch(Searcher):
                     yield from self.space.neighbours(other, "tokens")
 
     def _by_promise(self, best: Settings) -> list[str]:
-        """Settings in the order in which a change of them is tried; the loader's first where it is waited for."""
+        """Settings in the order in which a change of them is tried.
+
+        Recomputing is given up first, since that costs speed on every machine; the loader's settings come before the
+        others where it is waited for.
+        """
         waits = self.knowledge.measurements[best].shares.get("data_wait", 0.0) > LOADER_WAIT_SHARE
-        names = self.space.varied
-        return [n for n in names if n in LOADER] + [n for n in names if n not in LOADER] if waits else names
+
+        def rank(name: str) -> int:
+            if name == CHECKPOINTING and best.gradient_checkpointing:
+                return 0
+            return 1 if waits and name in LOADER else 2
+
+        return sorted(self.space.varied, key=rank)
 
     def _with_room_made(self, best: Settings) -> Iterator[Settings]:
         """The next budget, with activations recomputed, where it is memory that keeps a larger one from being taken."""
@@ -303,7 +312,7 @@ def most_trials(search: SearchSection, size: int) -> int:
     """Configurations of a space of this size to measure."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
-    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 4))
+    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
 
 
 def difference(one: Settings, other: Settings) -> str:
