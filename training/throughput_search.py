@@ -7,9 +7,9 @@ are used up. The order of the default algorithm:
 2. refine: a climb from the fastest so far, one setting changed at a time, those that usually decide most first;
 3. sample: Optuna's TPE for the rest; a new fastest is refined in turn.
 
-No configuration is measured twice, and none that needs at least the memory of one that did not fit: it is answered
-``pruned``. A search that goes on asks the same questions again and takes the answers from its journal, so it ends as if
-it had never stopped.
+No configuration is measured twice, and none that needs at least the memory of one that did not fit, or has a value with
+which every trial hung: it is answered ``pruned``. A search that goes on asks the same questions again and takes the
+answers from its journal, so it ends as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ REPEATS = 20
 
 FAULTS = frozenset({"crash", "timeout", "nan"})
 """What says nothing of speed or memory. Such trials are not counted, as long as they are fewer than those that are."""
+
+HANGS = 3
+"""Trials with one value of a setting that have to hang for it to be given up."""
 
 MOST_BROKEN_OFF = 3
 """Trials in a row that may end without any result, not even a failure, before the search gives up."""
@@ -110,6 +113,21 @@ class Knowledge:
     def known_not_to_fit(self, settings: Settings) -> Settings | None:
         """A configuration that did not fit though it needs no more memory than this one."""
         return next((other for other in self._too_large if needs_at_least(settings, other)), None)
+
+    def known_to_hang(self, settings: Settings) -> str | None:
+        """A value of a setting that is to blame for hangs, in words; None if there is none.
+
+        With it every trial hung, and one of those ran with another value, all else but the budget alike. A hang costs
+        the whole timeout. Other failures are soon over, and may lie in a combination of values.
+        """
+        for name, value in asdict(settings).items():
+            alike = [s for s, m in self.measurements.items() if getattr(s, name) == value and was_measured(m)]
+            if len(alike) < HANGS or any(self.measurements[s].status != "timeout" for s in alike):
+                continue
+            others = {_but(s, name) for s in self.measurements if self.fits(s)}
+            if any(_but(s, name) in others for s in alike):
+                return f"{name} {value} hung in each of {len(alike)} trials"
+        return None
 
 
 class ThroughputSearch(Searcher):
@@ -223,10 +241,12 @@ class ThroughputSearch(Searcher):
         """Propose a configuration, unless its answer is known or follows from others."""
         if settings in self.knowledge.measurements:
             return
-        if (smaller := self.knowledge.known_not_to_fit(settings)) is None:
+        reason = None if phase == "grid" else self.knowledge.known_to_hang(settings)
+        if (smaller := self.knowledge.known_not_to_fit(settings)) is not None:
+            reason = f"needs at least the memory of {difference(smaller, settings)}, which did not fit"
+        if reason is None:
             yield Proposal(settings, phase)
             return
-        reason = f"needs at least the memory of {difference(smaller, settings)}, which did not fit"
         measurement = Measurement("pruned", reason)
         self.knowledge.learn(settings, measurement)
         self._sampler.learn(settings)
@@ -319,6 +339,11 @@ def difference(one: Settings, other: Settings) -> str:
     """What ``one`` has that ``other`` has not, as ``tokens 4096, compile True``."""
     mine, theirs = asdict(one), asdict(other)
     return ", ".join(f"{name} {value}" for name, value in mine.items() if value != theirs[name]) or "the same"
+
+
+def _but(settings: Settings, name: str) -> tuple[tuple[str, Any], ...]:
+    """All else but this setting and the budget."""
+    return tuple((other, value) for other, value in asdict(settings).items() if other not in (name, "tokens"))
 
 
 def _doubled(ladder: list[Settings], at: int) -> int:

@@ -261,6 +261,28 @@ def test_fault_on_the_way_to_the_best_is_passed_by(tmp_path):
         assert search.knowledge.speed(found) == pytest.approx(best)
 
 
+@pytest.mark.parametrize("own", [0, 1])
+def test_value_with_which_every_trial_hangs_is_given_up(own, tmp_path):
+    machine = Machine(loader_limit=(0.5, 1.0, 0.9), faults={lambda s: s.num_workers == 1: "timeout"})
+    space = a_space(tmp_path, {"data": {"num_workers": own}}, compile=[False, True])
+    best, _ = exhaustive(space, machine)
+    search = ThroughputSearch(space, settings_for())
+    run(search, machine)
+    assert search.knowledge.speed(search.knowledge.best()) == best
+    assert sum(s.num_workers == 1 for s in machine.asked) == 3
+    reasons = {m.reason for s, m in search.knowledge.measurements.items() if s.num_workers == 1 and s.tokens <= 4096}
+    assert "num_workers 1 hung in each of 3 trials" in reasons
+
+
+def test_hangs_of_a_value_that_also_runs_are_no_reason_to_give_it_up(tmp_path):
+    machine = Machine(best_tokens=8192, faults={lambda s: s.num_workers == 1 and s.tokens < 8192: "timeout"})
+    space = a_space(tmp_path, {"data": {"num_workers": 0}})
+    best, _ = exhaustive(space, machine)
+    search = ThroughputSearch(space, settings_for())
+    run(search, machine)
+    assert search.knowledge.speed(search.knowledge.best()) == best
+
+
 def test_loader_is_looked_at_first_where_it_is_waited_for(tmp_path):
     space = a_space(tmp_path)
 
