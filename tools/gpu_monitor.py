@@ -50,7 +50,10 @@ class Arguments(BaseModel):
     interval: PositiveFloat = Field(1.0, description="Seconds between samples.")
     duration: PositiveFloat | None = Field(None, description="Seconds after which to end. Default: at Ctrl-C.")
     pid: list[int] = Field(
-        [], description="Processes whose memory and CPU to log too; when all have ended, so does this."
+        [],
+        description=(
+            "Processes whose memory and CPU to log too; when all have ended, so does this. GPUs are chosen by --gpu."
+        ),
     )
     gpu: list[int] = Field([], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: all.")
 
@@ -63,12 +66,13 @@ def main(argv: list[str]) -> int:
             f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"
         )
     watched = Watched(arguments.pid)
-    with GpuLogWriter(arguments.output) as log, _Signals() as signals, _live() as live:
-        session = _Session(arguments, log, watched, live)
-        try:
-            session.run(signals.ended)
-        finally:
-            session.close()
+    session = _Session(arguments, watched)
+    try:
+        session.check_gpus()
+        with GpuLogWriter(arguments.output) as log, _Signals() as signals, _live() as live:
+            session.run(log, live, signals.ended)
+    finally:
+        session.close()
     print(session.summary())
     return TERMINATED if signals.terminated else 0
 
@@ -76,8 +80,8 @@ def main(argv: list[str]) -> int:
 class _Session:
     """One call's samples."""
 
-    def __init__(self, arguments: Arguments, log: GpuLogWriter, watched: Watched, live: Live | None) -> None:
-        self._arguments, self._log, self._watched, self._live = arguments, log, watched, live
+    def __init__(self, arguments: Arguments, watched: Watched) -> None:
+        self._arguments, self._watched = arguments, watched
         self._warned: set[str] = set()
         self._devices = NvmlDevices.open(self._warn)
         self._host = HostSampler()
@@ -86,11 +90,24 @@ class _Session:
         self._seconds = 0.0
         self._gpus: set[int] = set()
 
-    def run(self, ended: threading.Event) -> None:
+    def check_gpus(self) -> None:
+        """Say so if there is no GPU.
+
+        Raises:
+            ConfigError: a GPU that was asked for is not there.
+        """
+        there = [gpu.index for gpu in self._devices.read()]
+        if absent := sorted(set(self._arguments.gpu) - set(there)):
+            numbers = ", ".join(map(str, there)) or "none"
+            raise ConfigError(f"--gpu {' '.join(map(str, absent))}: not on this machine; there are: {numbers}")
+        if not there:
+            self._warn("no GPU here: rows have the machine's own figures alone")
+
+    def run(self, log: GpuLogWriter, live: Live | None, ended: threading.Event) -> None:
         """Sample at once, and then every so often by the clock, until ``ended`` or there is nothing left to do."""
         begun = time.monotonic()
         while self._watched.alive():
-            self._sample()
+            self._sample(log, live)
             self._seconds = time.monotonic() - begun
             duration = self._arguments.duration or math.inf
             # A sample that came late makes the next one no later.
@@ -108,26 +125,15 @@ class _Session:
         gpus = f"{len(self._gpus)} GPU{'' if len(self._gpus) == 1 else 's'}" if self._gpus else "no GPU"
         return f"{self._samples:,} samples of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
 
-    def _sample(self) -> None:
-        gpus = self._chosen(self._devices.read())
+    def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
+        wanted = self._arguments.gpu
+        gpus = [gpu for gpu in self._devices.read() if not wanted or gpu.index in wanted]
         figures = {_column(name): value for name, value in self._host.read().items()} | self._watched.read()
-        self._log.append(time.time(), self._name, figures, gpus)
+        log.append(time.time(), self._name, figures, gpus)
         self._samples += 1
         self._gpus |= {gpu.index for gpu in gpus}
-        if self._live is not None:
-            self._live.update(Text(self._line(gpus, figures), no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
-        wanted = self._arguments.gpu
-        chosen = [gpu for gpu in gpus if not wanted or gpu.index in wanted]
-        if self._samples == 0:
-            absent = sorted(set(wanted) - {gpu.index for gpu in gpus})
-            if absent:
-                there = ", ".join(str(gpu.index) for gpu in gpus) or "none"
-                raise ConfigError(f"--gpu {' '.join(map(str, absent))}: not on this machine; there are: {there}")
-            if not gpus:
-                self._warn("no GPU here: rows have the machine's own figures alone")
-        return chosen
+        if live is not None:
+            live.update(Text(self._line(gpus, figures), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _line(self, gpus: list[GpuSample], figures: dict[str, float]) -> str:
         parts = [f"{self._samples:,} samples", *map(_describe, gpus)]

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 
+from monitoring.host import memory_of_this_machine
 from train_config.errors import EsmerayError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
@@ -31,7 +32,6 @@ from training.context import StandaloneContext
 from training.device import choose_device
 from training.engine import check_precision
 from training.injected_faults import Fault, Faults
-from training.memory_meter import host_memory_bytes
 from training.throughput import PRUNE_MARGIN, Measurement, Settings, Status, measure_on_worker
 
 GRACE_S = 2.0
@@ -309,7 +309,7 @@ def _limited(config: Config, workers_on_a_node: int) -> Config:
     """Without a limit of its own, a worker on the CPU may take its part of the machine's memory."""
     if config.training.cpu_memory_limit_mib is not None:
         return config
-    limit_mib = host_memory_bytes() / workers_on_a_node / 2**20
+    limit_mib = memory_of_this_machine().total / workers_on_a_node / 2**20
     training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
     return config.model_copy(update={"training": training})
 

@@ -18,8 +18,9 @@ from typing import Protocol
 import psutil
 import torch
 
+from monitoring.host import memory_of_this_machine
+
 PROC = Path("/proc/self")
-CGROUPS = Path("/sys/fs/cgroup")
 RESET_PEAK = "5"
 """What ``clear_refs`` takes to set the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
@@ -62,7 +63,7 @@ class MemoryMeter:
         """Memory of the GPU; on the CPU the limit, else what this machine has or its container may use."""
         if self._cuda is not None:
             return torch.cuda.mem_get_info(self._cuda)[1]
-        return self._limit_bytes or host_memory_bytes()
+        return self._limit_bytes or memory_of_this_machine().total
 
     def check(self) -> None:
         """On the CPU: see whether the limit held. On a GPU the allocator notices by itself.
@@ -100,34 +101,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def mib(size_bytes: float) -> str:
     """Bytes for a person."""
     return f"{size_bytes / 2**20:,.0f} MiB"
-
-
-def host_memory_bytes() -> int:
-    """Memory of this machine, or of the container (cgroup v2 or v1) that this process is in, if that is less."""
-    return min([psutil.virtual_memory().total, *_cgroup_limits()])
-
-
-def _cgroup_limits() -> list[int]:
-    limits = []
-    try:
-        lines = (PROC / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = CGROUPS, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        own = Path(path.lstrip("/"))
-        for folder in [own, *own.parents]:  # each group above limits too; inside a container the path may be outside
-            try:
-                limits.append(int((root / folder / name).read_text()))
-            except (OSError, ValueError):  # not there, or "max"
-                continue
-    return limits
 
 
 class _Peak(Protocol):

@@ -65,8 +65,8 @@ def test_row_for_each_gpu_and_sample_with_the_machine_beside_it(command, use, lo
     outcome = command("gpu_monitor", "--output", log, "--interval", 0.05, "--duration", 0.12)
     assert outcome.code == 0, outcome.err
     written = rows(log)
-    assert [row["gpu"] for row in written] == ["0", "1"] * devices.reads
-    assert outcome.out.startswith(f"{devices.reads} samples of 2 GPUs in 0 s: ")
+    assert [row["gpu"] for row in written] == ["0", "1"] * (devices.reads - 1)  # the first tells which GPUs there are
+    assert outcome.out.startswith(f"{devices.reads - 1} samples of 2 GPUs in 0 s: ")
     assert written[0]["power_w"] == "512.5"
     assert float(written[0]["host_total_bytes"]) > 0
     assert 0 <= float(written[-1]["cpu_percent"]) <= 100
@@ -118,6 +118,7 @@ def test_what_can_not_be_is_refused_in_one_line(command, use, log, arguments, co
     assert outcome.code == code
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
+    assert not log.exists()
 
 
 def test_file_of_something_else_is_refused_and_kept(command, use, log):

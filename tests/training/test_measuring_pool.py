@@ -7,11 +7,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from monitoring.host import memory_of_this_machine
 from tests.runs import tiny_config
 from train_config.tune_schema import MeasurementSection
 from training.injected_faults import Faults
 from training.measuring_pool import MeasuringPool, _limited
-from training.memory_meter import host_memory_bytes
 from training.throughput import Measurement, Settings
 
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.1, max_windows=2)
@@ -123,6 +123,6 @@ def test_settings_that_can_not_run_are_refused_without_a_worker(ray_address, sto
 
 
 def test_workers_of_a_machine_share_its_memory(tmp_path):
-    assert _limited(config_in(tmp_path), 2).training.cpu_memory_limit_mib == host_memory_bytes() / 2 / MIB
+    assert _limited(config_in(tmp_path), 2).training.cpu_memory_limit_mib == memory_of_this_machine().total / 2 / MIB
     limited = config_in(tmp_path, training={"cpu_memory_limit_mib": 900})
     assert _limited(limited, 2).training.cpu_memory_limit_mib == 900

@@ -8,8 +8,9 @@ import psutil
 import pytest
 import torch
 
+from monitoring.host import memory_of_this_machine
 from training import memory_meter
-from training.memory_meter import MemoryMeter, host_memory_bytes, is_out_of_memory
+from training.memory_meter import MemoryMeter, is_out_of_memory
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -70,29 +71,7 @@ def test_limit_is_passed_by_a_peak_that_is_over_already():
 def test_without_a_limit_nothing_runs_out():
     meter = MemoryMeter(CPU)
     meter.check()
-    assert meter.total_bytes() == host_memory_bytes() <= psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize(
-    ("membership", "file", "found"),
-    [
-        ("0::/jobs/one", "memory.max", True),
-        ("0::/", "memory.max", True),
-        ("5:cpu,memory:/docker/abc", "memory/memory.limit_in_bytes", True),
-        ("5:cpu:/", "memory.max", False),
-    ],
-    ids=["above the own group", "in a container", "cgroup v1, seen from inside", "no memory controller"],
-)
-def test_container_limit_is_found(membership, file, found, tmp_path, monkeypatch):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cgroup").write_text(membership + "\n")
-    (tmp_path / "groups" / file).parent.mkdir(parents=True)
-    (tmp_path / "groups" / file).write_text(f"{100 * MIB}\n")
-    (tmp_path / "groups/jobs/one").mkdir(parents=True)
-    (tmp_path / "groups/jobs/one/memory.max").write_text("max\n")
-    monkeypatch.setattr(memory_meter, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory_meter, "CGROUPS", tmp_path / "groups")
-    assert (host_memory_bytes() == 100 * MIB) == found
+    assert meter.total_bytes() == memory_of_this_machine().total <= psutil.virtual_memory().total
 
 
 def test_running_out_is_told_from_other_failures():
