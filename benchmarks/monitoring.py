@@ -22,6 +22,7 @@ from benchmarks.proteins import Proteins, read_proteins
 from benchmarks.stage import Case, Comparison, Contender, Device, Facts, Reference, Setting, Stage, WrongWorkError
 
 WATCHED, UNWATCHED = "watched", "not watched"
+UNGUARDED = "not watched, no memory guard"
 UNREACHABLE, SLOW, BROKEN = "W&B unreachable", "W&B slow", "W&B failing"
 TRAINING, SAMPLER = "training", "CPU time of a worker's sampler"
 ONE_PERCENT = Reference("1 % of a core", 1.0)
@@ -45,6 +46,7 @@ OFF: Changes = {
     "monitoring": {"prometheus": False, "alerts": {"enabled": False}},
     "wandb": {"mode": "disabled"},
 }
+NO_GUARD: Changes = {**OFF, "training": {**OFF["training"], "memory_guard": {"enabled": False}}}
 
 
 @dataclass
@@ -53,9 +55,9 @@ class MonitoredRuns:
 
     launches: Launches
 
-    def unwatched(self) -> float:
+    def unwatched(self, changes: Changes = OFF) -> float:
         """Real tokens per second with nothing watched."""
-        rate = self.launches.with_ray(OFF)
+        rate = self.launches.with_ray(changes)
         self._require(self._samples() == [], "it was watched")
         return rate
 
@@ -121,6 +123,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     runs = MonitoredRuns(launches)
     measured = {
         UNWATCHED: runs.unwatched,
+        UNGUARDED: lambda: runs.unwatched(NO_GUARD),
         WATCHED: runs.watched,
         UNREACHABLE: runs.unreachable,
         SLOW: runs.slow,
@@ -166,6 +169,7 @@ STAGE = Stage(
             Comparison(TRAINING, name, UNWATCHED, _FLOORS, label=f"training, {name}")
             for name in (WATCHED, UNREACHABLE, SLOW, BROKEN)
         ),
+        Comparison(TRAINING, UNWATCHED, UNGUARDED, _FLOORS, label="training, memory guard"),
         Comparison(SAMPLER, WATCHED, ONE_PERCENT, {"cpu": 1.0, "cuda": 1.0}),
     ),
     packages=("ray", "deepspeed", "wandb"),

@@ -151,6 +151,8 @@ def _tune_locked(
         if journal.trials:
             say(f"goes on from {len(journal.trials)} trials")
         pool = _PoolActor(measured, search, store_path, make_pool)
+        if not journal.trials:
+            pool.start(space.default.workers)
         error = _run(pool, space, search, folder, journal, signals)
     return _conclude(config, search, folder, space, journal, signals, error)
 
@@ -232,6 +234,10 @@ class _PoolActor:
             self.kill()
             raise ResourceError(f"the pool that measures did not start: {_last_line(error)}") from error
 
+    def start(self, workers: int) -> None:
+        """Start workers while Ray Tune starts its first trial; that trial tells what goes wrong."""
+        self._actor.start.remote(workers)
+
     def trainable(self, search: TuneConfig) -> Callable[[dict[str, Any]], None]:
         """What a trial of Ray Tune runs: it asks the pool, and reports the windows and the result.
 
@@ -270,6 +276,10 @@ class _PoolHost:
     def is_ready(self) -> bool:
         """Answers once the pool is there."""
         return True
+
+    def start(self, workers: int) -> None:
+        """See :meth:`MeasuringPool.start`."""
+        self._pool.start(workers)
 
     def measure(
         self, settings: dict[str, Any], measurement: dict[str, Any], best_tokens_per_s: float | None, margin: float

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import fake_wandb_server as server_module
 from benchmarks.fake_wandb_server import fake_wandb_server
 from benchmarks.launching import Launches, make_store
-from benchmarks.monitoring import OFF, ON, ONLINE, MonitoredRuns, sampler_percent
+from benchmarks.monitoring import NO_GUARD, OFF, ON, ONLINE, MonitoredRuns, sampler_percent
 from benchmarks.proteins import read_proteins
 from benchmarks.stage import Setting, WrongWorkError
 from train_config.schema import Config
@@ -61,6 +61,8 @@ def test_watched_is_what_a_user_has_without_settings():
     assert unwatched.training.gpu_log_interval == 0
     assert not unwatched.monitoring.prometheus
     assert Config.model_validate(ONLINE).wandb.mode == "online"
+    guarded = unwatched.training.memory_guard.enabled, Config.model_validate(NO_GUARD).training.memory_guard.enabled
+    assert guarded == (True, False)
 
 
 @pytest.mark.parametrize(("behaviour", "outcome"), [("slow", "answered"), ("broken", "HTTP 500")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,19 @@ def test_loader_processes_live_through_epochs(store_path, split):
         before = [process.pid for process in batches._source._processes]
         list(batches.epoch(1))
         assert [process.pid for process in batches._source._processes] == before
+
+
+def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
+    with training(store_path, split[0], 2) as batches:
+        assert batches.queue_depth == 0
+        steps = batches.epoch(0)
+        next(steps)
+        ahead = 2 * 2  # batches that two processes prepare ahead
+        deadline = time.monotonic() + 60
+        while batches.queue_depth < ahead and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert batches.queue_depth == ahead
+    assert training(store_path, split[0], 0).queue_depth is None
 
 
 @pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])

@@ -14,6 +14,7 @@ from rich.console import Console
 from tests.classifiers import labelled_fasta
 from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
+from tools import find_batch_size
 from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, largest_fitting
 from tools._find_batch_size.report import advice, table
 from train_config.loading import dump_config
@@ -24,6 +25,7 @@ from training.throughput import Measurement, Settings
 MIB = 2**20
 TOTAL = 1000 * MIB
 MARGIN = 0.08
+QUICK = MeasurementSection(warmup_steps=1, window_s=0.1, max_windows=1)
 PATIENT = ("--seconds", "200")
 
 
@@ -164,9 +166,8 @@ def test_two_workers_under_zero_2_find_where_their_memory_ends(ray_address, stor
         "ray": {"num_workers": 2, "cpus_per_worker": 1},
     }
     config = tiny_config(tmp_path, **changes)
-    quick = MeasurementSection(warmup_steps=1, window_s=0.1, max_windows=1)
     with MeasuringPool(config, store_path) as pool:
-        start = pool.measure(Settings.of(config, workers=2), quick)
+        start = pool.measure(Settings.of(config, workers=2), QUICK)
     limit_mib = (start.peak_memory_bytes / MIB + 60) / (1 - MARGIN)
     outcome = find(config, tmp_path, ray_address, "--training.cpu_memory_limit_mib", f"{limit_mib:.0f}", *PATIENT)
     assert outcome.returncode == 0, outcome.stderr
@@ -181,18 +182,31 @@ def test_two_workers_under_zero_2_find_where_their_memory_ends(ray_address, stor
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "nothing is left"
 
 
+@pytest.fixture
+def find_here(command, ray_address, tmp_path, monkeypatch):
+    """``find_here(config)``: the tool in this process, with short measurements."""
+    monkeypatch.setattr(find_batch_size, "_MEASUREMENT", QUICK)
+
+    def find(config, *arguments: str):
+        file = tmp_path / "config.yaml"
+        file.write_text(dump_config(config))
+        return command("find_batch_size", "--config", file, "--ray.address", ray_address, *PATIENT, *arguments)
+
+    return find
+
+
 @pytest.mark.slow
-def test_inference_needs_less_than_training_and_says_what_to_set(ray_address, store_path, tmp_path):
+def test_inference_needs_less_than_training_and_says_what_to_set(find_here, store_path, tmp_path):
     config = tiny_config(tmp_path, data={"store": store_path}, ray={"num_workers": 1, "cpus_per_worker": 1})
-    outcome = find(config, tmp_path, ray_address, "--inference", *PATIENT)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "inference in none: 1 worker on cpu" in outcome.stdout
-    assert "no batch could be larger" in outcome.stdout
-    assert "--batch-tokens" in outcome.stdout
+    outcome = find_here(config, "--inference")
+    assert outcome.code == 0, outcome.err
+    assert "inference in none: 1 worker on cpu" in outcome.out
+    assert "no batch could be larger" in outcome.out
+    assert "--batch-tokens" in outcome.out
 
 
 @pytest.mark.slow
-def test_classifier_is_measured_and_no_run_is_left(ray_address, tmp_path):
+def test_classifier_is_measured_and_no_run_is_left(find_here, tmp_path):
     source = labelled_fasta(tmp_path / "labelled.fasta", [20, 40, 60] * 20)
     config = tiny_config(
         tmp_path,
@@ -200,8 +214,8 @@ def test_classifier_is_measured_and_no_run_is_left(ray_address, tmp_path):
         model={"task": "classifier"},
         ray={"num_workers": 1, "cpus_per_worker": 1},
     )
-    outcome = find(config, tmp_path, ray_address, *PATIENT)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "classifier, training in none: 1 worker on cpu" in outcome.stdout
-    assert re.search(r"largest that fits +[\d,]+ tokens", outcome.stdout)
+    outcome = find_here(config)
+    assert outcome.code == 0, outcome.err
+    assert "classifier, training in none: 1 worker on cpu" in outcome.out
+    assert re.search(r"largest that fits +[\d,]+ tokens", outcome.out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "labelled.fasta", "stores"]

@@ -356,13 +356,24 @@ def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
 
 def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):
     backbone = {"frozen": True}
-    changes = {"data": {"crop": "start"}, "model": {"backbone": backbone}, "training": {"max_steps": 2}}
+    changes = {
+        "data": {"crop": "start"},
+        "model": {"backbone": backbone},
+        "training": {"max_steps": 2, "gpu_log_interval": 0.05},
+    }
     first = config_of(tmp_path, table, **changes)
     train(first)
     monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
     changes["training"]["learning_rate"] = 1e-3
     second = config_of(tmp_path, table, **changes, run={"name": "second"})
     assert train(second)[0].status == "finished"
+    assert (hit_rate(first), hit_rate(second)) == (0.0, 1.0)
+
+
+def hit_rate(config: Config) -> float:
+    """What the run's last sample says of its kept features."""
+    samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
+    return samples[-1]["figures"]["worker/0/feature_cache_hit_rate"]
 
 
 def test_random_windows_can_not_be_kept(table, tmp_path, process_group):

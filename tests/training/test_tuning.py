@@ -37,6 +37,9 @@ class FormulaPool:
         assert store_path.is_dir()
         self._delay_s = delay_s
 
+    def start(self, workers: int) -> None:
+        pass
+
     def measure(self, settings, measurement, best_tokens_per_s=None, prune_margin=0.0) -> Measurement:
         time.sleep(self._delay_s)
         if settings.tokens == 512 and settings.num_workers == 0:
