@@ -2,8 +2,7 @@
 
 As a program (``python -m benchmarks.search_faults --config FILE --tune FILE --faults RULES``) it is
 ``train_ray.py --tune`` with workers that fail by the rules (JSON, see :class:`training.injected_faults.Faults`). In:
-the searches of :mod:`benchmarks.search_runs`. Out: tokens/s, by the figures of the exhaustive search, of what is found
-and of what should be.
+the searches of :mod:`benchmarks.search_runs`. Out: tokens/s of what is found and of what should be.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import argparse
 import json
 import sys
 from collections import Counter
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.search import FAULTS
@@ -21,7 +21,7 @@ from benchmarks.stage import WrongWorkError
 from train_config.loading import load_config, load_tune_config
 from training.injected_faults import Faults
 from training.measuring_pool import MeasuringPool
-from training.throughput_search import fits
+from training.throughput import Settings
 from training.tuning import tune
 
 FAULT_RULES: dict[str, Any] = {
@@ -37,8 +37,33 @@ QUICK_FAULT_RULES: dict[str, Any] = {"tokens>=2048": "out_of_memory"}
 STATUS_OF = {"out_of_memory": "out_of_memory", "crash": "crash", "hang": "timeout", "nan": "nan"}
 
 
-def with_faults(searches: Searches) -> float:
-    """Search while trials fail on purpose; tokens/s of what is found, by the exhaustive figures.
+@dataclass
+class FaultySearch:
+    """A search with faults, and what it found beside what it should have found."""
+
+    searches: Searches
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s of what it found."""
+        return self._judged[self._found]
+
+    @property
+    def right(self) -> float:
+        """Tokens/s of the fastest configuration that has no fault."""
+        return max(self._judged.values())
+
+    @cached_property
+    def _found(self) -> Settings:
+        return found_with_faults(self.searches)
+
+    @cached_property
+    def _judged(self) -> dict[Settings, float]:
+        return self.searches.beside_the_fastest(FAULTS, [self._found], without_fault(self.searches))
+
+
+def found_with_faults(searches: Searches) -> Settings:
+    """Search while trials fail on purpose; what is found.
 
     Raises:
         WrongWorkError: a trial with a fault did not end as that fault does.
@@ -63,17 +88,13 @@ def with_faults(searches: Searches) -> float:
         facts[f"reason given for {fault}"] = measurement.reason
     facts |= {f"trials with {fault}": told[fault] for fault in dict.fromkeys(rules.values())}
     facts |= {"trials": len(found.measurements), "seconds": round(found.seconds, 1), "found": words(found.best)}
-    return searches.speed_by_exhaustive(found.best)
+    return found.best
 
 
-def right_without_faults(searches: Searches) -> float:
-    """Tokens/s of the fastest configuration that has no fault, by the exhaustive figures."""
+def without_fault(searches: Searches) -> list[Settings]:
+    """The configurations that have no fault."""
     faults = Faults(_rules(searches))
-    margin = searches.tune_config("tpe", 0).memory_margin
-    left = {s: m for s, m in searches.exhaustive.measurements.items() if faults.of(s) is None and fits(m, margin)}
-    best = max(left, key=lambda settings: left[settings].tokens_per_s or 0.0)
-    searches.facts[FAULTS]["right answer"] = words(best)
-    return left[best].tokens_per_s or 0.0
+    return [settings for settings in searches.fitting() if faults.of(settings) is None]
 
 
 def _rules(searches: Searches) -> dict[str, Any]:
