@@ -29,10 +29,12 @@ from benchmarks.training_workload import (
     Workload,
 )
 from train_config.schema import Config
+from training.building import Worker, build
 from training.context import StandaloneContext
 from training.device import choose_device
+from training.restoring import restore
 from training.run_folder import RunFolder
-from training.worker import Worker, build, loop, restore
+from training.worker import loop
 
 _NEVER = 10**9
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from monitoring.metrics_log import read_metrics
 from train_config.errors import CheckpointError
-from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest
+from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position
 from training.checkpoint_writer import load_tensors
 from training.collective import ControlGroup
 from training.continuing import other_worker_count
+from training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from training.building import Worker
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,66 @@ class Found:
     folder: CheckpointFolder
     manifest: Manifest
     warnings: list[str]
+
+
+def restore(worker: Worker) -> Position:
+    """Go on from the newest checkpoint that holds; the start where there is none."""
+    rank, control = worker.context.rank, worker.control
+    if rank == 0:
+        worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
+        worker.checkpoints.sweep()
+    control.all_true(True)  # nobody looks before rank 0 has swept
+    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.experiment.checksum, control)
+    if found is None:
+        _refuse_to_begin_again(worker)
+    position = found.manifest.position if found else Position()
+    worker.log.rewind(position.step if found else -1)
+    for warning in found.warnings if found else []:
+        worker.log.event("warning", position.step, message=warning)
+    if found:
+        worker.engine.load_shards(found.folder.path)
+        restore_random_states(found.folder.path / rng_file(rank))
+        control.all_true(True)  # nobody renames before everybody has read
+        if rank == 0:
+            worker.checkpoints.discard_after(position.step)
+        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
+    else:
+        cropped = worker.experiment.cropped
+        worker.log.event(
+            "started",
+            0,
+            total_steps=worker.total_steps,
+            cropped_sequences=cropped.sequences,
+            cropped_residues=cropped.residues,
+        )
+    if worker.guard is not None and worker.guard.restore(control):
+        message = (
+            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
+        )
+        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
+    return position
+
+
+def _refuse_to_begin_again(worker: Worker) -> None:
+    """Step 0 is for runs that never saved anything; a folder of checkpoints that is gone is told.
+
+    Raises:
+        CheckpointError: the run saved a checkpoint once, or ``run.resume`` is ``must``.
+    """
+    saved = worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else "")
+    if int(saved) > 0 or worker.config.run.resume == "must":
+        raise CheckpointError(
+            f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
+            "restore the folder, or start anew under another run.name"
+            if int(saved) > 0
+            else f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+        )
+
+
+def _last_saved_step(run: RunFolder) -> int:
+    if not run.metrics.exists():
+        return 0
+    return max((r["step"] for r in read_metrics(run.metrics) if r.get("event") == "checkpoint"), default=0)
 
 
 def find_checkpoint(
@@ -110,3 +175,8 @@ def restore_random_states(path: Path) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     python_version, python_keys, python_gauss = states["python"]
     random.setstate((python_version, tuple(python_keys.tolist()), python_gauss))
+
+
+def rng_file(rank: int) -> str:
+    """The file of a worker's random states in a checkpoint."""
+    return f"rng-rank-{rank:05d}.pt"

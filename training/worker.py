@@ -8,82 +8,33 @@ signal, a damaged record) is told to all before the next step, so that all end a
 from __future__ import annotations
 
 import json
-import logging
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
 
 from dataset.packing import micro_batches
 from dataset.steps import StepBatches, TrainingSteps
-from model.flops import training_flops_per_token
-from model.parameter_groups import parameter_groups
 from monitoring.metrics_log import read_metrics
-from monitoring.sampler import Sampler
-from train_config.errors import CheckpointError, DivergenceError, EsmerayError, ResourceError
+from train_config.errors import EsmerayError
 from train_config.schema import Config
-from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
+from training.building import Worker, build
+from training.checkpoint import CheckpointFolder, Manifest, Position, best
 from training.checkpoint_writer import CheckpointWriter
-from training.collective import ControlGroup, StepAgreement
+from training.collective import StepAgreement
 from training.context import WorkerContext
-from training.device import apply_device_settings
 from training.early_stopping import EarlyStopping
-from training.engine import StepResult, TrainingEngine
-from training.experiment import Experiment, open_experiment
+from training.engine import StepResult
+from training.experiment import Experiment
+from training.failures import described, diverged, failed, repeatable
 from training.finishing import export_final, save_nonfinite_records
-from training.memory_guard import REMEDY, MemoryGuard
-from training.memory_meter import MemoryMeter, is_out_of_memory
-from training.restoring import find_checkpoint, random_states, restore_random_states
+from training.restoring import random_states, restore, rng_file
 from training.run_folder import Outcome, RunFolder
-from training.run_log import RunLog
 from training.schedule import learning_rate
 from training.step_clock import StepClock
 from training.stepping import Stepper
 from training.versions import installed_versions
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Worker:
-    """Everything that one worker holds during training."""
-
-    config: Config
-    context: WorkerContext
-    run: RunFolder
-    log: RunLog
-    control: ControlGroup
-    engine: TrainingEngine
-    experiment: Experiment
-    checkpoints: CheckpointStore
-    writer: CheckpointWriter
-    wandb_run_id: str | None
-    total_steps: int
-    guard: MemoryGuard | None = None
-    sampler: Sampler | None = None
-    step: int = 0
-
-    def stop_requested(self) -> bool:
-        """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
-        return self.context.rank == 0 and self.run.stop_requested()
-
-    def warn(self, message: str) -> None:
-        """Tell a person, once the driver reads it; from any thread."""
-        logger.warning("worker %d: %s", self.context.rank, message)
-        self.log.event("warning", self.step, message=message)
-
-    def forget_peak(self) -> None:
-        """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
-        if self.guard is not None:
-            self.guard.forget_peak()
-
-    def stop_sampling(self) -> None:
-        """Take a last sample. May be called again."""
-        if self.sampler is not None:
-            self.sampler.close()
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -115,151 +66,8 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             worker.stop_sampling()
     except Exception as error:
         if (exit_code := repeatable(error)) is not None:
-            run.write_outcome(Outcome("failed", -1, _described(error), exit_code))
+            run.write_outcome(Outcome("failed", -1, described(error), exit_code))
         raise
-
-
-def build(config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None) -> Worker:
-    """Data, model and engine, before any step."""
-    torch.manual_seed(config.run.seed + context.rank)
-    apply_device_settings(config.training)
-    control = ControlGroup()
-    experiment = open_experiment(config, context, run, store_path)
-    model = experiment.build_model()
-    experiment.open(model, context, control)
-    checkpoints = CheckpointStore(run.checkpoints)
-    starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
-    if starts_anew:
-        experiment.prepare(model, context, control)
-    if config.training.compile:
-        model.compile(dynamic=True)
-    flops_per_token = training_flops_per_token(
-        model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
-    )
-    groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
-    engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
-    log = RunLog(run.metrics, context.rank)
-    writer = CheckpointWriter(
-        checkpoints,
-        context.rank,
-        context.world_size,
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        asynchronous=config.checkpoint.asynchronous,
-        on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
-    )
-    worker = Worker(
-        config=config,
-        context=context,
-        run=run,
-        log=log,
-        control=control,
-        engine=engine,
-        experiment=experiment,
-        checkpoints=checkpoints,
-        writer=writer,
-        wandb_run_id=wandb_run_id,
-        total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
-    )
-    worker.guard = _make_guard(worker)
-    if config.training.gpu_log_interval > 0:
-        worker.sampler = _start_sampler(worker, flops_per_token)
-    return worker
-
-
-def _make_guard(worker: Worker) -> MemoryGuard | None:
-    training = worker.config.training
-    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
-    if not section.enabled:
-        if limit_mib is None:
-            return None
-        section = section.model_copy(update={"max_halvings": 0})  # the limit is to end the run
-    limit_bytes = None if limit_mib is None else int(limit_mib * 2**20)
-    return MemoryGuard(
-        section,
-        MemoryMeter(worker.context.device, limit_bytes),
-        worker.run.memory_guard,
-        tell=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
-        limited=limit_bytes is not None,
-    )
-
-
-def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
-    config, context = worker.config, worker.context
-    return Sampler(
-        worker.run.monitoring / f"worker-{context.rank:05d}.jsonl",
-        worker=context.rank,
-        device=context.device,
-        node=context.local_rank == 0,
-        interval_s=config.training.gpu_log_interval,
-        prometheus=config.monitoring.prometheus,
-        warn=worker.warn,
-        flops_per_token=flops_per_token,
-        peak_tflops=config.monitoring.peak_tflops,
-        amp_dtype=config.training.amp_dtype,
-        tf32=config.training.tf32,
-        world_size=context.world_size,
-    ).start()
-
-
-def restore(worker: Worker) -> Position:
-    """Go on from the newest checkpoint that holds; the start where there is none."""
-    rank, control = worker.context.rank, worker.control
-    if rank == 0:
-        worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
-        worker.checkpoints.sweep()
-    control.all_true(True)  # nobody looks before rank 0 has swept
-    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.experiment.checksum, control)
-    if found is None:
-        _refuse_to_begin_again(worker)
-    position = found.manifest.position if found else Position()
-    worker.log.rewind(position.step if found else -1)
-    for warning in found.warnings if found else []:
-        worker.log.event("warning", position.step, message=warning)
-    if found:
-        worker.engine.load_shards(found.folder.path)
-        restore_random_states(found.folder.path / _rng_file(rank))
-        control.all_true(True)  # nobody renames before everybody has read
-        if rank == 0:
-            worker.checkpoints.discard_after(position.step)
-        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
-    else:
-        cropped = worker.experiment.cropped
-        worker.log.event(
-            "started",
-            0,
-            total_steps=worker.total_steps,
-            cropped_sequences=cropped.sequences,
-            cropped_residues=cropped.residues,
-        )
-    if worker.guard is not None and worker.guard.restore(control):
-        message = (
-            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
-        )
-        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
-    return position
-
-
-def _refuse_to_begin_again(worker: Worker) -> None:
-    """Step 0 is for runs that never saved anything; a folder of checkpoints that is gone is told.
-
-    Raises:
-        CheckpointError: the run saved a checkpoint once, or ``run.resume`` is ``must``.
-    """
-    saved = worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else "")
-    if int(saved) > 0 or worker.config.run.resume == "must":
-        raise CheckpointError(
-            f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
-            "restore the folder, or start anew under another run.name"
-            if int(saved) > 0
-            else f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
-        )
-
-
-def _last_saved_step(run: RunFolder) -> int:
-    if not run.metrics.exists():
-        return 0
-    return max((r["step"] for r in read_metrics(run.metrics) if r.get("event") == "checkpoint"), default=0)
 
 
 def loop(worker: Worker, position: Position) -> Outcome:
@@ -278,7 +86,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         with clock.phase("communication"):
             agreement = _agree(worker, step, error)
         if agreement.failed or step is None:
-            return _failed(worker, position, error)
+            return failed(worker.run, position, error)
         if agreement.stop:
             if position.step > saved_step:
                 save(worker, position, None)
@@ -299,7 +107,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
         if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
-            return _diverged(worker, position)
+            return diverged(worker.run, position)
         last = position.step == worker.total_steps
         saving = last or position.step % config.checkpoint.every_steps == 0
         # A checkpoint is one of the best only if its loss is known.
@@ -370,7 +178,7 @@ def validate(worker: Worker, position: Position) -> float | None:
 def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
     rank, config = worker.context.rank, worker.config
-    shards = [*worker.engine.copy_shards(), (_rng_file(rank), random_states())]
+    shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
     manifest = Manifest(
         position=position,
         world_size=worker.context.world_size,
@@ -480,52 +288,3 @@ def _loader_figures(experiment: Experiment) -> dict[str, float]:
 
 def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
     return worker.engine.module.figures(totals)  # type: ignore[operator]
-
-
-def repeatable(error: Exception) -> int | None:
-    """The exit code of a failure that trying again would repeat; None for what a machine did.
-
-    A lost peer shows as a RuntimeError of the collective or an error of Ray's, a failing disk or network as OSError:
-    those are worth another try. So is an EsmerayError that says so. Everything else would only happen again.
-    """
-    if isinstance(error, EsmerayError):
-        return None if error.retryable else error.exit_code
-    if is_out_of_memory(error):
-        return ResourceError.exit_code
-    if isinstance(error, OSError):
-        return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
-    lost_peer = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
-    from_launcher = type(error).__module__.partition(".")[0] == "ray"
-    return None if lost_peer or from_launcher else EsmerayError.exit_code
-
-
-_LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
-
-
-def _described(error: Exception) -> str:
-    if isinstance(error, EsmerayError):
-        return str(error)
-    if is_out_of_memory(error):
-        return f"memory ran out: {REMEDY}"
-    return f"{type(error).__name__}: {error}"
-
-
-def _failed(worker: Worker, position: Position, error: EsmerayError | None) -> Outcome:
-    message = str(error) if error else "another worker failed"
-    outcome = Outcome("failed", position.step, message, error.exit_code if error else 1)
-    if error is not None:
-        worker.run.write_outcome(outcome)
-    return outcome
-
-
-def _diverged(worker: Worker, position: Position) -> Outcome:
-    message = (
-        f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row, "
-        f"the last one step {position.step}; "
-        f"the record ids are in {worker.run.nonfinite}: lower training.learning_rate, or look at these records"
-    )
-    return Outcome("diverged", position.step, message, DivergenceError.exit_code)
-
-
-def _rng_file(rank: int) -> str:
-    return f"rng-rank-{rank:05d}.pt"

@@ -17,7 +17,8 @@ from train_config.loading import load_config
 from train_config.schema import TrainingSection
 from training.context import StandaloneContext
 from training.device import PlacementError, apply_device_settings, check_placement, choose_device
-from training.worker import repeatable, train_worker
+from training.failures import repeatable
+from training.worker import train_worker
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 

@@ -27,8 +27,9 @@ from train_config.errors import CheckpointError, DataError
 from training.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
 from training.context import StandaloneContext
 from training.engine import TrainingEngine
+from training.failures import repeatable
 from training.run_folder import Outcome
-from training.worker import repeatable, train_worker
+from training.worker import train_worker
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
