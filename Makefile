@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= train_config/esm2ae.yaml
 ARGS ?=
+# Tests run in two processes: a file's stay together, and those on Ray are in one, which has the cluster.
+SPREAD ?= -n 2 --no-loadscope-reorder
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 # No test or training run may ask the hub or W&B for anything that was not asked for.
@@ -38,10 +40,10 @@ train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--
 	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow" $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -25,9 +27,28 @@ def config_in(folder, **changes):
     return tiny_config(folder, ray={"cpus_per_worker": 1}, **changes)
 
 
-def loader_processes() -> int:
-    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return sum("dataset.loader_process" in command for command in commands)
+class LoadersSeen(threading.Thread):
+    """Looks for the loader processes of this test session's workers, as long as the block lasts."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.processes: set[psutil.Process] = set()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.1):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "dataset.loader_process" in process.cmdline():
+                        self.processes.add(process)
+
+    def __enter__(self) -> LoadersSeen:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
 
 
 def assert_measured(result: Measurement) -> None:
@@ -71,15 +92,16 @@ def test_crashed_workers_are_started_anew_as_are_others_in_number(ray_address, s
 def test_hang_ends_at_the_timeout_and_takes_its_processes_along(ray_address, store_path, tmp_path):
     config = config_in(tmp_path, data={"num_workers": 1})
     settings = Settings.of(config, workers=1)
-    before = loader_processes()
-    with MeasuringPool(config, store_path, faults=Faults({"prefetch==2": "hang"})) as pool:
+    with LoadersSeen() as loaders, MeasuringPool(config, store_path, faults=Faults({"prefetch==2": "hang"})) as pool:
         pool.start(workers=1)
         hung = pool.measure(replace(settings, prefetch=2), QUICK.model_copy(update={"timeout_s": HANG_TIMEOUT_S}))
         assert (hung.status, hung.reason) == ("timeout", "no worker ended within 8 s")
         assert hung.seconds >= HANG_TIMEOUT_S
         assert_measured(pool.measure(settings, QUICK))
         assert pool.starts == 2
-    assert loader_processes() == before
+    assert loaders.processes
+    _, alive = psutil.wait_procs(loaders.processes, timeout=10)
+    assert not alive
 
 
 def test_memory_of_a_large_trial_does_not_count_for_the_next(ray_address, store_path, tmp_path):
