@@ -274,6 +274,31 @@ class NonfiniteLoss:
             yield Finding("loss", False if self._finite >= FINITE_RECORDS else None, f"finite again at step {step}")
 
 
+class OwnGpus:
+    """Knows which GPUs of a machine are the run's own: NVML shows all, those of other people's jobs too."""
+
+    def __init__(self) -> None:
+        self._of_workers: dict[str, set[str]] = {}
+
+    def alone(self, record: Record) -> Record:
+        """A sample without the figures of GPUs on which no worker of the run computes.
+
+        All are left where it is not known which these are: without UUIDs in the sample, or with MIG, whose slices have
+        other ones.
+        """
+        if record["kind"] != "sample":
+            return record
+        own = self._of_workers.setdefault(str(record["host"]), set())
+        if "gpu" in record:
+            own.add(record["gpu"])
+        uuids: Mapping[str, str] = record.get("gpus", {})
+        if not own & set(uuids.values()):
+            return record
+        others = tuple(f"gpu/{index}/" for index, uuid in uuids.items() if uuid not in own)
+        figures = {name: value for name, value in record["figures"].items() if not name.startswith(others)}
+        return {**record, "figures": figures}
+
+
 def _gpus(record: Record) -> dict[int, dict[str, float]]:
     """The figures of each GPU of a sample, those that are known, by their last name."""
     found: dict[int, dict[str, float]] = {}

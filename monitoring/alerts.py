@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from monitoring.alert_rules import Finding, Rule, rules
+from monitoring.alert_rules import Finding, OwnGpus, Rule, rules
 from monitoring.metrics_log import MetricsLog, Record, read_metrics
 from train_config.errors import DataError
 from train_config.monitoring_schema import AlertsSection
@@ -107,6 +107,9 @@ class Alerts:
         self._clock = clock
         self._latches = {key: _Latch(raised=True) for key in raised}
         self._heard: dict[str, tuple[float, int]] = {}  # by worker: when, and its step
+        self._hosts: set[str] = set()
+        self._began_s = clock()
+        self._gpus = OwnGpus()
         self._step = 0
 
     def take(self, record: Record) -> list[Alert]:
@@ -115,6 +118,7 @@ class Alerts:
             return []
         self._step = max(int(record["step"]), 0)
         alerts = self._listen(record)
+        record = self._gpus.alone(record)
         for rule in self._rules:
             for finding in rule.take(record):
                 lasts_s = rule.clears_after_s if self._latch(rule.name, finding).raised else rule.raises_after_s
@@ -130,6 +134,17 @@ class Alerts:
                 reason = "its process hangs or is gone, see its file in the run's logs"
                 message = f"{worker} has not reported for {silent_s:.0f} s, since step {step}: {reason}"
                 alerts += self._note(SILENT_WORKER, Finding(worker, True, message), time.time())
+        return alerts + self._of_machines_left()
+
+    def _of_machines_left(self) -> list[Alert]:
+        """A run that goes on elsewhere hears no more of the machine that it left."""
+        if not self._hosts or self._clock() - self._began_s < self._silence_s:
+            return []
+        alerts = []
+        for (name, subject), latch in list(self._latches.items()):
+            host = _host_of(subject)
+            if latch.raised and host is not None and host not in self._hosts:
+                alerts += self._note(name, Finding(subject, False, f"{subject}: the run has left it"), time.time())
         return alerts
 
     def _listen(self, record: Record) -> list[Alert]:
@@ -138,6 +153,7 @@ class Alerts:
         if record["kind"] != "sample":
             return []
         worker = f"worker {record['worker']}"
+        self._hosts.add(str(record["host"]))
         self._heard[worker] = (self._clock(), record["step"])
         return self._note(SILENT_WORKER, Finding(worker, False, f"{worker} reports again"), record["time"])
 
@@ -150,6 +166,13 @@ class Alerts:
             return []
         state: Literal["raised", "cleared"] = "raised" if latch.raised else "cleared"
         return [Alert(name, finding.subject, state, finding.message, self._step, time_s)]
+
+
+def _host_of(subject: str) -> str | None:
+    """The machine that an alert is about: of ``GPU 3 on node-a`` and ``host node-a``."""
+    if subject.startswith("host "):
+        return subject.removeprefix("host ")
+    return subject.partition(" on ")[2] or None if subject.startswith("GPU ") else None
 
 
 class AlertSink:

@@ -20,7 +20,8 @@ Mask = NDArray[np.bool_]
 IDLE_SHARE = 0.5
 """Under this share of its usual load a GPU counts as idle."""
 UNUSED_PERCENT = 10.0
-"""A GPU that is hardly ever above this did nothing."""
+LEAST_WORK_SHARE = 0.001
+"""A GPU that is above this for less than this share of the samples did nothing."""
 _SUSTAINED_SAMPLES = 5
 _SUSTAINED_SHARE = 0.6
 """Work has begun where this share of the next samples is busy: a stray kernel while a model loads is none."""
@@ -69,8 +70,10 @@ class BusyTime:
     def level_percent(self) -> float:
         """The usual utilisation while working; 0 if it never did."""
         known = self.util_percent[np.isfinite(self.util_percent)]
-        if not len(known) or (top := float(np.percentile(known, 95))) < UNUSED_PERCENT:
+        active = known[known >= UNUSED_PERCENT]
+        if len(active) < max(_SUSTAINED_SAMPLES, LEAST_WORK_SHARE * len(known)):
             return 0.0
+        top = float(np.percentile(active, 95))
         return float(np.median(known[known >= IDLE_SHARE * top]))
 
     @cached_property

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+_BLOCKS = Path("/sys/block")
 
 
 @dataclass(frozen=True)
@@ -128,23 +130,31 @@ def memory_of_this_machine() -> Memory:
 def _counters() -> dict[str, float]:
     """Bytes since the machine started. A container or a machine without disks may have no counters."""
     counters: dict[str, float] = {}
-    if (disk := psutil.disk_io_counters()) is not None:
-        counters |= {"disk/read_bytes_per_s": disk.read_bytes, "disk/write_bytes_per_s": disk.write_bytes}
+    if disks := _disks():
+        counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
+        counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
         counters |= {"net/sent_bytes_per_s": net.bytes_sent, "net/received_bytes_per_s": net.bytes_recv}
     return counters
 
 
+def _disks() -> list[Any]:
+    """Counters of each disk. What LVM, encryption or RAID make of disks would count the same bytes again."""
+    every = psutil.disk_io_counters(perdisk=True) or {}
+    real = [counters for name, counters in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
+    return real or list(every.values())
+
+
 def _cgroup_memory() -> list[tuple[int, int]]:
     """Limit and use, in bytes, of the cgroups that this process is in, where they have a limit.
 
-    File cache that the kernel would give back at once is not counted as used.
+    File cache, which the kernel would give back, is not counted as used, whether it was touched once or more often.
     """
     found = []
     for folder, limit_file, used_file in _cgroup_folders():
         limit, used = _number(folder / limit_file), _number(folder / used_file)
         if limit is not None and used is not None:
-            found.append((limit, max(0, used - _inactive_file_bytes(folder))))
+            found.append((limit, max(0, used - _file_cache_bytes(folder))))
     return found
 
 
@@ -169,13 +179,14 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
     return folders
 
 
-def _inactive_file_bytes(folder: Path) -> int:
+def _file_cache_bytes(folder: Path) -> int:
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     values = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
+    kinds = ("inactive_file", "active_file")
+    return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in kinds)
 
 
 def _number(path: Path) -> int | None:

@@ -83,7 +83,8 @@ def group_gaps(trace: Trace, busy_time: BusyTime, others: Sequence[tuple[Trace, 
         found, evidence = find(rest)
         if found:
             groups.append(context.group(cause, found, evidence))  # type: ignore[arg-type]
-            rest = [gap for gap in rest if gap not in set(found)]
+            told = set(found)
+            rest = [gap for gap in rest if gap not in told]
     if rest:
         groups += context.judge_rest(rest)
     return groups
@@ -133,7 +134,8 @@ class _Context:
         """Short ones may be the loader's; others are periodic or unknown."""
         seconds = {gap: self._busy.seconds(gap) for gap in gaps}
         short = [gap for gap in gaps if is_short(seconds[gap], self._busy.interval_s)]
-        long = [gap for gap in gaps if gap not in set(short)]
+        brief = set(short)
+        long = [gap for gap in gaps if gap not in brief]
         groups = []
         if short:
             cause, evidence, by_pattern = self._of_short(short)
@@ -169,7 +171,8 @@ class _Context:
         if len(gaps) >= MANY and (fuller or inside >= _CPU_FULL_PERCENT):
             return "loader", f"CPUs {inside:.0f} % busy meanwhile, {outside:.0f} % else", False
         reads = self._trace.get("disk_read_bytes_per_s")
-        reading = [gap for gap in gaps if _largest(reads, self._around(gap)) > self._far_above(reads)]
+        limit = self._far_above(reads)
+        reading = [gap for gap in gaps if _largest(reads, self._around(gap)) > limit]
         if len(gaps) >= MANY and len(reading) > len(gaps) / 2:
             inside, outside = self._means("disk_read_bytes_per_s", gaps)
             return "loader", f"{_rate(inside)} read from disk meanwhile, {_rate(outside)} else", False

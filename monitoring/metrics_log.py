@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,8 @@ from train_config.errors import DataError
 
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
+HISTORY_BYTES = 8 << 20
+"""Of a file whose history is passed over, what is read at once; a line is far shorter."""
 MANY_A_STEP = frozenset({"sample", "alert"})
 """Kinds of records that are told apart by their time, not by their step."""
 
@@ -97,9 +100,14 @@ class MetricsLog:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _drop_partial_line(self) -> None:
+        with self.path.open("rb") as file:  # a file of samples may have grown for weeks: its last byte tells
+            if not file.seek(0, os.SEEK_END):
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read() == b"\n":
+                return
         data = self.path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            self._replace(data[: data.rfind(b"\n") + 1])
+        self._replace(data[: data.rfind(b"\n") + 1])
 
     def _replace(self, data: bytes) -> None:
         """Put ``data`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
@@ -128,6 +136,7 @@ class MetricsTail:
         self._live = live
         self._inode: int | None = None
         self._offset = 0  # bytes of the file, always at the start of a line
+        self._most_bytes = -1  # at once; everything
         self._seen: set[Hashable] = set()
         self._last_s = self._given_until_s = -math.inf  # times of samples and alerts
         if not (history if history is not None else not live):
@@ -141,7 +150,7 @@ class MetricsTail:
             OSError: the file can't be read.
         """
         records: list[Record] = []
-        for line in self._new_lines():
+        for line in self._new_lines(self._most_bytes):
             try:
                 record = _decode_line(line, self._path, None)
             except DataError:
@@ -154,7 +163,7 @@ class MetricsTail:
                 records.append(record)
         return records
 
-    def _new_lines(self) -> list[bytes]:
+    def _new_lines(self, most_bytes: int) -> list[bytes]:
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -165,16 +174,16 @@ class MetricsTail:
                 self._inode, self._offset = status.st_ino, 0
                 self._given_until_s = self._last_s
             file.seek(self._offset)
-            data = file.read()
+            data = file.read(most_bytes)
         return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
     def _pass_over_history(self) -> None:
-        while True:
-            try:
-                if not self.poll():
-                    return
-            except DataError:
-                continue  # history too
+        self._most_bytes = HISTORY_BYTES  # a file of samples may be larger than memory
+        before = None
+        while before != (before := (self._inode, self._offset)):
+            with suppress(DataError):  # history too
+                self.poll()
+        self._most_bytes = -1
 
     def _is_new(self, record: Record, line: bytes) -> bool:
         if record["kind"] in MANY_A_STEP:

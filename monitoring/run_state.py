@@ -225,6 +225,8 @@ class RunState:
         known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
         host = str(record.get("host", ""))
         self.workers[rank] = Worker(rank, host, record["step"], _time(record), known)
+        there = {worker.host for worker in self.workers.values()}
+        self.hosts = {name: figures for name, figures in self.hosts.items() if name in there}
         if any(name.startswith(("gpu/", "mem/host_total")) for name in known):
             self.hosts[host] = known
 

@@ -97,7 +97,8 @@ class Sampler:
         world_size: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._warnings = _Warnings(warn)
+        self._logged = warn
+        self._warnings = _Warnings(self._tell)
         self._worker, self._device, self._interval_s, self._clock = worker, device, interval_s, clock
         self._host_name = socket.gethostname()
         self._file = _SampleFile(path)
@@ -105,6 +106,7 @@ class Sampler:
         self._utilization = _Utilization(flops_per_token, peak_tflops, amp_dtype, tf32, world_size, device)
         self._process = ProcessSampler()
         self._node = _Node(self._warnings.tell) if node else None
+        self._gpu = _uuid(device)
         self._noted = _Noted()
         self._epoch: int | None = None
         self._epoch_ends: deque[_EpochEnd] = deque()
@@ -193,7 +195,7 @@ class Sampler:
         return {name: value for name, value in figures.items() if isinstance(value, int | float)}
 
     def _write(self, noted: _Noted, figures: Figures) -> None:
-        record = {
+        record: dict[str, object] = {
             "kind": "sample",
             "step": noted.step,
             "epoch": noted.epoch,
@@ -202,10 +204,20 @@ class Sampler:
             "worker": self._worker,
             "figures": figures,
         }
+        if self._gpu is not None:
+            record["gpu"] = self._gpu
+        if self._node is not None and self._node.uuids:
+            record["gpus"] = self._node.uuids
         self._guarded("the file of samples", lambda: self._file.append(record))
         if self._exporter is not None:
             exporter = self._exporter
             self._guarded("Prometheus", lambda: exporter.export(figures))
+
+    def _tell(self, message: str) -> None:
+        """To this worker's log and, for who follows the run, to the file: other workers' logs are not looked at."""
+        self._logged(message)
+        told = {"step": self._noted.step, "time": self._clock(), "message": f"worker {self._worker}: {message}"}
+        self._file.append({"kind": "event", "event": "warning", **told})
 
     def _guarded(self, what: str, call: Callable[[], Figures | None]) -> Figures:
         """What ``call`` gives; nothing and one warning where it fails."""
@@ -241,11 +253,22 @@ def torch_figures(device: torch.device, peak_bytes: int | None = None) -> Figure
     }
 
 
+def _uuid(device: torch.device) -> str | None:
+    """Of the GPU on which a worker computes, as NVML writes it."""
+    if device.type != "cuda":
+        return None
+    try:
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    except (RuntimeError, AssertionError, AttributeError):  # without it, alerts are of every GPU of the machine
+        return None
+
+
 class _Node:
     """The machine and its GPUs, whose driver is opened by the first look."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.host = HostSampler()
+        self.uuids: dict[str, str] = {}
         self._warn = warn
         self._devices: NvmlDevices | None = None
 
@@ -255,6 +278,7 @@ class _Node:
         figures: Figures = {}
         for sample in self._devices.read():
             figures |= gpu_figures(sample)
+            self.uuids[str(sample.index)] = sample.uuid
         return figures
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -51,11 +52,6 @@ class Worker:
     def stop_requested(self) -> bool:
         """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
         return self.context.rank == 0 and self.run.stop_requested()
-
-    def warn(self, message: str) -> None:
-        """Tell a person, once the driver reads it; from any thread."""
-        logger.warning("worker %d: %s", self.context.rank, message)
-        self.log.event("warning", self.step, message=message)
 
     def forget_peak(self) -> None:
         """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
@@ -142,7 +138,7 @@ def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
         node=context.local_rank == 0,
         interval_s=config.training.gpu_log_interval,
         prometheus=config.monitoring.prometheus,
-        warn=worker.warn,
+        warn=partial(logger.warning, "worker %d: %s", context.rank),
         flops_per_token=flops_per_token,
         peak_tflops=config.monitoring.peak_tflops,
         amp_dtype=config.training.amp_dtype,

@@ -204,6 +204,33 @@ def test_silence_after_the_end_and_between_rare_samples_is_no_trouble():
     assert told(rare.tick()) == [("silent_worker", "raised")]
 
 
+def test_alerts_of_a_machine_that_the_run_has_left_are_over():
+    clock = Clock()
+    raised = [("memory", "GPU 1 on old"), ("memory", "host old"), ("memory", "host a"), ("nonfinite_loss", "loss")]
+    alerts = Alerts(SETTINGS, INTERVAL_S, raised, clock=clock)
+    assert alerts.tick() == []
+    alerts.take(sample(0, 0))
+    assert alerts.tick() == [], "others may be about to report"
+    clock.now = 119
+    alerts.take(sample(0, 119))
+    assert alerts.tick() == []
+    clock.now = 121
+    over = alerts.tick()
+    assert [(alert.subject, alert.state) for alert in over] == [("GPU 1 on old", "cleared"), ("host old", "cleared")]
+    assert alerts.tick() == []
+
+
+def test_gpus_of_other_peoples_jobs_are_not_told_of():
+    full = {f"gpu__{gpu}__mem_used_bytes": 0.96 * GIB for gpu in (0, 1)}
+    total = {f"gpu__{gpu}__mem_total_bytes": float(GIB) for gpu in (0, 1)}
+    record = sample(0, 0, **full, **total)
+    assert {alert.subject for alert in alerts_of([record])} == {"GPU 0 on a", "GPU 1 on a"}
+    uuids = {"gpu": "GPU-mine", "gpus": {"0": "GPU-other", "1": "GPU-mine"}}
+    assert {alert.subject for alert in alerts_of([record | uuids])} == {"GPU 1 on a"}
+    slices = {"gpu": "GPU-of-a-slice", "gpus": {"0": "GPU-other", "1": "GPU-mine"}}
+    assert len(alerts_of([record | slices])) == 2, "nothing is left out where the GPU is not known"
+
+
 def test_figures_that_are_not_known_raise_nothing():
     nothing = dict.fromkeys(["gpu__0__util", "gpu__0__mem_used_bytes", "gpu__0__throttle_reasons", "worker__0__step_s"])
     assert alerts_of([sample(0, s, **nothing, mem__host_total_bytes=1.0) for s in range(5)]) == []

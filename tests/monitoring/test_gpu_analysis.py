@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monitoring.busy_time import BusyTime
 from monitoring.gpu_analysis import Analysis, GpuDiagnosis, analyse
 from monitoring.gpu_analysis_plot import draw_analysis
 from monitoring.gpu_log import read_gpu_log
@@ -256,6 +257,17 @@ def test_gpu_beside_that_does_nothing_is_told(tmp_path):
     assert names(first) == []
     assert names(second) == ["unused"]
     assert [phase.kind for phase in second.phases] == ["unused"]
+
+
+def test_short_run_in_a_long_log_is_looked_at():
+    working = np.full(100_000, 1.0)
+    working[60_000:63_000] = 90.0
+    long_log = BusyTime(np.arange(100_000.0), working)
+    assert long_log.level_percent == 90.0
+    assert (long_log.work.first, long_log.work.last) == (60_000, 63_000)
+    working[60_000:63_000] = 1.0
+    working[60_000:60_003] = 90.0
+    assert BusyTime(np.arange(100_000.0), working).level_percent == 0.0, "a stray kernel is no run"
 
 
 def test_waits_shorter_than_a_sample_show_as_low_utilisation(tmp_path):

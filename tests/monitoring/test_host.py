@@ -75,7 +75,7 @@ def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
 
 def test_disk_and_network_are_rates_between_readings(monkeypatch):
     now, disk, net = 10.0, Bytes(1000, 2000), Traffic(300, 400)
-    monkeypatch.setattr(psutil, "disk_io_counters", lambda: disk)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {"one": disk})
     monkeypatch.setattr(psutil, "net_io_counters", lambda: net)
     sampler = HostSampler(clock=lambda: now)
     assert not [name for name in sampler.read() if "per_s" in name]
@@ -88,8 +88,19 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     }
 
 
+def test_bytes_on_a_volume_of_a_disk_are_counted_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "_BLOCKS", tmp_path)
+    (tmp_path / "sda" / "device").mkdir(parents=True)
+    (tmp_path / "dm-0").mkdir()
+    disks = {"sda": Bytes(500, 100), "dm-0": Bytes(500, 100)}
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: disks)
+    assert host._disks() == [disks["sda"]]
+    (tmp_path / "sda" / "device").rmdir()
+    assert len(host._disks()) == 2, "in a container that shows no devices, all there is"
+
+
 def test_machine_without_disks_or_network_has_no_such_figures(monkeypatch):
-    monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {})
     monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
     sampler = HostSampler()
     sampler.read()
@@ -116,7 +127,7 @@ def test_tighter_limit_of_a_container_counts(cgroups):
     (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
     (cgroups / "cgroup" / "memory.max").write_text(f"{2 * GIB}\n")
     (cgroups / "cgroup" / "memory.current").write_text(f"{GIB}\n")
-    (cgroups / "cgroup" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\n")
+    (cgroups / "cgroup" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\n")
     assert memory_of_this_machine() == Memory(2 * GIB, GIB + GIB // 2)
 
 
@@ -137,7 +148,7 @@ def test_limit_of_the_older_cgroups_counts(cgroups):
     own.mkdir(parents=True)
     (own / "memory.limit_in_bytes").write_text(f"{GIB}\n")
     (own / "memory.usage_in_bytes").write_text(f"{2 * GIB}\n")
-    (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\n")
+    (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0\n")
     assert memory_of_this_machine() == Memory(GIB, GIB // 2)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitoring import metrics_log
 from monitoring.metrics_log import MetricsLog, MetricsTail, encode_record, read_metrics
 from train_config.errors import DataError
 
@@ -92,6 +93,18 @@ def test_live_tail_leaves_history_out_and_shows_repeated_steps(tmp_path):
         log.rewind(1)
         log.append(train(2))
         assert [r["step"] for r in tail.poll()] == [2]
+
+
+def test_history_larger_than_what_is_read_at_once_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_log, "HISTORY_BYTES", 200)
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in range(50):
+            log.append({"kind": "sample", "step": step})
+        tail = MetricsTail(path, live=True)
+        assert tail.poll() == []
+        log.append({"kind": "sample", "step": 50})
+        assert [record["step"] for record in tail.poll()] == [50]
 
 
 def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def driver(monkeypatch) -> Driver:
         "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x24,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x44,
         "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
-        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: ["first", "second"],
+        "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: ["first", "second"],
         "nvmlDeviceGetPcieThroughput": lambda gpu, way: 5000 + way,
         "nvmlDeviceGetFieldValues": fields,
         "nvmlDeviceGetHandleByIndex": lambda gpu: gpu,

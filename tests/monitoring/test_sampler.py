@@ -277,7 +277,10 @@ def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monke
     for _ in range(2):
         sampler.sample()
     assert len(warnings) == 1 and "AccessDenied" in warnings[0]
-    for record in read_metrics(path):
+    records = read_metrics(path)
+    told = [record for record in records if record["kind"] == "event"]
+    assert [(event["event"], event["message"]) for event in told] == [("warning", f"worker 3: {warnings[0]}")]
+    for record in (record for record in records if record["kind"] == "sample"):
         assert record["figures"]["worker/3/step_s"] == 4.0
         assert "mem/host_used_bytes" in record["figures"]
         assert "worker/3/rss_bytes" not in record["figures"]
