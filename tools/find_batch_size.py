@@ -74,13 +74,14 @@ def main(argv: list[str]) -> int:
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     with _showing() as show:
-        heading, search = _searched(arguments, config, show)
+        heading, search, workers = _searched(arguments, config, show)
     console.print(Text(heading), Text(), table(search.tried), sep="\n")
     if not any(tried.fits for tried in search.tried):
         raise ResourceError(_nothing_fits(search))
     lines = advice(
         search.tried,
         global_tokens=config.batch.global_tokens,
+        workers=workers,
         memory_margin=arguments.memory_margin,
         inference=arguments.inference,
         filled=search.filled,
@@ -90,8 +91,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _searched(arguments: Arguments, config: Config, show: Callable[[str], None]) -> tuple[str, BudgetSearch]:
-    """What was measured on what, and the search that is done."""
+def _searched(arguments: Arguments, config: Config, show: Callable[[str], None]) -> tuple[str, BudgetSearch, int]:
+    """What was measured on what, the search that is done, and its workers."""
     from dataset.progress import conversion_bar
     from training import cluster
     from training.driver import prepare_data, with_absolute_paths
@@ -115,7 +116,7 @@ def _searched(arguments: Arguments, config: Config, show: Callable[[str], None])
         f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}, {workers.cpus_each} CPU "
         f"core{'s' if workers.cpus_each > 1 else ''} each"
     )
-    return heading, search
+    return heading, search, workers.count
 
 
 def _search(

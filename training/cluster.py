@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,12 +117,10 @@ def missing_now(workers: Workers) -> str | None:
 
 
 def worker_environment() -> dict[str, Any]:
-    """Ray's runtime environment of the workers: this code, sent along where there are other machines."""
+    """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
     paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
-    if len([node for node in ray.nodes() if node["Alive"]]) == 1:
-        return {"env_vars": variables}
-    return {"env_vars": variables, "working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED}
+    return {"env_vars": variables}
 
 
 def _cpu_quota() -> int:
@@ -210,7 +209,26 @@ def _join(address: str) -> BaseContext:
     _, _, port = address.rpartition(":")
     if port.isdigit() and not _answers(address):  # ray.init would try for minutes
         raise ConnectionError("nothing answers there")
-    return ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    context = ray.init(**quietly)
+    if len(cluster_resources()) == 1:
+        return context
+    # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
+    ray.shutdown()
+    return ray.init(**quietly, runtime_env={"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED})
+
+
+def hardware() -> str:
+    """What the machines of the connected cluster are, to see whether it is the same another time."""
+    machines = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = node["Resources"]
+            kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+            gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
+            machines.append(f"{resources.get('CPU', 0):g} CPU cores, {gpus}")
+    counts = Counter(machines)
+    return "; ".join(f"{count} x {machine}" for machine, count in sorted(counts.items()))
 
 
 def _answers(address: str) -> bool:

@@ -20,10 +20,10 @@ from typing import Any, Self
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from monitoring.host import memory_of_this_machine
-from train_config.errors import EsmerayError
+from train_config.errors import EsmerayError, ResourceError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training import cluster
@@ -32,7 +32,7 @@ from training.context import StandaloneContext
 from training.device import choose_device
 from training.engine import check_precision
 from training.injected_faults import Fault, Faults
-from training.throughput import PRUNE_MARGIN, Measurement, Settings, Status, measure_on_worker
+from training.throughput import PRUNE_MARGIN, Measurement, Settings, Status, measure_on_worker, staged
 
 GRACE_S = 2.0
 """How long the other workers may take to end after one did: together or never, if it left them inside a step."""
@@ -94,13 +94,16 @@ class MeasuringPool:
         best_tokens_per_s: float | None = None,
         prune_margin: float = PRUNE_MARGIN,
     ) -> Measurement:
-        """Try these settings. Never raises for what happens in a trial.
+        """Try these settings. What happens in a trial is a result; that there are no workers is none.
 
         Args:
             settings: what to try.
             measurement: warm-up, windows, and when a trial counts as hung.
             best_tokens_per_s: the fastest so far; what starts slower than it by more than ``prune_margin`` is left.
             prune_margin: share.
+
+        Raises:
+            ResourceError: the workers did not start.
         """
         began = time.monotonic()
         try:
@@ -117,7 +120,7 @@ class MeasuringPool:
         """Start so many workers, if they don't run: the first trial then starts at once.
 
         Raises:
-            ResourceError: the cluster does not have the place.
+            ResourceError: the cluster does not have the place, or not now.
         """
         section = self._config.ray.model_copy(update={"num_workers": workers})
         self._ready(cluster.place_workers(section, cluster.cluster_resources()))
@@ -145,11 +148,7 @@ class MeasuringPool:
         best_tokens_per_s: float | None,
         prune_margin: float,
     ) -> Measurement:
-        try:
-            group = self._ready(workers)
-        except (RayActorError, RayTaskError, GetTimeoutError) as error:
-            self.close()
-            return Measurement("crash", f"the workers did not start: {_in_a_line(error)}")
+        group = self._ready(workers)
         order = _Order(
             config=_limited(config, group.most_on_a_node),
             store_path=self._store_path,
@@ -175,7 +174,17 @@ class MeasuringPool:
         if self._group is None:
             self._group = _Group(workers)
             self.starts += 1
-            self._group.connect()
+            try:
+                self._group.connect()
+                if self._config.data.stage_dir is not None:
+                    self._group.stage(self._store_path, self._config)
+            except (RayError, GetTimeoutError) as error:
+                self.close()
+                reason = "is the cluster busy?" if isinstance(error, GetTimeoutError) else _in_a_line(error)
+                raise ResourceError(f"the workers that measure did not start: {reason}") from error
+            except BaseException:
+                self.close()
+                raise
         return self._group
 
     def _usable(self, group: _Group, replies: list[Measurement | None], result: Measurement) -> bool:
@@ -213,6 +222,10 @@ class _Group:
             joining.append(actor.join.remote(address, ranks_on[node]))
             ranks_on[node] += 1
         ray.get(joining, timeout=cluster.START_TIMEOUT_S)
+
+    def stage(self, store_path: str, config: Config) -> None:
+        """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
+        ray.get([actor.stage.remote(store_path, config) for actor in self._actors])
 
     def measure(self, order: _Order, timeout_s: float) -> list[Measurement | None]:
         """What each worker says; None of those that did not end in time."""
@@ -279,6 +292,10 @@ class _MeasuringActor:
             backend, store=store, rank=self._rank, world_size=self._workers.count, timeout=COLLECTIVE_TIMEOUT
         )
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
+
+    def stage(self, store_path: str, config: Config) -> None:
+        """See :func:`training.throughput.staged`."""
+        staged(config, store_path)
 
     def measure(self, order: _Order) -> Measurement:
         """See :func:`training.throughput.measure_on_worker`; what it raises becomes a result."""

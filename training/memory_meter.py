@@ -25,6 +25,14 @@ RESET_PEAK = "5"
 """What ``clear_refs`` takes to set the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
 SAMPLING_INTERVAL_S = 0.01
+OUT_OF_MEMORY_TEXTS = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2",
+)
+"""How those say it that allocate beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
 
 
 class MemoryMeter:
@@ -95,7 +103,8 @@ class MemoryMeter:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def mib(size_bytes: float) -> str:

@@ -53,12 +53,15 @@ class SearchSpace:
         settings: the configurations, those that need the least memory first.
         left_out: combinations that can't be or make no difference, counted by reason.
         default: the experiment's own configuration, or the one most like it.
+        shares_memory: whether a worker may take its part of a machine's memory, which is larger where there are fewer:
+            so on the CPU, unless ``training.cpu_memory_limit_mib`` says what one may take.
     """
 
     values: Mapping[str, tuple[Value, ...]]
     settings: tuple[Settings, ...]
     left_out: Mapping[str, int]
     default: Settings
+    shares_memory: bool = False
 
     def __len__(self) -> int:
         return len(self.settings)
@@ -135,7 +138,9 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
     if not valid:
         reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
-    space = SearchSpace(values, tuple(sorted(valid, key=_memory_order)), dict(left_out), valid[0])
+    shares_memory = placed.device == "cpu" and config.training.cpu_memory_limit_mib is None
+    ordered = tuple(sorted(valid, key=_memory_order))
+    space = SearchSpace(values, ordered, dict(left_out), valid[0], shares_memory)
     return replace(space, default=space.nearest(own))
 
 

@@ -10,6 +10,7 @@ for data as computations. Worker 0 says when a window is over, in the agreement 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -226,7 +227,7 @@ def _with_work(
         check_precision(config.training, context.device.type)
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
-    experiment = open_experiment(config, context, _folder(config), _staged(config, store_path))
+    experiment = open_experiment(config, context, _folder(config), staged(config, store_path))
     try:
         model = experiment.build_model()
         experiment.open(model, context, control)
@@ -256,10 +257,16 @@ def _folder(config: Config) -> RunFolder:
     return RunFolder(config.run.storage_path, config.run.name)
 
 
-def _staged(config: Config, store_path: str) -> str:
+def staged(config: Config, store_path: str) -> str:
+    """Where this node has the store; copied and verified once in a process, not in each trial."""
     if config.data.stage_dir is None or config.model.task == "classifier":  # which stages its sequences itself
         return store_path
-    return str(stage_store(Path(store_path), Path(config.data.stage_dir)))
+    return _copy_here(store_path, config.data.stage_dir)
+
+
+@functools.cache
+def _copy_here(store_path: str, stage_dir: str) -> str:
+    return str(stage_store(Path(store_path), Path(stage_dir)))
 
 
 class _Training:

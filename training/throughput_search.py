@@ -84,10 +84,11 @@ class Knowledge:
 
     Args:
         memory_margin: share of the memory that has to stay free.
+        shares_memory: whether the workers of a machine share its memory, so that fewer of them have more each.
     """
 
-    def __init__(self, memory_margin: float) -> None:
-        self._margin = memory_margin
+    def __init__(self, memory_margin: float, shares_memory: bool = False) -> None:
+        self._margin, self._shares_memory = memory_margin, shares_memory
         self.measurements: dict[Settings, Measurement] = {}
         self._too_large: list[Settings] = []
 
@@ -112,7 +113,14 @@ class Knowledge:
 
     def known_not_to_fit(self, settings: Settings) -> Settings | None:
         """A configuration that did not fit though it needs no more memory than this one."""
-        return next((other for other in self._too_large if needs_at_least(settings, other)), None)
+        return next(
+            (
+                other
+                for other in self._too_large
+                if needs_at_least(settings, other) and not (self._shares_memory and settings.workers < other.workers)
+            ),
+            None,
+        )
 
     def known_to_hang(self, settings: Settings) -> str | None:
         """A value of a setting that is to blame for hangs, in words; None if there is none.
@@ -152,7 +160,7 @@ class ThroughputSearch(Searcher):
     ) -> None:
         super().__init__(metric=METRIC, mode="max")
         self.space = space
-        self.knowledge = Knowledge(search.memory_margin)
+        self.knowledge = Knowledge(search.memory_margin, space.shares_memory)
         self.max_trials = most_trials(search.search, len(space))
         self.trials = 0
         """Configurations that were measured, by this attempt or an earlier one, less those of :data:`FAULTS`."""

@@ -94,7 +94,7 @@ class _Around:
         return self.best.shares.get(phase, 0.0)
 
     def tried(self, name: str) -> list:
-        return values_of(name, self.trials, self.space)
+        return values_of(name, [trial for trial in self.trials if not trial.is_ruled_out], {})
 
     def is_largest(self, name: str) -> bool:
         """Whether no larger value of the setting was tried than that of the best."""

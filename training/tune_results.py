@@ -19,7 +19,6 @@ from rich.table import Table
 from dataset.conversion import SAMPLE
 from monitoring.tune_trials import (
     NAMES,
-    STATUSES,
     Trial,
     best_trial,
     completed,
@@ -62,18 +61,24 @@ def write_best(
 def _runnable(config: Config) -> Config:
     """Under a name of its own, as its batches are not those of the experiment's checkpoints, and from any folder."""
     run = config.run.model_copy(update={"name": f"{config.run.name}-fastest", "resume": "allow"})
-    sources = [
-        source if source == SAMPLE else str(Path(source).expanduser().absolute()) for source in config.data.source
-    ]
-    store = None if config.data.store is None else str(Path(config.data.store).expanduser().absolute())
-    data = config.data.model_copy(update={"source": sources, "store": store})
+    section = config.data
+    sources = [source if source == SAMPLE else _absolute(source) for source in section.source]
+    store = None if section.store is None else _absolute(section.store)
+    held_out = [_absolute(source) for source in section.labels.validation_source]
+    labels = section.labels.model_copy(update={"validation_source": held_out})
+    data = section.model_copy(update={"source": sources, "store": store, "labels": labels})
     return config.model_copy(update={"run": run, "data": data})
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpace, search: TuneConfig) -> str:
     own = next((t for t in completed(trials) if Settings(**t.settings) == space.default), None)  # type: ignore[arg-type]
+    tried = sum(not trial.is_ruled_out for trial in trials)
     lines = [
-        f"{speed(best):,.0f} real tokens/s, {_memory(best)}: the fastest of {len(trials)} configurations tried of "
+        f"{speed(best):,.0f} real tokens/s, {_memory(best)}: the fastest of {tried} configurations tried of "
         f"{len(space)},",
         f"by train_ray.py --tune ({search.search.algorithm}, seed {search.search.seed}, "
         f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.with_name('trials.jsonl')}.",
@@ -119,7 +124,7 @@ def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> N
 
 def nothing_fits(trials: Sequence[Trial]) -> ResourceError:
     """The refusal where no configuration ran and left the margin free."""
-    counts = Counter("out of memory's margin" if t.status == "ok" else STATUSES[t.status] for t in trials)
+    counts = Counter("out of memory's margin" if t.status == "ok" else t.outcome for t in trials)
     outcomes = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
     reason = next((f"; the first: {t.reason}" for t in trials if t.status not in ("ok", "pruned") and t.reason), "")
     return ResourceError(
@@ -140,7 +145,7 @@ def print_table(trials: Sequence[Trial], space: SearchSpace, memory_margin: floa
         values = [value_text(name, trial.settings[name]) for name in space.varied]
         table.add_row(str(trial.number), *values, f"{speed(trial):,.0f}", memory_text(trial.peak_bytes), limit)
     console.print(table)
-    counts = Counter(STATUSES[trial.status] for trial in trials)
+    counts = Counter(trial.outcome for trial in trials)
     console.print(", ".join(f"{count} {word}" for word, count in counts.most_common()), highlight=False)
     best = best_trial(trials, memory_margin)
     if best is not None:
@@ -155,7 +160,7 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
         return f"{what}: {speed(trial):,.0f} tokens/s, {_memory(trial)}{remark}"
     if trial.status == "pruned" and trial.tokens_per_s is not None:
         return f"{what}: stopped at {speed(trial):,.0f} tokens/s"
-    return f"{what}: {STATUSES[trial.status]} ({trial.reason})"
+    return f"{what}: {trial.outcome} ({trial.reason})"
 
 
 def _memory(trial: Trial) -> str:

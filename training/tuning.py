@@ -7,6 +7,7 @@ begins; the same command goes on from there.
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
+    hardware.txt             the machines on which it was measured
     trials.jsonl             see training.trial_journal
     best.yaml, pareto.csv    see training.tune_results
     tune_report.html, .png   see training.tune_report
@@ -92,6 +93,7 @@ class SearchFolder(RunFolder):
     def __init__(self, storage_path: str | Path, name: str) -> None:
         super().__init__(storage_path, name)
         self.tune = self.path / "tune.yaml"
+        self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials.jsonl"
         self.best = self.path / "best.yaml"
         self.pareto = self.path / "pareto.csv"
@@ -145,6 +147,7 @@ def _tune_locked(
     write_atomically(folder.tune, dump_config(search))
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
+        _check_hardware(folder, journal)
         space = make_space(config, search, cluster.cluster_resources())
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(_space_lines(space, search)))
@@ -314,6 +317,21 @@ def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> lis
             )
     again = differences(earlier.measurement.model_dump(), search.measurement.model_dump())
     return [f"measurement.{key} was {old!r}, is now {new!r}: earlier trials stay" for key, (old, new) in again.items()]
+
+
+def _check_hardware(folder: SearchFolder, journal: TrialJournal) -> None:
+    """Refuse to mix measurements of different machines.
+
+    Raises:
+        ConfigError: the folder's trials were measured on others.
+    """
+    here = cluster.hardware()
+    before = folder.hardware.read_text(encoding="utf-8").strip() if folder.hardware.exists() else here
+    if journal.trials and before != here:
+        raise ConfigError(
+            f"{folder.path}: its trials were measured on {before}, this is {here}: choose another --tune.name"
+        )
+    write_atomically(folder.hardware, f"{here}\n")
 
 
 def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:

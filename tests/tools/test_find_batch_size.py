@@ -97,12 +97,13 @@ def test_budget_that_batches_can_not_fill_is_not_asked_for():
     assert largest_fitting(search.tried).tokens == 5120
 
 
-def lines_for(machine: Machine, global_tokens: int, *, inference: bool = False) -> str:
+def lines_for(machine: Machine, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
     search = machine.search()
     return "\n".join(
         advice(
             search.tried,
             global_tokens=global_tokens,
+            workers=workers,
             memory_margin=MARGIN,
             inference=inference,
             filled=search.filled,
@@ -118,6 +119,12 @@ def test_keys_to_set_are_those_of_the_fastest_that_fits():
     assert re.search(r"fastest +2,048 tokens: 5,000 tokens/s", text)
     assert "--batch.tokens 2048 --batch.global_tokens 32768" in text
     assert "--batch-tokens 2048" in lines_for(machine, 32768, inference=True)
+
+
+def test_every_worker_gets_a_batch_of_each_step():
+    text = lines_for(Machine(100 * MIB, 0.3 * MIB), 2048, workers=4)
+    assert "--batch.tokens 2048 --batch.global_tokens 8192" in text
+    assert "--batch.tokens 512 keeps batch.global_tokens 2048" in text
 
 
 def test_budget_that_keeps_the_global_batch_is_named_where_the_fastest_does_not():

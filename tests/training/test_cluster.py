@@ -1,5 +1,9 @@
+import subprocess
+import sys
+
 import pytest
 
+from tests.conftest import REPOSITORY
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
 from training.cluster import LOCAL, NodeResources, Workers, connected, find, missing_now, place_workers
@@ -45,6 +49,37 @@ def test_given_address_goes_before_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert find(RaySection(address=LOCAL)) == LOCAL
     assert find(RaySection()) == "10.0.0.1:6379"
+
+
+TWO_MACHINES = """
+import ray
+from ray.cluster_utils import Cluster
+from train_config.schema import RaySection
+from training.cluster import connected, hardware, worker_environment
+
+class Probe:
+    def has_the_code(self):
+        import pathlib
+        here = pathlib.Path.cwd()
+        return ["runtime_resources" in here.parts, (here / "train_config" / "schema.py").exists()]
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster.add_node(num_cpus=1)
+with connected(RaySection(address=cluster.address)):
+    print(hardware())
+    probe = ray.remote(Probe).options(runtime_env=worker_environment()).remote()
+    print(ray.get(probe.has_the_code.remote()))
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_code_goes_along_to_other_machines():
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_MACHINES], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["2 x 1 CPU cores, 0 GPUs", "[True, True]"]
 
 
 def test_address_where_nothing_answers_is_one_line():

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from monitoring.host import memory_of_this_machine
 from tests.runs import tiny_config
+from train_config.errors import ResourceError
 from train_config.tune_schema import MeasurementSection
+from training import measuring_pool
 from training.injected_faults import Faults
 from training.measuring_pool import MeasuringPool, _limited
 from training.throughput import Measurement, Settings
@@ -125,6 +128,20 @@ def test_workers_agree_on_memory_beyond_the_limit_and_stay(ray_address, store_pa
         assert result.total_memory_bytes == 64 * MIB < result.peak_memory_bytes
         assert pool.measure(Settings.of(config, workers=2), QUICK).status == "out_of_memory"
         assert pool.starts == 1
+
+
+def test_workers_that_do_not_start_are_no_result(ray_address, store_path, tmp_path, monkeypatch):
+    def fail(group) -> None:
+        raise GetTimeoutError("no place")
+
+    monkeypatch.setattr(measuring_pool._Group, "connect", fail)
+    config = config_in(tmp_path)
+    with MeasuringPool(config, store_path) as pool:
+        with pytest.raises(ResourceError, match="did not start: is the cluster busy"):
+            pool.start(1)
+        with pytest.raises(ResourceError, match="did not start"):
+            pool.measure(Settings.of(config, workers=1), QUICK)
+        assert pool._group is None, "nothing half made is used again"
 
 
 def test_settings_that_can_not_run_are_refused_without_a_worker(ray_address, store_path, tmp_path):

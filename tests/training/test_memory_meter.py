@@ -80,4 +80,5 @@ def test_running_out_is_told_from_other_failures():
     assert is_out_of_memory(refused.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("shapes do not fit"))

@@ -12,7 +12,7 @@ from train_config.tune_schema import TuneConfig
 from training.cluster import NodeResources
 from training.search_space import SearchSpace, make_space, needs_at_least
 from training.throughput import Measurement, Settings
-from training.throughput_search import ThroughputSearch, most_trials
+from training.throughput_search import Knowledge, ThroughputSearch, most_trials
 
 NODES = [NodeResources(cpus=8, gpus=0)]
 TOTAL_BYTES = 1 << 30
@@ -241,6 +241,17 @@ def test_search_that_goes_on_ends_as_if_it_had_never_stopped(algorithm, interrup
     measured = {s: m for s, m in known.items() if m.windows or m.status != "pruned"}
     after = attempt(measured, 1000)
     assert before + after == whole
+
+
+def test_fewer_workers_have_more_of_a_shared_memory_each():
+    two = Settings(8192, None, 0, 4, "none", False, False, 2, 2)
+    one = replace(two, workers=1)
+    too_large = Measurement("out_of_memory", "memory ran out", peak_memory_bytes=TOTAL_BYTES)
+    for shares_memory, expected in ((False, two), (True, None)):
+        knowledge = Knowledge(0.08, shares_memory)
+        knowledge.learn(two, too_large)
+        assert knowledge.known_not_to_fit(one) == expected
+        assert knowledge.known_not_to_fit(replace(two, tokens=16384)) == two
 
 
 def test_fault_on_the_way_to_the_best_is_passed_by(tmp_path):

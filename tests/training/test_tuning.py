@@ -139,6 +139,16 @@ def test_search_of_another_experiment_is_not_mixed_with_it(finished, ray_address
         tune(config, a_search(), FormulaPool)
 
 
+def test_search_on_other_machines_is_not_mixed_with_it(finished, ray_address):
+    here = finished.hardware.read_text()
+    finished.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")
+    try:
+        with pytest.raises(ConfigError, match=r"measured on 8 x 16 CPU cores.*this is 1 x 4 CPU cores"):
+            tune(an_experiment(finished.path.parent, ray_address), a_search(), FormulaPool)
+    finally:
+        finished.hardware.write_text(here)
+
+
 def test_interrupted_search_keeps_its_trials_and_goes_on_to_the_same_end(finished, ray_address, tmp_path):
     config = an_experiment(tmp_path, ray_address)
     journal = SearchFolder(tmp_path, "fast").trials

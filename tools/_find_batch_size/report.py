@@ -31,13 +31,21 @@ def table(tried: list[Tried]) -> Table:
 
 
 def advice(
-    tried: list[Tried], *, global_tokens: int, memory_margin: float, inference: bool, filled: bool, out_of_time: bool
+    tried: list[Tried],
+    *,
+    global_tokens: int,
+    workers: int,
+    memory_margin: float,
+    inference: bool,
+    filled: bool,
+    out_of_time: bool,
 ) -> list[str]:
     """Lines that say which budget is the largest and which the fastest, and what to set.
 
     Args:
         tried: of which some fits.
         global_tokens: that the config has.
+        workers: each of which is to have a batch of every step.
         memory_margin: share of the memory that is left free.
         inference: whether forward passes alone were measured.
         filled: whether no larger budget could be filled with the data.
@@ -56,11 +64,11 @@ def advice(
     lines.append(f"fastest            {fastest.tokens:,} tokens: {fastest.measurement.tokens_per_s:,.0f} tokens/s")
     if inference:
         return [*lines, f"set                --batch-tokens {fastest.tokens} where a tool or pipeline predicts"]
-    steps = max(1, round(global_tokens / fastest.tokens))
-    keys = f"--batch.tokens {fastest.tokens} --batch.global_tokens {steps * fastest.tokens}"
-    lines.append(f"set                {keys}")
-    if steps * fastest.tokens != global_tokens:
-        dividing = [t for t in tried if t.fits and global_tokens % t.tokens == 0]
+    at_once = fastest.tokens * workers
+    steps = max(1, round(global_tokens / at_once))
+    lines.append(f"set                --batch.tokens {fastest.tokens} --batch.global_tokens {steps * at_once}")
+    if steps * at_once != global_tokens:
+        dividing = [t for t in tried if t.fits and global_tokens % (t.tokens * workers) == 0]
         best = fastest_fitting(dividing)
         keeps = f"--batch.tokens {best.tokens} keeps" if best else "a budget that divides it would keep"
         lines.append(f"                   {keeps} batch.global_tokens {global_tokens}, on which results depend")
