@@ -87,7 +87,7 @@ def found_with_faults(searches: Searches) -> Settings:
         told[fault] += 1
         facts[f"reason given for {fault}"] = measurement.reason
     facts |= {f"trials with {fault}": told[fault] for fault in dict.fromkeys(rules.values())}
-    facts |= {"trials": len(found.measurements), "seconds": round(found.seconds, 1), "found": words(found.best)}
+    facts |= {"trials": len(found.trials), "seconds": round(found.seconds, 1), "found": words(found.best)}
     return found.best
 
 

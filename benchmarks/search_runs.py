@@ -28,9 +28,9 @@ from train_config.tune_schema import TuneConfig
 from training import cluster
 from training.measuring_pool import MeasuringPool
 from training.run_folder import RunFolder
+from training.search_knowledge import Knowledge, fits
 from training.throughput import Measurement, Settings
-from training.throughput_search import Knowledge, fits
-from training.trial_journal import TrialJournal
+from training.trial_journal import Trial, TrialJournal, was_measured
 
 SPACE: dict[str, list[Any]] = {
     "tokens": [1024, 2048, 4096, 8192, 16384],
@@ -69,14 +69,16 @@ class Found:
     Attributes:
         seconds: that the program took, its start included.
         folder: of the search.
-        measurements: of every configuration that was measured.
+        measurements: of every configuration that was measured; of those that were measured twice what both say.
         best: the fastest that fits.
+        trials: in their order, without those that were answered from others.
     """
 
     seconds: float
     folder: Path
     measurements: Mapping[Settings, Measurement]
     best: Settings
+    trials: Sequence[Trial] = ()
 
     @property
     def figure(self) -> float:
@@ -114,7 +116,7 @@ class Searches:
         """By the default algorithm from this seed."""
         if seed not in self._found:
             found = self._found[seed] = self._search("tpe", seed)
-            self.facts[TIME][f"trials, seed {seed}"] = len(found.measurements)
+            self.facts[TIME][f"trials, seed {seed}"] = len(found.trials)
             self.facts[FOUND][f"found by seed {seed}"] = words(found.best)
         return self._found[seed]
 
@@ -220,12 +222,14 @@ class Searches:
     def tune_config(self, algorithm: str, seed: int, **changes: Any) -> TuneConfig:
         """A search of the space; ``changes`` are to its name, space and so on."""
         quick = self.setting.quick
-        trials = None if algorithm == "grid" else QUICK_TRIALS if quick else TRIALS
+        choice: dict[str, Any] = {"max_trials": None if algorithm == "grid" else QUICK_TRIALS if quick else TRIALS}
+        if algorithm == "grid":
+            choice["finalists"] = 0  # each configuration once
         settings: dict[str, Any] = {
             "name": f"{algorithm}-{seed}",
             "space": QUICK_SPACE if quick else SPACE,
             "measurement": QUICK_MEASUREMENT if quick else MEASUREMENT,
-            "search": {"algorithm": algorithm, "seed": seed, "max_trials": trials},
+            "search": {"algorithm": algorithm, "seed": seed, **choice},
         }
         for name, change in changes.items():
             settings[name] = settings[name] | change if isinstance(change, dict) else change
@@ -251,7 +255,7 @@ class Searches:
         """Search as a user does."""
         tune = self.tune_config(algorithm, seed)
         found = self.run(tune, PROGRAM)
-        of_trials = sum(measurement.seconds for measurement in found.measurements.values())
+        of_trials = sum(trial.measurement.seconds for trial in found.trials)
         self.facts[TIME][f"seconds of trials alone, {tune.name}"] = round(of_trials, 1)
         return found
 
@@ -263,14 +267,15 @@ def read_found(folder: Path, seconds: float, memory_margin: float) -> Found:
         WrongWorkError: it found nothing, or best.yaml is not what its trials say.
     """
     knowledge = Knowledge(memory_margin)
-    for settings, measurement in TrialJournal(folder / "trials.jsonl").measured().items():
-        knowledge.learn(settings, measurement)
+    trials = [trial for trial in TrialJournal(folder / "trials.jsonl").trials if was_measured(trial.measurement)]
+    for trial in trials:
+        knowledge.learn(trial.settings, trial.measurement)
     best = knowledge.best()
     if best is None:
         raise WrongWorkError(f"{folder.name}: no configuration was measured to the end")
     if Settings.of(load_config(folder / "best.yaml"), best.workers) != best:
         raise WrongWorkError(f"{folder.name}: best.yaml is not the fastest of its trials")
-    return Found(seconds, folder, knowledge.measurements, best)
+    return Found(seconds, folder, knowledge.measurements, best, trials)
 
 
 def words(settings: Settings) -> str:

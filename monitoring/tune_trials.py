@@ -60,7 +60,7 @@ class Trial:
         peak_bytes, total_bytes: memory, the largest over the workers; None where not known.
         shares: of a step, by phase: data_wait, forward, backward, optimizer, communication.
         seconds: that the trial took.
-        phase: of the search: bracket or sample.
+        phase: of the search: bracket, refine, sample, grid or confirm.
     """
 
     number: int
@@ -122,8 +122,13 @@ class Trial:
 
 
 def read_trials(records: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    """The trials of a search in their order."""
-    return [Trial.from_record(record) for record in records]
+    """The trials of a search in their order; of a configuration with several the last, which knows of the others."""
+    last: dict[tuple[tuple[str, Value], ...], Trial] = {}
+    for trial in map(Trial.from_record, records):
+        key = tuple(sorted(trial.settings.items()))
+        last.pop(key, None)
+        last[key] = trial
+    return list(last.values())
 
 
 def completed(trials: Sequence[Trial]) -> list[Trial]:

@@ -70,8 +70,19 @@ class SearchSection(Section):
         None, description="Seconds of measuring after which no trial is started."
     )
     seed: NonNegativeInt = Field(0, description="Seed of the choice.")
+    finalists: NonNegativeInt = Field(
+        2,
+        description=(
+            "The fastest so many, of those within a tenth of the fastest, are measured once more at the end, and the "
+            "mean counts. Not counted in max_trials; 0: none."
+        ),
+    )
     prune_margin: Share = Field(
-        0.15, description="A trial stops early when its first window is slower than the best by more than this share."
+        0.15,
+        description=(
+            "A trial stops early when its first window is slower than the best by more than this share, or its first n "
+            "windows by more than an nth of it."
+        ),
     )
 
 

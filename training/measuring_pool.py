@@ -99,8 +99,8 @@ class MeasuringPool:
         Args:
             settings: what to try.
             measurement: warm-up, windows, and when a trial counts as hung.
-            best_tokens_per_s: the fastest so far; what starts slower than it by more than ``prune_margin`` is left.
-            prune_margin: share.
+            best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
+            prune_margin: see :class:`~train_config.tune_schema.SearchSection`.
 
         Raises:
             ResourceError: the workers did not start.

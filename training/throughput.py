@@ -157,8 +157,8 @@ def measure_on_worker(
         context: rank and device.
         store_path: the store, for the classifier the labelled one.
         measurement: warm-up and windows.
-        best_tokens_per_s: the fastest so far; a first window slower than it by more than ``prune_margin`` is enough.
-        prune_margin: share.
+        best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
+        prune_margin: see :class:`~train_config.tune_schema.SearchSection`.
         inference: forward passes alone, without gradients.
         fault: what is to fail on purpose, on the last worker.
 
@@ -344,7 +344,7 @@ class _Trial:
         self._fault = fault if context.rank == context.world_size - 1 else None
         self._world_size = context.world_size
         self._settings, self._control, self._meter = measurement, control, meter
-        self._too_slow = 0.0 if best_tokens_per_s is None else best_tokens_per_s * (1 - prune_margin)
+        self._to_beat, self._prune_margin = best_tokens_per_s or 0.0, prune_margin
         self._windows: list[float] = []
 
     def run(self, work: _Work, batches: TrainingSteps) -> Measurement:
@@ -399,9 +399,16 @@ class _Trial:
         """Note a window, as worker 0 timed it; how the trial ends with it, or None if it goes on."""
         rate = float(self._control.from_rank_0(json.dumps(rate)))
         self._windows.append(rate)
-        if len(self._windows) == 1 and rate < self._too_slow:
+        if self._agree():
+            return "ok"
+        if self._can_not_win():
             return "pruned"
-        return "ok" if self._agree() or len(self._windows) >= self._settings.max_windows else None
+        return "ok" if len(self._windows) >= self._settings.max_windows else None
+
+    def _can_not_win(self) -> bool:
+        """Whether it is slower than the fastest; the more windows say so, the less of a difference is needed."""
+        count = len(self._windows)
+        return statistics.mean(self._windows) < self._to_beat * (1 - self._prune_margin / count)
 
     def _agree(self) -> bool:
         if len(self._windows) < 2:
@@ -434,6 +441,7 @@ class _Trial:
         return {"peak_memory_bytes": int(rows[:, 0].max()), "total_memory_bytes": int(rows[:, 1].min())}
 
     def _shares(self, clock: StepClock) -> dict[str, float]:
+        clock.stepped(0)  # the wait before the step that is not taken any more
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # or the last phases would not be known yet
         figures = clock.read()

@@ -5,18 +5,19 @@ are used up. The order of the default algorithm:
 
 1. bracket: from the experiment's own budget, by doubling and bisecting, the largest budget that fits;
 2. refine: a climb from the fastest so far, one setting changed at a time, those that usually decide most first;
-3. sample: Optuna's TPE for the rest; a new fastest is refined in turn.
+3. sample: Optuna's TPE for the rest; a new fastest is refined in turn;
+4. confirm: the fastest few, once more: of many figures with noise the largest is too large, and may be the wrong one.
 
-No configuration is measured twice, and none that needs at least the memory of one that did not fit, or has a value with
-which every trial hung: it is answered ``pruned``. A search that goes on asks the same questions again and takes the
-answers from its journal, so it ends as if it had never stopped.
+Until then no configuration is measured twice, and none that needs at least the memory of one that did not fit, or has a
+value with which every trial hung: it is answered ``pruned``. A search that goes on asks the same questions again and
+takes the answers from its journal, so it ends as if it had never stopped.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -25,9 +26,9 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from train_config.tune_schema import SearchSection, TuneConfig
-from training.search_space import CHECKPOINTING, LOADER, ORDERED, SearchSpace, Value, needs_at_least
+from training.search_knowledge import Knowledge, of_two
+from training.search_space import CHECKPOINTING, LOADER, ORDERED, SearchSpace, Value
 from training.throughput import Measurement, Settings
-from training.trial_journal import was_measured
 
 METRIC = "tokens_per_s"
 LEAST_TRIALS = 12
@@ -46,11 +47,14 @@ REPEATS = 20
 FAULTS = frozenset({"crash", "timeout", "nan"})
 """What says nothing of speed or memory. Such trials are not counted, as long as they are fewer than those that are."""
 
-HANGS = 3
-"""Trials with one value of a setting that have to hang for it to be given up."""
-
 MOST_BROKEN_OFF = 3
 """Trials in a row that may end without any result, not even a failure, before the search gives up."""
+
+CONFIRM = "confirm"
+"""The phase in which the fastest are measured once more."""
+
+CLOSE = 0.1
+"""What is slower than the fastest by more than this share is not confused with it."""
 
 Learn = Callable[[Settings, Measurement, str], None]
 
@@ -62,82 +66,6 @@ class Proposal(NamedTuple):
     phase: str
 
 
-def fits(measurement: Measurement, memory_margin: float) -> bool:
-    """Whether a configuration ran and left the margin of the device's memory free."""
-    if measurement.status not in ("ok", "pruned") or not was_measured(measurement):
-        return False
-    return not _over_margin(measurement, memory_margin)
-
-
-def is_too_large(measurement: Measurement, memory_margin: float) -> bool:
-    """Whether memory ran out, or the margin was not left free."""
-    return measurement.status == "out_of_memory" or _over_margin(measurement, memory_margin)
-
-
-def _over_margin(measurement: Measurement, memory_margin: float) -> bool:
-    peak, total = measurement.peak_memory_bytes, measurement.total_memory_bytes
-    return peak is not None and total is not None and peak > (1 - memory_margin) * total
-
-
-class Knowledge:
-    """What a search has found out.
-
-    Args:
-        memory_margin: share of the memory that has to stay free.
-        shares_memory: whether the workers of a machine share its memory, so that fewer of them have more each.
-    """
-
-    def __init__(self, memory_margin: float, shares_memory: bool = False) -> None:
-        self._margin, self._shares_memory = memory_margin, shares_memory
-        self.measurements: dict[Settings, Measurement] = {}
-        self._too_large: list[Settings] = []
-
-    def learn(self, settings: Settings, measurement: Measurement) -> None:
-        """Take up a result."""
-        self.measurements[settings] = measurement
-        if was_measured(measurement) and is_too_large(measurement, self._margin):
-            self._too_large.append(settings)
-
-    def fits(self, settings: Settings) -> bool:
-        """Whether it was measured and fits."""
-        return settings in self.measurements and fits(self.measurements[settings], self._margin)
-
-    def speed(self, settings: Settings) -> float:
-        """Tokens per second; 0 where it is not known or does not fit."""
-        return (self.measurements[settings].tokens_per_s or 0.0) if self.fits(settings) else 0.0
-
-    def best(self) -> Settings | None:
-        """The fastest that was measured to the end and fits."""
-        complete = [s for s, m in self.measurements.items() if m.status == "ok" and self.fits(s)]
-        return max(complete, key=self.speed, default=None)
-
-    def known_not_to_fit(self, settings: Settings) -> Settings | None:
-        """A configuration that did not fit though it needs no more memory than this one."""
-        return next(
-            (
-                other
-                for other in self._too_large
-                if needs_at_least(settings, other) and not (self._shares_memory and settings.workers < other.workers)
-            ),
-            None,
-        )
-
-    def known_to_hang(self, settings: Settings) -> str | None:
-        """A value of a setting that is to blame for hangs, in words; None if there is none.
-
-        With it every trial hung, and one of those ran with another value, all else but the budget alike. A hang costs
-        the whole timeout. Other failures are soon over, and may lie in a combination of values.
-        """
-        for name, value in asdict(settings).items():
-            alike = [s for s, m in self.measurements.items() if getattr(s, name) == value and was_measured(m)]
-            if len(alike) < HANGS or any(self.measurements[s].status != "timeout" for s in alike):
-                continue
-            others = {_but(s, name) for s in self.measurements if self.fits(s)}
-            if any(_but(s, name) in others for s in alike):
-                return f"{name} {value} hung in each of {len(alike)} trials"
-        return None
-
-
 class ThroughputSearch(Searcher):
     """One configuration at a time for Ray Tune, which must not run two at once.
 
@@ -147,7 +75,8 @@ class ThroughputSearch(Searcher):
     Args:
         space: the configurations.
         search: algorithm, trials, margin.
-        earlier: what an earlier attempt measured; it is not asked for again.
+        earlier: what an earlier attempt measured, of each configuration in the order in which that was learned; it is
+            not asked for again.
         learned: called with every new result, before the next configuration is chosen.
     """
 
@@ -155,7 +84,7 @@ class ThroughputSearch(Searcher):
         self,
         space: SearchSpace,
         search: TuneConfig,
-        earlier: Mapping[Settings, Measurement] | None = None,
+        earlier: Mapping[Settings, Sequence[Measurement]] | None = None,
         learned: Learn | None = None,
     ) -> None:
         super().__init__(metric=METRIC, mode="max")
@@ -164,13 +93,16 @@ class ThroughputSearch(Searcher):
         self.max_trials = most_trials(search.search, len(space))
         self.trials = 0
         """Configurations that were measured, by this attempt or an earlier one, less those of :data:`FAULTS`."""
+        self.most_confirmed = 2 * search.search.finalists if search.search.finalists > 1 else 0
+        self.confirmed: list[Settings] = []
+        """Those that were measured once more, :attr:`most_confirmed` at the most."""
         self.faults = 0
         self.measuring: Proposal | None = None
         self.stopped = False
         self.broken_off = 0
         """Trials in a row, up to the last, that ended without a result: a fault of the machinery around the pool."""
         self._search = search
-        self._earlier = dict(earlier or {})
+        self._earlier = {settings: list(measurements) for settings, measurements in (earlier or {}).items()}
         self._learned = learned or (lambda *_: None)
         self._seconds = 0.0
         self._sampler = _Sampler(space, search.search, self.knowledge)
@@ -179,14 +111,10 @@ class ThroughputSearch(Searcher):
     def suggest(self, trial_id: str) -> Any:
         """The next configuration, or ``Searcher.FINISHED``. Answers from before are taken up on the way."""
         while not self._is_over() and (proposal := next(self._plan, None)) is not None:
-            self.trials += 1
-            earlier = self._earlier.get(proposal.settings)
-            if earlier is None:
+            if not (earlier := self._earlier.get(proposal.settings)):
                 self.measuring = proposal
-                best = self.knowledge.best() if self._search.search.algorithm != "grid" else None
-                threshold = None if best is None else self.knowledge.speed(best)
-                return {"settings": asdict(proposal.settings), "best_tokens_per_s": threshold}
-            self._take(proposal.settings, earlier)
+                return {"settings": asdict(proposal.settings), "best_tokens_per_s": self._to_beat(proposal)}
+            self._take(proposal, earlier.pop(0))
         return Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -196,11 +124,14 @@ class ThroughputSearch(Searcher):
             return
         if result is None or "measurement" not in result:
             self.broken_off += 1  # not for the journal: the next attempt asks again
-            self._take(proposal.settings, Measurement("crash", "the trial broke off"))
+            if proposal.phase != CONFIRM:
+                self._take(proposal, Measurement("crash", "the trial broke off"))
             return
         self.broken_off = 0
         measurement = Measurement(**json.loads(result["measurement"]))
-        self._take(proposal.settings, measurement)
+        if proposal.phase == CONFIRM:
+            measurement = of_two(self.knowledge.measurements[proposal.settings], measurement)
+        self._take(proposal, measurement)
         self._learned(proposal.settings, measurement, proposal.phase)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -222,19 +153,35 @@ class ThroughputSearch(Searcher):
 
     def _is_over(self) -> bool:
         budget_s = self._search.search.time_budget_s
-        if self.stopped or self.broken_off >= MOST_BROKEN_OFF or self.trials >= self.max_trials:
+        if self.stopped or self.broken_off >= MOST_BROKEN_OFF:
             return True
         return budget_s is not None and self._seconds >= budget_s
 
-    def _take(self, settings: Settings, measurement: Measurement) -> None:
+    def _to_beat(self, proposal: Proposal) -> float | None:
+        """The speed below which the configuration need not be measured to the end."""
+        if proposal.phase == CONFIRM or self._search.search.algorithm == "grid":
+            return None
+        best = self.knowledge.best()
+        return None if best is None else self.knowledge.speed(best)
+
+    def _take(self, proposal: Proposal, measurement: Measurement) -> None:
         self._seconds += measurement.seconds
+        self.knowledge.learn(proposal.settings, measurement)
+        if proposal.phase == CONFIRM:
+            return
         if measurement.status in FAULTS and self.faults < self.max_trials:
             self.faults += 1
             self.trials -= 1
-        self.knowledge.learn(settings, measurement)
-        self._sampler.learn(settings)
+        self._sampler.learn(proposal.settings)
 
     def _make_plan(self) -> Iterator[Proposal]:
+        exploring = self._explore()
+        while self.trials < self.max_trials and (proposal := next(exploring, None)) is not None:
+            self.trials += 1
+            yield proposal
+        yield from self._confirm()
+
+    def _explore(self) -> Iterator[Proposal]:
         algorithm = self._search.search.algorithm
         if algorithm == "grid":
             for settings in self.space.settings:
@@ -288,8 +235,10 @@ class ThroughputSearch(Searcher):
             yield from self._try(settings, "refine")
 
     def _around(self, best: Settings) -> Iterator[Settings]:
-        for name in self._by_promise(best):
-            yield from self.space.neighbours(best, name)
+        neighbours = [(name, s) for name in self._by_promise(best) for s in self.space.neighbours(best, name)]
+        # What made another configuration slower is tried last.
+        neighbours.sort(key=lambda item: -min(0.0, self.knowledge.effect(best, item[1], item[0])))
+        yield from (settings for _, settings in neighbours)
         yield from self._with_room_made(best)
         yield from self._beside_faults(best)
 
@@ -335,6 +284,24 @@ class ThroughputSearch(Searcher):
             if refines and self.knowledge.best() != before:
                 yield from self._refine()
 
+    def _confirm(self) -> Iterator[Proposal]:
+        """Measure those once more that may be the fastest, as long as one that was measured once seems to be it."""
+        finalists = self._search.search.finalists
+        if len(self._contenders()) < 2:
+            return
+        while len(self.confirmed) < self.most_confirmed:
+            untried = [settings for settings in self._contenders() if settings not in self.confirmed]
+            if not untried or (len(self.confirmed) >= finalists and self.knowledge.best() in self.confirmed):
+                return
+            self.confirmed.append(untried[0])
+            yield Proposal(untried[0], CONFIRM)
+
+    def _contenders(self) -> list[Settings]:
+        """What may be the fastest, by the figures so far, the fastest first."""
+        speeds = {settings: self.knowledge.speed(settings) for settings in self.knowledge.measurements}
+        close = (1 - CLOSE) * max(speeds.values(), default=0.0)
+        return sorted((s for s, speed in speeds.items() if 0 < speed >= close), key=speeds.__getitem__, reverse=True)
+
 
 def most_trials(search: SearchSection, size: int) -> int:
     """Configurations of a space of this size to measure."""
@@ -347,11 +314,6 @@ def difference(one: Settings, other: Settings) -> str:
     """What ``one`` has that ``other`` has not, as ``tokens 4096, compile True``."""
     mine, theirs = asdict(one), asdict(other)
     return ", ".join(f"{name} {value}" for name, value in mine.items() if value != theirs[name]) or "the same"
-
-
-def _but(settings: Settings, name: str) -> tuple[tuple[str, Any], ...]:
-    """All else but this setting and the budget."""
-    return tuple((other, value) for other, value in asdict(settings).items() if other not in (name, "tokens"))
 
 
 def _doubled(ladder: list[Settings], at: int) -> int:

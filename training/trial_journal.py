@@ -1,7 +1,8 @@
 """trials.jsonl: what every trial of a throughput search did, one JSON object a line; a search goes on from it.
 
-Each line is on disk before the next trial begins, so that a killed search loses the trial in progress alone. A setting
-that stands here was measured and is never measured again.
+Each line is on disk before the next trial begins, so that a killed search loses the trial in progress alone. What
+stands here is not measured again by a search that goes on. Of a configuration with two lines the last one counts: it
+was measured once more at the end, and that line holds what both say.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Trial:
         number: in the order of the search, from 1.
         settings: what was tried.
         measurement: what it gave.
-        phase: of the search: bracket, refine, sample or grid.
+        phase: of the search: bracket, refine, sample, grid or confirm.
         time: when it ended, Unix seconds.
     """
 
@@ -84,9 +85,13 @@ class TrialJournal:
         self.trials.append(trial)
         return trial
 
-    def measured(self) -> dict[Settings, Measurement]:
-        """What need not be measured again."""
-        return {trial.settings: trial.measurement for trial in self.trials if was_measured(trial.measurement)}
+    def measured(self) -> dict[Settings, list[Measurement]]:
+        """What need not be measured again: of each configuration its measurements in their order."""
+        known: dict[Settings, list[Measurement]] = {}
+        for trial in self.trials:
+            if was_measured(trial.measurement):
+                known.setdefault(trial.settings, []).append(trial.measurement)
+        return known
 
     def _read(self) -> None:
         data = self.path.read_bytes()

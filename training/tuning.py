@@ -54,7 +54,7 @@ from training.run_folder import RunFolder, write_atomically
 from training.search_space import SearchSpace, make_space
 from training.signals import StopSignals
 from training.throughput import Measurement, Settings
-from training.throughput_search import METRIC, MOST_BROKEN_OFF, ThroughputSearch
+from training.throughput_search import CONFIRM, METRIC, MOST_BROKEN_OFF, ThroughputSearch
 from training.trial_journal import TrialJournal, was_measured
 from training.tune_limits import KEYS
 from training.tune_results import describe, nothing_fits, print_table, write_best, write_pareto
@@ -210,7 +210,7 @@ def _make_tuner(
         ray_tune.with_resources(pool.trainable(search), NEXT_TO_NOTHING),
         tune_config=ray_tune.TuneConfig(
             search_alg=searcher,
-            num_samples=len(space),
+            num_samples=len(space) + searcher.most_confirmed,
             max_concurrent_trials=1,  # trials never share a device
             reuse_actors=True,
         ),
@@ -343,7 +343,10 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     trials = ThroughputSearch(space, search).max_trials
     budget_s = search.search.time_budget_s
     until = f", and none after {budget_s:g} s" if budget_s is not None else ""
-    return [*lines, f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}"]
+    lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
+    if (finalists := search.search.finalists) > 1:
+        lines.append(f"{'then':<21} the fastest {finalists} once more, if they are close")
+    return lines
 
 
 def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
@@ -351,6 +354,8 @@ def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
     searcher = ThroughputSearch(space, search)
     first: list[Settings] = []
     while len(first) < PREVIEWED and isinstance(trial := searcher.suggest(str(len(first))), dict):
+        if searcher.confirmed:
+            break
         first.append(Settings(**trial["settings"]))
         same = Measurement("ok", "", tokens_per_s=1.0, windows=[1.0])
         searcher.on_trial_complete(str(len(first)), {"measurement": json.dumps(asdict(same))})
@@ -377,15 +382,20 @@ class _Progress:
         """Say what is being measured."""
         if self._status is not None and (proposal := self.searcher.measuring) is not None:
             what = settings_text(asdict(proposal.settings), self.space.varied)
-            self._status.update(f"trial {self.searcher.trials} of at most {self.searcher.max_trials}: {what}")
+            which = f"trial {self.searcher.trials} of at most {self.searcher.max_trials}"
+            if proposal.phase == CONFIRM:
+                which = "the fastest once more"
+            self._status.update(f"{which}: {what}")
 
     def show(self, journal: TrialJournal) -> None:
         """Leave a line for the newest trial."""
         seen = _seen(journal)
         best = best_trial(seen, self.search.memory_margin)
         mark = " (the fastest so far)" if best is seen[-1] else ""
-        counted = f"{self.searcher.trials}/{self.searcher.max_trials}"
-        line = f"{counted} {seen[-1].phase}: {describe(seen[-1], self.space, self.search.memory_margin)}{mark}"
+        which = f"{self.searcher.trials}/{self.searcher.max_trials} {seen[-1].phase}"
+        if seen[-1].phase == CONFIRM:
+            which = "once more"
+        line = f"{which}: {describe(seen[-1], self.space, self.search.memory_margin)}{mark}"
         if self._status is not None:
             self._status.console.print(line, highlight=False, markup=False)
         else:

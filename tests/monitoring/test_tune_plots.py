@@ -71,6 +71,11 @@ def test_a_trial_that_was_stopped_early_is_measured_but_never_the_best():
     assert best_trial(trials, 0.0).number == 0  # type: ignore[union-attr]
 
 
+def test_of_a_configuration_that_was_measured_twice_the_last_line_counts():
+    twice = [record(0, 1024, 100.0), record(1, 2048, 90.0), record(2, 1024, 80.0)]
+    assert [(trial.number, trial.tokens_per_s) for trial in read_trials(twice)] == [(1, 90.0), (2, 80.0)]
+
+
 def test_the_pareto_table_has_what_no_other_beats_in_both(trials: list[Trial]):
     beaten = Trial.from_record(record(9, 1024, 90.0, 320))
     assert [trial.number for trial in pareto([*trials, beaten])] == [2, 1, 0]

@@ -96,6 +96,14 @@ def test_first_window_too_slow_to_win_ends_the_trial(best, status, process_group
     assert steps == 1 + 2 * len(result.windows)
 
 
+def test_further_windows_need_less_of_a_difference_to_end_the_trial(process_group, monkeypatch):
+    # After windows of 100 and 95 tokens/s 107 are out of reach, over 7.5 % above their mean; 103 never are.
+    seconds = [1.0, 1.0, 1.0, 100 / 95, 100 / 95, 1.0]
+    for best, windows in ((103.0, 3), (107.0, 2)):
+        result, _ = scripted(monkeypatch, seconds, best, max_windows=3)
+        assert (len(result.windows), result.status) == (windows, "ok" if windows == 3 else "pruned")
+
+
 def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps an epoch
     result = measured(config, store_path, measurement=MeasurementSection(warmup_steps=5, window_s=0.01, max_windows=2))

@@ -32,7 +32,16 @@ def test_what_was_answered_from_others_may_be_measured_later(path):
     journal.add(SETTINGS, Measurement("pruned", "needs more than ..."), "sample")
     slow = Measurement("pruned", "too slow to win", tokens_per_s=1.0, windows=[1.0])
     journal.add(replace(SETTINGS, tokens=64), slow, "sample")
-    assert journal.measured() == {replace(SETTINGS, tokens=64): slow}
+    assert journal.measured() == {replace(SETTINGS, tokens=64): [slow]}
+
+
+def test_configuration_that_was_measured_twice_has_both_in_their_order(path):
+    journal = TrialJournal(path)
+    journal.add(SETTINGS, OK, "refine")
+    journal.add(replace(SETTINGS, tokens=64), OK, "refine")
+    both = replace(OK, tokens_per_s=11.0, windows=[9.9, 10.0, 12.0])
+    journal.add(SETTINGS, both, "confirm")
+    assert TrialJournal(path).measured() == {SETTINGS: [OK, both], replace(SETTINGS, tokens=64): [OK]}
 
 
 def test_line_of_a_killed_process_is_dropped_and_the_next_is_whole(path):
