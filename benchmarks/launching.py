@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from benchmarks.proteins import MAX_RESIDUES, Proteins, read_proteins, write_fasta
-from benchmarks.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
     from training.run_folder import RunFolder
@@ -44,9 +44,11 @@ ROUNDS = 5
 RAY_NICENESS = int(os.environ.get("RAY_worker_niceness", "15"))  # noqa: SIM112 (so Ray spells it)
 """Ray lets other processes of the machine go before its workers; the workers of torchrun do the same here."""
 END_TIMEOUT_S = 60.0
-_NEVER = 10**9
+NEVER = 10**9
+"""Steps that no run gets to."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
-_LAST_WORDS = 2000
+LAST_WORDS = 2000
+"""Characters of what a program said that are shown where it failed."""
 
 
 @dataclass
@@ -59,7 +61,6 @@ class Launches:
         workers: how many.
         warmup_steps, steps: not measured, and measured.
         losses: of each run's steps, to see that all did the same.
-        last_run: the folder of the run that was made last.
     """
 
     setting: Setting
@@ -68,42 +69,44 @@ class Launches:
     warmup_steps: int
     steps: int
     losses: list[list[float]] = field(default_factory=list)
-    last_run: RunFolder | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def with_ray(self, changes: Changes | None = None, environment: Mapping[str, str] | None = None) -> float:
-        """Real tokens per second of a run by ``train_ray.py``, under other settings and more of an environment."""
-        command = [sys.executable, "train_ray.py", "--config"]
-        return self._measured(lambda config: [*command, str(config)], changes or {}, environment or {})
+    def with_ray(self) -> float:
+        """Real tokens per second of a run by ``train_ray.py``."""
+        return self._measured(ray_command)
 
     def with_torchrun(self) -> float:
         """Real tokens per second of a run by torchrun."""
         polite = ["nice", "-n", str(RAY_NICENESS)]
         launcher = [*polite, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         program = [str(self.workers), "-m", "benchmarks.worker_program"]
-        return self._measured(lambda config: [*launcher, *program, str(config), str(self.store)], {}, {})
+        return self._measured(lambda config: [*launcher, *program, str(config), str(self.store)])
 
-    def _measured(
-        self, command: Callable[[Path], list[str]], changes: Changes, environment: Mapping[str, str]
-    ) -> float:
-        from monitoring.metrics_log import read_metrics
+    def prepare(self, changes: Changes | None = None) -> tuple[Path, RunFolder]:
+        """Write the config of another run, with these changes, and return it and the folder of the run."""
         from train_config.loading import dump_config
         from train_config.schema import Config
         from training.run_folder import RunFolder
 
         name = f"run-{next(self._numbers)}"
         settings = self._settings(name)
-        for section, values in changes.items():
+        for section, values in (changes or {}).items():
             settings[section] = {**settings.get(section, {}), **values}
         config = Config.model_validate(settings)
         path = self.setting.folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        run_program(command(path), environment)
-        self.last_run = RunFolder(config.run.storage_path, config.run.name)
-        metrics = read_metrics(self.last_run.metrics)
-        records = [record for record in metrics if record["kind"] == "train"]
+        return path, RunFolder(config.run.storage_path, config.run.name)
+
+    def _measured(self, command: Callable[[Path], list[str]]) -> float:
+        from monitoring.metrics_log import read_metrics
+
+        config, run = self.prepare()
+        run_program(command(config))
+        records = [record for record in read_metrics(run.metrics) if record["kind"] == "train"]
         if len(records) != self.warmup_steps + self.steps:
-            raise RuntimeError(f"{name} trained {len(records)} steps in place of {self.warmup_steps + self.steps}")
+            raise RuntimeError(
+                f"{run.path.name} trained {len(records)} steps in place of {self.warmup_steps + self.steps}"
+            )
         self._compare([record["loss"] for record in records])
         return tokens_per_s(records[self.warmup_steps :])
 
@@ -118,8 +121,8 @@ class Launches:
                 "task": "masked_lm",
                 "backbone": {"source": SIZES[device], **(QUICK_SIZE if self.setting.quick else {})},
             },
-            "training": {"max_steps": self.warmup_steps + self.steps, "evaluate_every_steps": _NEVER},
-            "checkpoint": {"every_steps": _NEVER},
+            "training": {"max_steps": self.warmup_steps + self.steps, "evaluate_every_steps": NEVER},
+            "checkpoint": {"every_steps": NEVER},
             "ray": {
                 "address": "local",
                 "num_workers": self.workers,
@@ -129,12 +132,25 @@ class Launches:
         }
 
     def _compare(self, losses: list[float]) -> None:
-        """The same loop on the same data: every step has the same loss, but for the order of sums on a GPU."""
         self.losses.append(losses)
-        tolerance = 1e-2 if self.setting.device == "cuda" else 1e-6
-        worst = max(abs(a - b) / abs(a) for a, b in zip(self.losses[0], losses, strict=True))
-        if not worst <= tolerance:
-            raise WrongWorkError(f"losses of two runs of the same config differ by {worst:.1e} relative")
+        require_same_losses(self.losses[0], losses, self.setting.device)
+
+
+def require_same_losses(some: Sequence[float], others: Sequence[float], device: Device) -> None:
+    """The same loop on the same data: every step has the same loss, but for the order of sums on a GPU.
+
+    Raises:
+        WrongWorkError: it has not.
+    """
+    tolerance = 1e-2 if device == "cuda" else 1e-6
+    worst = max(abs(a - b) / abs(a) for a, b in zip(some, others, strict=True))
+    if not worst <= tolerance:
+        raise WrongWorkError(f"losses of two runs of the same config differ by {worst:.1e} relative")
+
+
+def ray_command(config: Path) -> list[str]:
+    """What a user types."""
+    return [sys.executable, "train_ray.py", "--config", str(config)]
 
 
 def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
@@ -142,27 +158,33 @@ def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
     return sum(record["tokens"] for record in records) / sum(record["step_s"] for record in records)
 
 
-def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run a launcher to its end, with these variables besides those of this process.
-
-    Raises:
-        RuntimeError: it failed; its last words are in the message.
-    """
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"} | dict(environment or {})
-    process = subprocess.Popen(
+def start_program(
+    command: list[str], output: int | IO[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a launcher, with these variables besides those of this process; what it says goes to ``output``."""
+    return subprocess.Popen(
         command,
         cwd=_REPOSITORY,
-        env=variables,
-        stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"} | dict(environment or {}),
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         # Linux shares cores out by session (sched(7), autogroup), and Ray makes one of its own.
         start_new_session=True,
     )
+
+
+def run_program(command: list[str]) -> None:
+    """Run a launcher to its end.
+
+    Raises:
+        RuntimeError: it failed; its last words are in the message.
+    """
+    process = start_program(command, subprocess.PIPE)
     with _ended_with_us(process):
         said, _ = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}: {said[-_LAST_WORDS:]}")
+        raise RuntimeError(f"{' '.join(command)} ended with code {process.returncode}: {said[-LAST_WORDS:]}")
 
 
 @contextmanager

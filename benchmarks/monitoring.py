@@ -1,11 +1,21 @@
-"""What monitoring costs: training watched in every way, beside the same run with nothing watched, in turns.
+"""What monitoring costs: training watched in every way, beside the same run with nothing watched, in alternate slices.
 
 Watched as by default: each worker samples itself, the machine and its GPUs every five seconds, the figures go to
 Prometheus through Ray, to W&B in a file, and to the alerts. Then the same with W&B online and in trouble, which no run
 may notice: a server that is not there, one that takes ten seconds for each call, and one whose calls fail; the last
-two from the first values on, when W&B has begun to upload. All train a masked LM by ``train_ray.py`` as in
-:mod:`benchmarks.launching`, on all cores or GPUs, and only steady steps count. What the sampler alone takes is measured
-in a process that has threads and children as a worker has: process CPU time with it, less that without.
+two from the first values on, when W&B has begun to upload. And nothing watched with the memory guard, beside without.
+
+Both are whole runs of ``train_ray.py``, with Ray and W&B of their own, that start together and then compute in turns,
+some seconds at a time, all processes of the other stopped (:mod:`benchmarks.slices`, which says what is counted). That
+tells 1 % where the same run differs by 10 % from one time to the next. What the pauses change: the clock goes on for
+the five seconds of the sampler and the ten of the slow server, so in the time that it computes a run takes up to twice
+as many samples, and the server seems half as slow; the first overstates what watching costs. A run whose W&B gave up
+because of a pause would show in its folder, and be no comparison. The model is small, so that a step takes a fifth of
+a second on a core and many fit into a slice: what is done each step weighs more than in real training, too. On CUDA
+both runs share the GPUs' memory; what a stopped one had queued is done within milliseconds.
+
+What the sampler alone takes is measured in a process that has threads and children as a worker has: process CPU time
+with it, less that without.
 """
 
 from __future__ import annotations
@@ -13,30 +23,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from benchmarks.launching import SIZES, TOKENS, Changes, Launches, make_store, worker_count
+from benchmarks.launching import NEVER, QUICK_SIZE, SIZES, Changes, Launches, make_store, worker_count
+from benchmarks.monitored_runs import INTERVAL_S, Watching, side_by_side
 from benchmarks.proteins import Proteins, read_proteins
-from benchmarks.stage import Case, Comparison, Contender, Device, Facts, Reference, Setting, Stage, WrongWorkError
+from benchmarks.stage import Case, Comparison, Contender, Device, Facts, Reference, Setting, Stage
 
 WATCHED, UNWATCHED = "watched", "not watched"
 UNGUARDED = "not watched, no memory guard"
 UNREACHABLE, SLOW, BROKEN = "W&B unreachable", "W&B slow", "W&B failing"
-TRAINING, SAMPLER = "training", "CPU time of a worker's sampler"
+SAMPLER = "CPU time of a worker's sampler"
 ONE_PERCENT = Reference("1 % of a core", 1.0)
 
-STEPS = {"cpu": (5, 30), "cuda": (10, 120)}
-"""Optimizer steps that are not measured, and those that are."""
-QUICK_STEPS = (1, 3)
-ROUNDS, SAMPLER_ROUNDS = 5, 3
-INTERVAL_S = 5.0
-"""The default of training.gpu_log_interval."""
+LAYERS: dict[Device, int | None] = {"cpu": 2, "cuda": None}
+"""Of the model; None for all that its size has."""
+TOKENS: dict[Device, int] = {"cpu": 1024, "cuda": 32768}
+"""Token budget of the one packed batch that each worker takes in a step."""
+SLICE_S: dict[Device, float] = {"cpu": 2.0, "cuda": 4.0}
+QUICK_SLICE_S = 0.5
+WARMUP_STEPS, QUICK_WARMUP_STEPS = 20, 2
+ROUNDS, SAMPLER_ROUNDS = 50, 3
+"""A round is a slice of each; two rounds cancel a drift."""
 SAMPLED_S, QUICK_SAMPLED_S = 30.0, 2.0
 FLOOR = 0.99
-_CLOSED = "http://127.0.0.1:9"
-"""Port 9 is for discarding; nothing listens on it."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 ON: Changes = {"training": {"gpu_log_interval": INTERVAL_S}, "wandb": {"mode": "offline"}}
@@ -48,57 +60,24 @@ OFF: Changes = {
 }
 NO_GUARD: Changes = {**OFF, "training": {**OFF["training"], "memory_guard": {"enabled": False}}}
 
-
-@dataclass
-class MonitoredRuns:
-    """Runs under each way of watching, and whether they were watched so."""
-
-    launches: Launches
-
-    def unwatched(self, changes: Changes = OFF) -> float:
-        """Real tokens per second with nothing watched."""
-        rate = self.launches.with_ray(changes)
-        self._require(self._samples() == [], "it was watched")
-        return rate
-
-    def watched(self) -> float:
-        """Real tokens per second with everything on."""
-        return self._with_monitoring(ON, {})
-
-    def unreachable(self) -> float:
-        """With a W&B server that is not there."""
-        return self._with_monitoring(ONLINE, _wandb_variables(_CLOSED))
-
-    def slow(self) -> float:
-        """With a W&B server that takes ten seconds for each call."""
-        return self._with_server("slow")
-
-    def broken(self) -> float:
-        """With a W&B server whose calls fail."""
-        return self._with_server("broken")
-
-    def _with_server(self, behaviour: str) -> float:
-        from benchmarks.fake_wandb_server import fake_wandb_server
-
-        with fake_wandb_server() as server:
-            server.behaviour_at_history = behaviour
-            return self._with_monitoring(ONLINE, _wandb_variables(server.url))
-
-    def _with_monitoring(self, changes: Changes, environment: Mapping[str, str]) -> float:
-        rate = self.launches.with_ray(changes, environment)
-        self._require(len(self._samples()) == self.launches.workers, "not every worker was sampled")
-        folder = self.launches.last_run
-        self._require(folder is not None and any(folder.path.glob("wandb/*run-*")), "W&B recorded nothing")
-        return rate
-
-    def _samples(self) -> list[Path]:
-        assert self.launches.last_run is not None
-        return sorted(self.launches.last_run.monitoring.glob("worker-*.jsonl"))
-
-    @staticmethod
-    def _require(condition: bool, otherwise: str) -> None:
-        if not condition:
-            raise WrongWorkError(f"a run is no comparison: {otherwise}")
+WAYS = {
+    WATCHED: Watching(ON),
+    UNREACHABLE: Watching(ONLINE, "unreachable"),
+    SLOW: Watching(ONLINE, "slow"),
+    BROKEN: Watching(ONLINE, "broken"),
+    UNWATCHED: Watching(OFF),
+    UNGUARDED: Watching(NO_GUARD),
+}
+PAIRS = {
+    "training, watched": (WATCHED, UNWATCHED),
+    "training, W&B unreachable": (UNREACHABLE, UNWATCHED),
+    "training, W&B slow": (SLOW, UNWATCHED),
+    "training, W&B failing": (BROKEN, UNWATCHED),
+    "training, memory guard": (UNWATCHED, UNGUARDED),
+}
+"""Cases: who is compared with whom."""
+QUICK_PAIR = "training, W&B slow"
+"""The one of a smoke run: in it takes part whatever the others have."""
 
 
 def sampler_percent(seconds: float) -> float:
@@ -118,19 +97,23 @@ def sampler_percent(seconds: float) -> float:
 def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
     setting.note("writing the store")
-    warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
-    launches = Launches(setting, make_store(setting, proteins), worker_count(setting), warmup_steps, steps)
-    runs = MonitoredRuns(launches)
-    measured = {
-        UNWATCHED: runs.unwatched,
-        UNGUARDED: lambda: runs.unwatched(NO_GUARD),
-        WATCHED: runs.watched,
-        UNREACHABLE: runs.unreachable,
-        SLOW: runs.slow,
-        BROKEN: runs.broken,
-    }
-    contenders = tuple(Contender(name, run, kind="value") for name, run in measured.items())
-    yield Case(TRAINING, "tokens/s", contenders, rounds=ROUNDS, facts=_facts(setting, proteins, launches))
+    warmup_steps = QUICK_WARMUP_STEPS if setting.quick else WARMUP_STEPS
+    launches = Launches(setting, make_store(setting, proteins), worker_count(setting), warmup_steps, NEVER)
+    slice_s = QUICK_SLICE_S if setting.quick else SLICE_S[setting.device]
+    for name, contenders in ({QUICK_PAIR: PAIRS[QUICK_PAIR]} if setting.quick else PAIRS).items():
+        setting.note(f"{name}: starting")
+        ways = {contender: _as_measured(WAYS[contender], setting, launches.workers) for contender in contenders}
+        with side_by_side(launches, ways, slice_s) as pair:
+            pair.facts |= _facts(setting, proteins, launches, slice_s)
+            yield Case(
+                name,
+                "tokens/s",
+                tuple(Contender(contender, pair.slice_of(contender), kind="value") for contender in contenders),
+                rounds=ROUNDS,
+                estimate="mean",
+                check=pair.wait_until_steady,
+                facts=pair.facts,
+            )
     sampled_s = QUICK_SAMPLED_S if setting.quick else SAMPLED_S
     yield Case(
         SAMPLER,
@@ -142,20 +125,28 @@ def _cases(setting: Setting) -> Iterator[Case]:
     )
 
 
-def _facts(setting: Setting, proteins: Proteins, launches: Launches) -> Facts:
+def _as_measured(watching: Watching, setting: Setting, workers: int) -> Watching:
+    """The same with steps that are short beside a slice."""
+    device = setting.device
+    layers = {} if LAYERS[device] is None else {"layers": LAYERS[device]}
+    changes: dict[str, Any] = {
+        **watching.changes,
+        "batch": {"tokens": TOKENS[device], "global_tokens": TOKENS[device] * workers},
+        "model": {"backbone": {"source": SIZES[device], **(QUICK_SIZE if setting.quick else layers)}},
+    }
+    return Watching(changes, watching.server)
+
+
+def _facts(setting: Setting, proteins: Proteins, launches: Launches, slice_s: float) -> Facts:
+    layers = LAYERS[setting.device]
     return {
         **proteins.facts,
-        "model": "toy" if setting.quick else SIZES[setting.device],
+        "model": "toy" if setting.quick else SIZES[setting.device] + (f", {layers} layers" if layers else ""),
         "workers": launches.workers,
         "token budget of each worker's step": TOKENS[setting.device],
-        "first steps not measured": launches.warmup_steps,
-        "steps measured": launches.steps,
+        "seconds of a slice": slice_s,
         "seconds between samples": INTERVAL_S,
     }
-
-
-def _wandb_variables(address: str) -> dict[str, str]:
-    return {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0123456789" * 4}
 
 
 _FLOORS: dict[Device, float] = {"cpu": FLOOR, "cuda": FLOOR}
@@ -165,11 +156,7 @@ STAGE = Stage(
     summary="training that is watched in every way, beside training that is not; also with W&B in trouble",
     cases=_cases,
     comparisons=(
-        *(
-            Comparison(TRAINING, name, UNWATCHED, _FLOORS, label=f"training, {name}")
-            for name in (WATCHED, UNREACHABLE, SLOW, BROKEN)
-        ),
-        Comparison(TRAINING, UNWATCHED, UNGUARDED, _FLOORS, label="training, memory guard"),
+        *(Comparison(name, ours, peer, _FLOORS) for name, (ours, peer) in PAIRS.items()),
         Comparison(SAMPLER, WATCHED, ONE_PERCENT, {"cpu": 1.0, "cuda": 1.0}),
     ),
     packages=("ray", "deepspeed", "wandb"),

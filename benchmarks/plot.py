@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.results import CaseResult, ComparisonResult, Results
-from benchmarks.table import ratio_text
+from benchmarks.table import ratio_text, ratio_texts
 
 _INCHES_PER_BAR = 0.42
 _COLOURS = {"reached": "#2a7f62", "missed": "#c8553d", "no floor": "#7a8793"}
@@ -55,7 +55,7 @@ def _draw(axes: Axes, rows: list[tuple[CaseResult, ComparisonResult]]) -> None:
     axes.xaxis.set_major_locator(LogLocator(base=10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("ratio, ours to peer (log scale); bar: median of the rounds, whisker: smallest and largest")
+    axes.set_xlabel("ratio, ours to peer (log scale); bar: median or mean of the rounds, whisker: its interval")
 
 
 def _places(rows: list[tuple[CaseResult, ComparisonResult]]) -> list[float]:
@@ -77,7 +77,7 @@ def _bar(axes: Axes, place: float, comparison: ComparisonResult, left: float) ->
         axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=_FLOOR_COLOUR, linewidth=2.2)
     floor = "" if comparison.floor is None else f"  (floor {ratio_text(comparison.floor)})"
     axes.annotate(
-        f"{ratio_text(comparison.ratio)}×{floor}", (1.01, place), xycoords=("axes fraction", "data"), va="center"
+        f"{ratio_texts(comparison)[0]}×{floor}", (1.01, place), xycoords=("axes fraction", "data"), va="center"
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from benchmarks.machine import Machine
 from benchmarks.protocol import AGREEMENT, MOST_MEDIANS, REPEATS_PER_MEDIAN, Measured
 from benchmarks.ratios import Verdict, ratio_of, round_ratios, spread, verdict
-from benchmarks.stage import Case, Comparison, Contender, Device, Reference, Stage
+from benchmarks.stage import Case, Comparison, Contender, Device, Estimate, Reference, Stage
 from train_config.errors import DataError
 
 FORMAT_VERSION = 1
@@ -51,7 +51,7 @@ class ContenderResult(Entry):
 
 
 class ComparisonResult(Entry):
-    """A row of the table: the ratios of all rounds, larger where ours is better."""
+    """A row of the table: the ratios of all rounds and what ``estimate`` makes of them, larger where ours is better."""
 
     title: str
     ours: str
@@ -60,6 +60,7 @@ class ComparisonResult(Entry):
     ratio: float
     low: float
     high: float
+    estimate: Estimate = "median"
     floor: float | None
     verdict: Verdict
 
@@ -199,16 +200,17 @@ def _comparison_result(comparison: Comparison, case: Case, measured: Measured, d
     else:
         peer = measured.samples[comparison.peer]
     ratios = round_ratios(ours, peer, case.better)
-    ratio = ratio_of(ratios)
+    ratio = ratio_of(ratios, case.estimate)
     floor = comparison.floors.get(device)
     return ComparisonResult(
         title=comparison.title,
         ours=comparison.ours,
         peer=comparison.peer_name,
         ratios=ratios,
-        ratio=ratio.median,
+        ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
+        estimate=case.estimate,
         floor=floor,
         verdict=verdict(ratio, floor),
     )

@@ -22,7 +22,7 @@ from benchmarks.progress import Line, progress_line
 from benchmarks.protocol import FULL, QUICK, measure_case
 from benchmarks.results import CaseResult, Origin, case_result, merged, read_results, replace_file, write_results
 from benchmarks.stage import Setting, Stage, WrongWorkError
-from benchmarks.table import markdown, quantity, ratio_text
+from benchmarks.table import markdown, quantity, ratio_text, ratio_texts
 from train_config.errors import EsmerayError
 
 
@@ -115,8 +115,6 @@ def _lines(case: CaseResult) -> list[str]:
     lines += [f"  {contender.name:<44} {quantity(contender.median, case.unit)}" for contender in case.contenders]
     for comparison in case.comparisons:
         floor = "" if comparison.floor is None else f", floor {ratio_text(comparison.floor)}: {comparison.verdict}"
-        interval = f"{ratio_text(comparison.low)} to {ratio_text(comparison.high)}"
-        lines.append(
-            f"  {comparison.title}, beside {comparison.peer}: {ratio_text(comparison.ratio)}× ({interval}){floor}"
-        )
+        ratio, interval = ratio_texts(comparison)
+        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}× ({interval}){floor}")
     return lines

@@ -1,56 +1,33 @@
-"""The monitoring stage compares runs that were watched as it says, and measures the sampler alone."""
+"""The monitoring stage compares every way of watching with none, and measures the sampler alone."""
 
 from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from contextlib import closing
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from benchmarks import fake_wandb_server as server_module
 from benchmarks.fake_wandb_server import fake_wandb_server
-from benchmarks.launching import Launches, make_store
-from benchmarks.monitoring import NO_GUARD, OFF, ON, ONLINE, MonitoredRuns, sampler_percent
-from benchmarks.proteins import read_proteins
-from benchmarks.stage import Setting, WrongWorkError
+from benchmarks.monitoring import (
+    NO_GUARD,
+    OFF,
+    ON,
+    ONLINE,
+    PAIRS,
+    SLOW,
+    UNGUARDED,
+    UNWATCHED,
+    WAYS,
+    _cases,
+    sampler_percent,
+)
+from benchmarks.protocol import QUICK, measure_case
+from benchmarks.stage import Setting
 from train_config.schema import Config
-from training.run_folder import RunFolder
-
-WORKERS = 2
-
-
-class FakeLaunches:
-    """Launches whose runs leave what they are told to."""
-
-    def __init__(self, folder: RunFolder, sampled: int, recorded: bool) -> None:
-        self.workers, self.last_run = WORKERS, folder
-        folder.monitoring.mkdir(parents=True)
-        for worker in range(sampled):
-            (folder.monitoring / f"worker-{worker:05d}.jsonl").touch()
-        if recorded:
-            (folder.path / "wandb" / "offline-run-1").mkdir(parents=True)
-
-    def with_ray(self, changes, environment=None) -> float:
-        return 1000.0
-
-
-def runs(tmp_path, sampled: int, recorded: bool) -> MonitoredRuns:
-    return MonitoredRuns(FakeLaunches(RunFolder(tmp_path, "run"), sampled, recorded))  # type: ignore[arg-type]
-
-
-def test_watched_run_of_which_a_worker_was_not_sampled_is_no_comparison(tmp_path):
-    assert runs(tmp_path / "all", WORKERS, recorded=True).watched() == 1000.0
-    with pytest.raises(WrongWorkError, match="not every worker was sampled"):
-        runs(tmp_path / "one", 1, recorded=True).watched()
-    with pytest.raises(WrongWorkError, match="W&B recorded nothing"):
-        runs(tmp_path / "none", WORKERS, recorded=False).watched()
-
-
-def test_run_without_monitoring_that_was_sampled_is_no_comparison(tmp_path):
-    assert runs(tmp_path / "none", 0, recorded=False).unwatched() == 1000.0
-    with pytest.raises(WrongWorkError, match="it was watched"):
-        runs(tmp_path / "one", 1, recorded=False).unwatched()
 
 
 def test_watched_is_what_a_user_has_without_settings():
@@ -96,11 +73,23 @@ def test_sampler_takes_some_time_of_a_core():
     assert 0 < sampler_percent(0.5) < 100
 
 
+def test_every_way_of_watching_is_compared_with_nothing_watched_and_the_guard_with_none():
+    assert {WAYS[ours].server for ours, peer in PAIRS.values() if peer == UNWATCHED} == {
+        "none",
+        "unreachable",
+        "slow",
+        "broken",
+    }
+    assert PAIRS["training, memory guard"] == (UNWATCHED, UNGUARDED)
+
+
 @pytest.mark.slow
-def test_a_real_run_is_watched_in_every_way(tmp_path, ray_address, monkeypatch):
-    monkeypatch.setattr("benchmarks.monitoring.ON", {**ON, "ray": {"address": ray_address}})
-    fasta = tmp_path / "some.fasta"
-    fasta.write_text("".join(f">p{number}\n{'MKTAYIAKQR' * (1 + number)}\n" for number in range(60)))
-    setting = Setting(device="cpu", quick=True, folder=tmp_path)
-    launches = Launches(setting, make_store(setting, read_proteins(fasta)), workers=1, warmup_steps=1, steps=1)
-    assert MonitoredRuns(launches).watched() > 0
+def test_real_runs_compute_in_turns_with_a_slow_server_of_wandb_and_leave_no_process(tmp_path):
+    """One worker and a toy of a model, but every process that a run has."""
+    with closing(_cases(Setting(device="cpu", quick=True, folder=tmp_path))) as cases:  # type: ignore[type-var]
+        case = next(cases)
+        assert [contender.name for contender in case.contenders] == [SLOW, UNWATCHED]
+        measured = measure_case(case, "cpu", QUICK)
+    assert all(len(speeds) == 1 and speeds[0] > 0 for speeds in measured.samples.values())
+    assert f"CPU seconds of a million tokens, {SLOW}" in measured.facts
+    assert not [process for process in psutil.process_iter() if str(tmp_path) in " ".join(process.cmdline())]

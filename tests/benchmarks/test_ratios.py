@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.ratios import Ratio, ratio_of, round_ratios, spread, verdict
@@ -14,6 +15,28 @@ def test_a_ratio_is_taken_within_each_round_so_that_noise_common_to_a_round_canc
 
 def test_the_ratio_is_the_median_of_the_rounds_and_its_interval_their_extremes():
     assert ratio_of([3.0, 1.0, 2.0]) == Ratio(2.0, 1.0, 3.0)
+
+
+def test_the_mean_of_many_rounds_tells_what_the_median_of_few_does_not():
+    noise = np.random.default_rng(1).normal(0, 0.02, 100)
+    ratio = ratio_of(np.exp(noise - noise.mean() + np.log(0.97)).tolist(), "mean")
+    assert ratio.value == pytest.approx(0.97)
+    assert 0.964 < ratio.low < 0.968
+    assert 0.972 < ratio.high < 0.976
+
+
+def test_what_costs_much_in_a_few_rounds_counts_in_the_mean():
+    ratios = [1.0] * 18 + [0.5] * 2
+    assert ratio_of(ratios).value == 1.0
+    assert ratio_of(ratios, "mean").value == pytest.approx(0.5**0.1)
+
+
+def test_a_drift_cancels_in_the_mean_as_rounds_alternate_their_order():
+    assert ratio_of([1.05, 1 / 1.05] * 10, "mean") == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_the_mean_of_one_round_is_that_round():
+    assert ratio_of([0.9], "mean") == pytest.approx((0.9, 0.9, 0.9))
 
 
 def test_where_less_is_better_the_ratio_is_larger_for_the_smaller():

@@ -1,0 +1,113 @@
+"""Two programs that compute in alternate slices of some seconds, each alone: their speed on a machine that others use.
+
+The speed of the same program differs by 10 % from one minute to the next on a shared machine, and by far less between
+neighbouring seconds. So both are started, and while one computes all processes of the other are stopped (SIGSTOP).
+In turns that rotate (A B, B A, ...) a drift cancels, and many slices average the rest out.
+
+Counted are the steps that lie wholly within a slice: from the end of one step to that of another, by the time stamps of
+the program's metrics.jsonl, with whatever happens between steps. Not counted are the step that the stop fell into and
+what a program does in its first :data:`SETTLE_S` after it goes on, with cold caches and overdue timers.
+
+Timers of a stopped program go on: what it does every five seconds of the clock it does up to twice as often in the time
+that it computes, so that what such work costs is overstated, never understated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process_family import ProcessFamily
+from monitoring.metrics_log import MetricsTail
+
+Record = dict[str, Any]
+
+SETTLE_S = 0.3
+LEAST_STEPS = 4
+"""Whole steps in a slice: one that holds fewer goes on until it has them."""
+LONGEST_S = 60.0
+_POLL_S = 0.05
+
+
+@dataclass
+class SlicedProgram:
+    """A program that writes metrics.jsonl and may be stopped.
+
+    Attributes:
+        family: its processes.
+        metrics: path of its metrics.jsonl, which needs a line a step.
+        check: raises where the program has ended or does not do what it should.
+        losses: of its steps so far.
+        cpu_s, tokens: CPU time of all its processes in slices so far, and the tokens that it trained meanwhile.
+    """
+
+    family: ProcessFamily
+    metrics: Path
+    check: Callable[[], None] = lambda: None
+    losses: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._tail = MetricsTail(self.metrics)
+
+    def new_steps(self) -> list[Record]:
+        """Records of the steps since the last call."""
+        records = [record for record in self._tail.poll() if record["kind"] == "train"]
+        self.losses += [record["loss"] for record in records]
+        return records
+
+
+class Slices:
+    """Lets one program at a time compute.
+
+    Args:
+        programs: by name; all of them run when this is made.
+        slice_s: seconds of a slice, beside what is not counted of it.
+        settle_s: seconds after a program went on that are not counted.
+    """
+
+    def __init__(self, programs: Mapping[str, SlicedProgram], slice_s: float, settle_s: float = SETTLE_S) -> None:
+        self._programs, self._slice_s, self._settle_s = programs, slice_s, settle_s
+        self._running = set(programs)
+
+    def speed(self, name: str) -> float:
+        """Tokens per second of the next slice, which is this program's.
+
+        Raises:
+            RuntimeError: it makes no steps.
+        """
+        program = self._programs[name]
+        if self._running != {name}:
+            self._give_turn(name)
+            time.sleep(self._settle_s)
+        program.new_steps()
+        cpu_s, start_s = program.family.cpu_s(), time.time()
+        records: list[Record] = []
+        while True:
+            time.sleep(_POLL_S if time.time() - start_s > self._slice_s else self._slice_s)
+            records += program.new_steps()
+            elapsed_s = time.time() - start_s
+            program.check()
+            if len(records) > LEAST_STEPS:
+                break
+            if elapsed_s > LONGEST_S:
+                raise RuntimeError(f"{name}: {len(records)} steps in {elapsed_s:.0f} s")
+        speed = speed_of(records)
+        program.cpu_s += program.family.cpu_s() - cpu_s
+        program.tokens += speed * (time.time() - start_s)
+        return speed
+
+    def _give_turn(self, name: str) -> None:
+        for other in self._running - {name}:
+            self._programs[other].family.stop()
+        self._programs[name].family.go_on()
+        self._running = {name}
+
+
+def speed_of(records: Sequence[Record]) -> float:
+    """Tokens per second between the end of the first of these steps and that of the last."""
+    return sum(record["tokens"] for record in records[1:]) / (records[-1]["time"] - records[0]["time"])
