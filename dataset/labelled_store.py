@@ -56,7 +56,7 @@ from dataset.progress import ProgressCallback
 from dataset.publishing import exclusive, published
 from dataset.records import Lines, hashes_of, lengths_of
 from dataset.splitting import split_records, split_stratified
-from dataset.staging import stage_store
+from dataset.staging import stage_once
 from dataset.store import Store
 from dataset.store_format import (
     TEXT_ALPHABET,
@@ -130,7 +130,7 @@ class LabelledStore:
         Args:
             path: the folder.
             verify: of the sequences; labels are always verified in full.
-            stage_dir: node-local folder to copy the sequences to and to read them from.
+            stage_dir: node-local folder to copy the sequences to and to read them from, see :func:`stage_sequences`.
 
         Raises:
             DataError: no labelled store, one of another format version, or a damaged one.
@@ -140,8 +140,8 @@ class LabelledStore:
             problem = f"not a labelled store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
             raise DataError(f"{self.path}: {problem}; give the folder of a labelled store, or labelled files")
         self.manifest: LabelledManifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, _REMEDY)
-        sequences = self.path / SEQUENCES_FOLDER
-        self.store = Store(sequences if stage_dir is None else stage_store(sequences, stage_dir), verify)
+        sequences = self.path / SEQUENCES_FOLDER if stage_dir is None else stage_sequences(self.path, stage_dir)
+        self.store = Store(sequences, verify)
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
         self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)
@@ -194,6 +194,16 @@ class LabelledStore:
         except OSError as error:
             raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
         return path
+
+
+def stage_sequences(path: Path, stage_dir: Path) -> Path:
+    """Copy the sequences of the labelled store at ``path`` to this node, and verify them there, once in a process.
+
+    Raises:
+        DataError: they are damaged.
+        ResourceError: the node's disk is full or can't be written.
+    """
+    return stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
 
 
 def ensure_labelled_store(

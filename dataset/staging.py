@@ -5,6 +5,7 @@ In: a store anywhere. Out: the path of a verified copy in a folder of this node,
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -31,6 +32,12 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
         if not _is_good(target):
             _copy(store, target)
     return target
+
+
+@functools.cache
+def stage_once(store_path: Path, stage_dir: Path) -> Path:
+    """As :func:`stage_store`, which reads the whole copy, but once in a process: one that measures opens it often."""
+    return stage_store(store_path, stage_dir)
 
 
 def _is_good(target: Path) -> bool:

@@ -38,6 +38,7 @@ class Span:
 
     @property
     def samples(self) -> slice:
+        """Cuts an array of one value a sample to the span."""
         return slice(self.first, self.last)
 
 

@@ -260,6 +260,7 @@ def _words(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def summarise(diagnosis: GpuDiagnosis) -> str:
+    """One GPU's figures in a line, without those that its log lacks; it ends by saying so if nothing is amiss."""
     figures = diagnosis.figures
     parts = []
     if "util_mean_percent" in figures:

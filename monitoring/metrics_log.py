@@ -13,18 +13,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from train_config.errors import DataError
 
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
-HISTORY_BYTES = 8 << 20
-"""Of a file whose history is passed over, what is read at once; a line is far shorter."""
+CHUNK_BYTES = 1 << 18
+"""Of a followed file, what is read at once: all workers' samples of weeks are larger than memory."""
 MANY_A_STEP = frozenset({"sample", "alert"})
 """Kinds of records that are told apart by their time, not by their step."""
 
@@ -43,13 +42,7 @@ def read_metrics(path: Path | str) -> list[Record]:
     Raises:
         DataError: a line before the last is not a JSON object, or the file can't be read.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: can't read the metrics: {error.strerror}") from error
-    lines = data.split(b"\n")[:-1]  # what follows the last newline is empty or partial
-    return [_decode_line(line, path, number) for number, line in enumerate(lines, start=1)]
+    return [record for _, record in _lines_with_records(Path(path))]
 
 
 class MetricsLog:
@@ -76,11 +69,10 @@ class MetricsLog:
 
     def rewind(self, step: int) -> int:
         """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
-        records = read_metrics(self.path)
-        kept = [record for record in records if record["step"] <= step]
-        if len(kept) < len(records):
-            self._replace(b"".join(encode_record(record) for record in kept))
-        return len(records) - len(kept)
+        dropped = sum(record["step"] > step for _, record in _lines_with_records(self.path))
+        if dropped:
+            self._replace(line for line, record in _lines_with_records(self.path) if record["step"] <= step)
+        return dropped
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -106,14 +98,13 @@ class MetricsLog:
             file.seek(-1, os.SEEK_END)
             if file.read() == b"\n":
                 return
-        data = self.path.read_bytes()
-        self._replace(data[: data.rfind(b"\n") + 1])
+        self._replace(_whole_lines(self.path))
 
-    def _replace(self, data: bytes) -> None:
-        """Put ``data`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
+    def _replace(self, lines: Iterable[bytes]) -> None:
+        """Put ``lines`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         with temporary.open("wb") as file:
-            file.write(data)
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
@@ -136,54 +127,56 @@ class MetricsTail:
         self._live = live
         self._inode: int | None = None
         self._offset = 0  # bytes of the file, always at the start of a line
-        self._most_bytes = -1  # at once; everything
         self._seen: set[Hashable] = set()
         self._last_s = self._given_until_s = -math.inf  # times of samples and alerts
         if not (history if history is not None else not live):
             self._pass_over_history()
 
-    def poll(self) -> list[Record]:
+    def poll(self) -> Iterator[Record]:
         """The records that are new since the last call, in the file's order; none while the file is absent.
+
+        The file is read in chunks as they are taken, up to where it ends when the first is. Those that are not taken
+        are new to the next call.
 
         Raises:
             DataError: the next line is damaged; the call after this one goes on behind it.
             OSError: the file can't be read.
         """
-        records: list[Record] = []
-        for line in self._new_lines(self._most_bytes):
-            try:
-                record = _decode_line(line, self._path, None)
-            except DataError:
-                if records:
-                    break  # these first; the damaged line is met again at the next call
-                self._offset += len(line)
-                raise
+        for line in self._new_lines():
             self._offset += len(line)
+            record = _decode_line(line, self._path, None)
             if self._is_new(record, line):
-                records.append(record)
-        return records
+                yield record
 
-    def _new_lines(self, most_bytes: int) -> list[bytes]:
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return []
-        with file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset = status.st_ino, 0
-                self._given_until_s = self._last_s
-            file.seek(self._offset)
-            data = file.read(most_bytes)
-        return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    def _new_lines(self) -> Iterator[bytes]:
+        """Whole lines; the caller moves the offset past each."""
+        end: int | None = None  # of the file, as it was at the first chunk
+        while True:
+            try:
+                file = self._path.open("rb")
+            except FileNotFoundError:
+                return
+            with file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset = status.st_ino, 0
+                    self._given_until_s = self._last_s
+                    end = None
+                end = status.st_size if end is None else end
+                file.seek(self._offset)
+                lines = _chunk(file, end - self._offset)
+            if not lines:
+                return
+            yield from lines
 
     def _pass_over_history(self) -> None:
-        self._most_bytes = HISTORY_BYTES  # a file of samples may be larger than memory
-        before = None
-        while before != (before := (self._inode, self._offset)):
-            with suppress(DataError):  # history too
-                self.poll()
-        self._most_bytes = -1
+        while True:
+            try:
+                for _ in self.poll():
+                    pass
+            except DataError:
+                continue  # history too
+            return
 
     def _is_new(self, record: Record, line: bytes) -> bool:
         if record["kind"] in MANY_A_STEP:
@@ -197,6 +190,29 @@ class MetricsTail:
             return False
         self._seen.add(identity)
         return True
+
+
+def _chunk(file: BinaryIO, most_bytes: int) -> list[bytes]:
+    """The whole lines among the next :data:`CHUNK_BYTES`, at least one if there is one; none beyond ``most_bytes``."""
+    data = b""
+    while b"\n" not in data and (more := file.read(min(CHUNK_BYTES, most_bytes - len(data)))):
+        data += more
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """The file's whole lines and what they hold. Raises as :func:`read_metrics` does."""
+    try:
+        for number, line in enumerate(_whole_lines(path), start=1):
+            yield line, _decode_line(line, path, number)
+    except OSError as error:
+        raise DataError(f"{path}: can't read the metrics: {error.strerror}") from error
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Without what follows the last newline, which is empty or partial."""
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def _decode_line(line: bytes, path: Path, number: int | None) -> Record:

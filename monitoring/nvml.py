@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -167,6 +167,14 @@ class NvmlDevices:
                 self._gpus.remove(gpu)
         return self._with_pcie(samples)
 
+    def used_by(self, pids: Container[int]) -> set[int]:
+        """Indices of the GPUs that any of these processes uses now, as far as NVML tells.
+
+        It may not be permitted to, and processes of a container may go by the ids that they have outside of it: they
+        are then found on no GPU.
+        """
+        return {gpu.index for gpu in self._gpus if gpu.is_used_by(pids)}
+
     def close(self) -> None:
         """Let go of NVML. May be called again."""
         self._gpus.clear()
@@ -268,6 +276,17 @@ class _Gpu:
             return GpuSample(**{**asdict(sample), **self._pcie.ask()})
         except self._library.NVMLError:
             return sample  # what is wrong with the GPU, its next reading tells
+
+    def is_used_by(self, pids: Container[int]) -> bool:
+        """Whether any of these processes computes on it, by MPS or without, or draws."""
+        for use in ("Compute", "MPSCompute", "Graphics"):
+            try:
+                running = getattr(self._library, f"nvmlDeviceGet{use}RunningProcesses_v3")(self._handle)
+            except (self._library.NVMLError, AttributeError):
+                continue  # not told of this GPU, or not by this version of nvidia-ml-py
+            if any(process.pid in pids for process in running):
+                return True
+        return False
 
     def _all_questions(self) -> dict[str, Callable[[], Figures]]:
         nvml, handle = self._library, self._handle

@@ -104,12 +104,10 @@ class RunWatcher:
         """One look at the files; returns whether another at once may find more."""
         more = False
         for live, tail in self._tails.items():
-            records, found = tail.poll()
-            more = more or found
-            for sink in [sink for sink in self._sinks if _is_live(sink) == live]:
-                for record in records:
-                    if not self._guarded(sink, sink.write, record):
-                        break
+            for record in tail.poll():  # one after the other: a history may be larger than memory
+                more = True
+                for sink in [sink for sink in self._sinks if _is_live(sink) == live]:
+                    self._guarded(sink, sink.write, record)
         for sink in list(self._sinks):
             if (tick := getattr(sink, "tick", None)) is not None:
                 self._guarded(sink, tick)
@@ -119,14 +117,12 @@ class RunWatcher:
         for sink in list(self._sinks):
             self._guarded(sink, sink.close)
 
-    def _guarded(self, sink: Sink, call: Callable[..., None], *arguments: Any) -> bool:
+    def _guarded(self, sink: Sink, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001 - reported once, then the sink is out
             self._sinks.remove(sink)
             self._warn(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")
-            return False
-        return True
 
 
 def _is_live(sink: Sink) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitoring.metrics_log import MetricsTail, Record
@@ -46,23 +46,27 @@ class RunTail:
         fixed = [path for path in (metrics, alerts) if path is not None]
         self._tails = {path: MetricsTail(path, live) for path in [*fixed, *self._sample_files()]}
 
-    def poll(self) -> tuple[list[Record], bool]:
-        """What is new since the last call, and whether there may be more at once."""
+    def poll(self) -> Iterator[Record]:
+        """What is new since the last call. The files are read as records are taken: little of them is held at a time.
+
+        Those that are not taken are lost.
+        """
         for path in self._sample_files():
             if path not in self._tails:  # all of a file that was not there before is new
                 self._tails[path] = MetricsTail(path, self._live, history=True)
-        found: list[list[Record]] = []
-        damaged = False
-        for path, tail in self._tails.items():
+        new = [self._new_records(path, tail) for path, tail in self._tails.items()]
+        return heapq.merge(*new, key=lambda record: record.get("time") or 0.0)
+
+    def _new_records(self, path: Path, tail: MetricsTail) -> Iterator[Record]:
+        while True:
             try:
-                found.append(tail.poll())
+                yield from tail.poll()
             except DataError as error:
-                damaged = True
                 self._warn_once(str(error))
+                continue  # behind the damaged line
             except OSError as error:
                 self._warn_once(f"can't follow {path}: {error}")
-        records = list(heapq.merge(*found, key=lambda record: record.get("time") or 0.0))
-        return records, damaged or bool(records)
+            return
 
     def _sample_files(self) -> list[Path]:
         return [] if self._samples is None else sorted(self._samples.glob(SAMPLE_FILES))

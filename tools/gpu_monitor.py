@@ -9,7 +9,7 @@ A log is gone on with if it is there already. 'python -m tools analyze_gpu_logs'
 Examples:
   python -m tools gpu_monitor
   python -m tools gpu_monitor --output run.csv --interval 0.5 --duration 600
-  python -m tools gpu_monitor --pid 4242      # also what this process takes; ends with it
+  python -m tools gpu_monitor --pid 4242      # its GPUs alone, and what it takes itself; ends with it
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ class Arguments(BaseModel):
     pid: list[int] = Field(
         [],
         description=(
-            "Processes whose memory and CPU to log too; when all have ended, so does this. GPUs are chosen by --gpu."
+            "Processes to watch: what they and those that they start take is logged too, and of the GPUs those alone "
+            "that they use, where NVML tells; when all have ended, so does this."
         ),
     )
-    gpu: list[int] = Field([], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: all.")
+    gpu: list[int] = Field(
+        [], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: see --pid; all."
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -89,6 +92,7 @@ class _Session:
         self._samples = 0
         self._seconds = 0.0
         self._gpus: set[int] = set()
+        self._used: set[int] = set()
 
     def check_gpus(self) -> None:
         """Say so if there is no GPU.
@@ -126,14 +130,25 @@ class _Session:
         return f"{self._samples:,} samples of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
 
     def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
-        wanted = self._arguments.gpu
-        gpus = [gpu for gpu in self._devices.read() if not wanted or gpu.index in wanted]
+        gpus = self._chosen(self._devices.read())
         figures = {_column(name): value for name, value in self._host.read().items()} | self._watched.read()
         log.append(time.time(), self._name, figures, gpus)
         self._samples += 1
         self._gpus |= {gpu.index for gpu in gpus}
         if live is not None:
             live.update(Text(self._line(gpus, figures), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
+        """Those that were asked for, else those that watched processes use or used, else all."""
+        wanted = set(self._arguments.gpu)
+        if gpus and self._arguments.pid and not wanted:
+            wanted = self._used = self._used | self._devices.used_by(self._watched.ids())
+            if not wanted:
+                self._warn(
+                    f"--pid {' '.join(map(str, self._arguments.pid))}: found on no GPU (it may not use one yet, or not "
+                    "be seen by NVML, as in a container): all are logged until it is"
+                )
+        return [gpu for gpu in gpus if not wanted or gpu.index in wanted]
 
     def _line(self, gpus: list[GpuSample], figures: dict[str, float]) -> str:
         parts = [f"{self._samples:,} samples", *map(_describe, gpus)]

@@ -10,7 +10,6 @@ for data as computations. Worker 0 says when a window is over, in the agreement 
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import statistics
@@ -23,7 +22,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from pydantic import ValidationError
 
-from dataset.staging import stage_store
+from dataset.staging import stage_once
 from dataset.steps import StepBatches, TrainingSteps
 from model.parameter_groups import parameter_groups
 from model.task import TaskModel
@@ -259,14 +258,14 @@ def _folder(config: Config) -> RunFolder:
 
 def staged(config: Config, store_path: str) -> str:
     """Where this node has the store; copied and verified once in a process, not in each trial."""
-    if config.data.stage_dir is None or config.model.task == "classifier":  # which stages its sequences itself
+    if config.data.stage_dir is None:
         return store_path
-    return _copy_here(store_path, config.data.stage_dir)
+    if config.model.task != "classifier":
+        return str(stage_once(Path(store_path), Path(config.data.stage_dir)))
+    from dataset.labelled_store import stage_sequences  # here: it loads readers of tables
 
-
-@functools.cache
-def _copy_here(store_path: str, stage_dir: str) -> str:
-    return str(stage_store(Path(store_path), Path(stage_dir)))
+    stage_sequences(Path(store_path), Path(config.data.stage_dir))
+    return store_path  # it lies beside tokens and features that all workers share, and finds its sequences itself
 
 
 class _Training:

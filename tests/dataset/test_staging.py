@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from dataset import staging
-from dataset.staging import stage_store
+from dataset.staging import stage_once, stage_store
 from dataset.store import Store
 from dataset.store_format import DATA_FILE
 from train_config.errors import DataError, ResourceError
@@ -20,6 +20,13 @@ def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path):
     assert stage_store(store_path, tmp_path / "local") == staged
     assert (staged / DATA_FILE).stat().st_mtime_ns == written
     assert [path.name for path in (tmp_path / "local").iterdir()] == [staged.name]
+
+
+def test_a_process_that_opens_a_store_often_verifies_its_copy_once(store_path, tmp_path, monkeypatch):
+    copy = stage_once(store_path, tmp_path / "local")
+    monkeypatch.setattr(staging, "stage_store", lambda *_: pytest.fail("staged again"))
+    assert stage_once(store_path, tmp_path / "local") == copy
+    assert Store(copy).checksum == Store(store_path).checksum
 
 
 def test_a_damaged_copy_is_made_again(store_path, tmp_path):

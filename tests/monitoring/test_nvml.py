@@ -86,7 +86,9 @@ def driver(monkeypatch) -> Driver:
         "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x24,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x44,
         "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
-        "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: ["first", "second"],
+        "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=10 + gpu), SimpleNamespace(pid=5)],
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=20 + gpu)],
+        "nvmlDeviceGetGraphicsRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=30 + gpu)],
         "nvmlDeviceGetPcieThroughput": lambda gpu, way: 5000 + way,
         "nvmlDeviceGetFieldValues": fields,
         "nvmlDeviceGetHandleByIndex": lambda gpu: gpu,
@@ -252,6 +254,22 @@ def test_gpu_without_links_has_no_link_traffic(driver, warnings):
     without, with_ = devices.read()
     assert (without.nvlink_tx_bytes_per_s, with_.nvlink_tx_bytes_per_s) == (None, 0)
     assert without_traffic(without.figures()) == FIGURES
+
+
+@pytest.mark.parametrize(
+    ("pids", "used"), [({5}, {0, 1}), ({11, 99}, {1}), ({20}, {0}), ({31}, {1}), ({10, 31}, {0, 1}), ({99}, set())]
+)
+def test_gpus_of_a_process_are_those_on_which_it_computes_or_draws(driver, warnings, pids, used):
+    assert opened(driver, warnings).used_by(pids) == used
+
+
+def test_processes_that_nvml_does_not_tell_are_on_no_gpu(driver, warnings, monkeypatch):
+    driver.failing = {"nvmlDeviceGetComputeRunningProcesses_v3": pynvml.NVML_ERROR_NO_PERMISSION}
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    devices = opened(driver, warnings)
+    assert devices.used_by({5, 10, 20}) == set()
+    assert devices.used_by({30}) == {0}
+    assert warnings == []
 
 
 def test_closing_lets_go_of_nvml_and_may_be_repeated(driver, warnings):

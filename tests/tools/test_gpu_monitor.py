@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import psutil
@@ -26,11 +26,16 @@ class Devices:
     def __init__(self, *samples: GpuSample) -> None:
         self.samples = list(samples)
         self.reads = 0
+        self.users: dict[int, int] = {}
+        """GPU by process."""
         self.closed = False
 
     def read(self) -> list[GpuSample]:
         self.reads += 1
         return self.samples
+
+    def used_by(self, pids: Container[int]) -> set[int]:
+        return {gpu for pid, gpu in self.users.items() if pid in pids}
 
     def close(self) -> None:
         self.closed = True
@@ -138,6 +143,57 @@ def test_watched_process_is_measured_with_its_children_and_ends_the_log(command,
     most = max(float(row["watched_rss_bytes"]) for row in rows(log))
     assert most > 60 << 20
     assert any(row["watched_cpu_percent"] for row in rows(log))
+
+
+@pytest.fixture
+def parent_and_child() -> Iterator[tuple[int, int]]:
+    """Ids of a process and of one that it started."""
+    child = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child_id = int(process.stdout.readline())
+    yield process.pid, child_id
+    for pid in (child_id, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_gpus_of_a_watched_process_and_of_its_children_alone_are_logged(command, use, log, parent_and_child):
+    parent, child = parent_and_child
+    use(two_gpus()).users = {child: 1, parent + child: 0}
+    outcome = command("gpu_monitor", "--output", log, "--duration", 0.01, "--pid", parent)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [row["gpu"] for row in rows(log)] == ["1"]
+
+
+def test_chosen_gpus_are_logged_whichever_a_watched_process_uses(command, use, log, parent_and_child):
+    parent, child = parent_and_child
+    use(two_gpus()).users = {child: 1}
+    assert command("gpu_monitor", "--output", log, "--duration", 0.01, "--pid", parent, "--gpu", 0).code == 0
+    assert [row["gpu"] for row in rows(log)] == ["0"]
+
+
+def test_all_gpus_are_logged_until_a_watched_process_is_found_on_one_and_that_one_from_then_on(
+    command, use, log, parent_and_child
+):
+    parent, _ = parent_and_child
+    answers: list[set[int]] = [set(), set(), {0}]
+
+    def used_by(pids: Container[int]) -> set[int]:
+        if not answers:
+            os.kill(parent, signal.SIGKILL)  # which ends the log
+        return answers.pop(0) if answers else set()
+
+    use(two_gpus()).used_by = used_by  # type: ignore[method-assign]
+    outcome = command("gpu_monitor", "--output", log, "--interval", 0.05, "--pid", parent)
+    assert outcome.code == 0
+    assert outcome.err.count("\n") == 1
+    assert f"--pid {parent}: found on no GPU" in outcome.err
+    logged = [row["gpu"] for row in rows(log)]
+    assert len(logged) >= 6
+    assert logged == ["0", "1", "0", "1"] + ["0"] * (len(logged) - 4)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])

@@ -13,6 +13,7 @@ from sklearn import metrics
 from transformers import BertConfig, BertModel
 
 from dataset.labelled_store import LabelledStore
+from dataset.store import Store
 from inference.classification import ClassifierPipeline
 from monitoring.metrics_log import read_metrics
 from tests.dataset.tokenizer_folders import prot_bert
@@ -20,10 +21,13 @@ from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.test_two_workers import train_with
 from train_config.errors import ConfigError
 from train_config.schema import Config
-from training import features
+from train_config.tune_schema import MeasurementSection
+from training import features, throughput
 from training.classification import ClassificationExperiment, estimate, prepare
 from training.context import StandaloneContext
+from training.experiment import open_experiment
 from training.run_folder import Outcome
+from training.throughput import measure_on_worker, staged
 from training.worker import train_worker
 
 CLASSIFIER = {
@@ -255,6 +259,25 @@ def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, p
     assert outcome.status == "finished"
     assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
     assert train_losses(config) == train_losses(trained[0])
+
+
+def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, tmp_path, process_group, monkeypatch):
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    run_folder(config).path.mkdir(parents=True)
+    path = str(prepare(config, run_folder(config)))
+    assert staged(config, path) == path
+    [copy] = (tmp_path / "local").iterdir()
+    read_whole = []
+    monkeypatch.setattr(Store, "_check_file", lambda store, full: read_whole.append(store.path) if full else None)
+    opened = []
+    monkeypatch.setattr(
+        throughput, "open_experiment", lambda *given: opened.append(open_experiment(*given)) or opened[-1]
+    )
+    measurement = MeasurementSection(warmup_steps=1, window_s=0.01, max_windows=2)
+    for _ in range(2):
+        assert measure_on_worker(config, StandaloneContext(), path, measurement, None).status == "ok"
+    assert [experiment._labelled.store.path for experiment in opened] == [copy, copy]
+    assert read_whole == []
 
 
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):

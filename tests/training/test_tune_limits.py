@@ -14,12 +14,13 @@ from training.tune_limits import find_limit
 
 SPACE: dict[str, list] = {"tokens": [1024, 2048, 4096], "num_workers": [0, 1], "amp_dtype": ["bf16", "none"]}
 COMPUTING = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "communication": 0.0}
+SETTINGS = ("amp_dtype", "gradient_checkpointing", "compile", "stage", "workers")
 TOTAL = 1000
 
 
 def trial(tokens: int, speed: float | None, peak: int = 500, num_workers: int = 1, **changes: Any) -> dict[str, Any]:
     """A line of trials.jsonl; memory of 1,000 bytes."""
-    changed = {name: changes.pop(name) for name in ("amp_dtype", "gradient_checkpointing") if name in changes}
+    changed = {name: changes.pop(name) for name in SETTINGS if name in changes}
     settings = {"tokens": tokens, "num_workers": num_workers, "prefetch": 2, "amp_dtype": "bf16", "stage": 2}
     measurement = {
         "status": "ok" if speed else "out_of_memory",
@@ -91,6 +92,99 @@ def test_what_was_tried_is_not_advised():
     assert any("bf16" in sentence for sentence in untried.advice)
     assert not any("bf16" in sentence for sentence in tried.advice)
     assert any("precision bf16: -40%" in sentence for sentence in tried.evidence)
+
+
+FP32 = {"amp_dtype": "none"}
+WAITING = {"shares": {**COMPUTING, "data_wait": 0.2}}
+TALKING = {"shares": {**COMPUTING, "communication": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("records", "values", "offered", "open_"),
+    [
+        ([trial(2048, 150, **FP32)], {"amp_dtype": ["bf16", "none"]}, "bf16 (space.amp_dtype)", "precision bf16"),
+        (
+            [trial(2048, 150, gradient_checkpointing=True)],
+            {"gradient_checkpointing": [False, True]},
+            "gradient_checkpointing: false",
+            "checkpointing off",
+        ),
+        ([trial(2048, 150, compile=False)], {"compile": [False, True]}, "compile (space.compile", "compile on"),
+        (
+            [trial(1024, 100), trial(2048, 150)],
+            {"tokens": [1024, 2048, 4096, 8192]},
+            "budgets above 2,048 (space.tokens",
+            "token budget 4,096 or 8,192",
+        ),
+        (
+            [trial(2048, 150, num_workers=1, **WAITING)],
+            {"num_workers": [0, 1, 2]},
+            "more loader processes than 1 (space.num_workers)",
+            "loader processes 2",
+        ),
+        ([trial(2048, 150, **WAITING)], {"prefetch": [2, 4]}, "a larger space.prefetch than 2", "prefetched batches 4"),
+        ([trial(2048, 150, **TALKING)], {"stage": [1, 2]}, "a lower ZeRO stage than 2", "ZeRO stage 1"),
+        (
+            [trial(1024, 100, **FP32), trial(2048, 150, **FP32), trial(4096, None, 1100, **FP32)],
+            {"amp_dtype": ["bf16", "none"]},
+            "bf16 (space.amp_dtype)",
+            "precision bf16",
+        ),
+        (
+            [trial(n, speed, 999, gradient_checkpointing=False) for n, speed in ((1024, 1), (2048, 2), (4096, None))],
+            {"gradient_checkpointing": [False, True]},
+            "checkpointing (space.gradient_checkpointing",
+            "checkpointing on",
+        ),
+        (
+            [trial(1024, 100, workers=2), trial(2048, 150, workers=2), trial(4096, None, 1100, workers=2)],
+            {"stage": [2, 3]},
+            "a higher ZeRO stage than 2",
+            "ZeRO stage 3",
+        ),
+        (
+            [trial(1024, 100), trial(2048, 150), trial(4096, None, 1100)],
+            {"tokens": [1024, 2048, 3072, 4096]},
+            "budgets between",
+            "token budget 3,072",
+        ),
+        ([trial(2048, None, 1100)], {"tokens": [1024, 2048]}, "smaller values of space.tokens", "token budget 1,024"),
+    ],
+)
+def test_what_the_space_has_and_no_trial_came_to_is_to_be_tried_and_not_offered(
+    records: list[dict[str, Any]], values: dict[str, list], offered: str, open_: str
+):
+    without, within = limit_of(*records, space={}).advice, limit_of(*records, space=values).advice
+    said = f"Try {open_}, which the space has and no trial measured (raise search.max_trials"
+    assert any(sentence.startswith(f"Offer {offered}") for sentence in without)
+    assert any(sentence.startswith(said) for sentence in within)
+    assert not any(sentence.startswith(f"Offer {offered}") for sentence in within)
+
+
+def test_fewer_workers_of_the_space_are_to_be_tried():
+    advice = limit_of(trial(2048, 150, workers=2, **TALKING), space={"workers": [1, 2]}).advice
+    assert any(sentence.startswith("Try workers 1, which the space has") for sentence in advice)
+    tried = [trial(2048, 150, workers=2, **TALKING), trial(2048, 90, workers=1)]
+    assert not any("fewer" in sentence or "workers 1" in sentence for sentence in limit_of(*tried).advice)
+
+
+def test_stages_that_were_tried_are_not_advised():
+    found = limit_of(trial(2048, 150, **TALKING), trial(2048, 90, stage=1))
+    assert found.kind == "communication"
+    assert not any("stage" in sentence for sentence in found.advice)
+
+
+def test_what_was_ruled_out_beside_the_best_is_not_advised():
+    ruled_out = trial(2048, None, 0, status="pruned", amp_dtype="bf16")
+    elsewhere = trial(4096, None, 0, status="pruned", amp_dtype="bf16")
+    assert not any("bf16" in said for said in limit_of(trial(2048, 150, **FP32), ruled_out).advice)
+    assert any("Try precision bf16" in said for said in limit_of(trial(2048, 150, **FP32), elsewhere).advice)
+
+
+def test_prefetching_is_not_advised_without_loader_processes():
+    advice = limit_of(trial(2048, 150, num_workers=0, **WAITING), space={}).advice
+    assert any("loader processes" in sentence for sentence in advice)
+    assert not any("prefetch" in sentence for sentence in advice)
 
 
 def test_nothing_that_fits_is_said_with_the_reasons():

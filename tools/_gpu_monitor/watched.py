@@ -1,7 +1,7 @@
 """What chosen processes take: memory and CPU time of each and of all that they started.
 
-In: process ids. Out: figures of a row of the log, and whether any of the processes is still there. A process that ends
-while it is looked at is left out; one whose id goes to another process is told apart by when it began.
+In: process ids. Out: figures of a row of the log, the ids of all, and whether any of those watched is still there. One
+that ends while it is looked at is left out; one whose id goes to another process is told apart by when it began.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class Watched:
         figures = {"watched_rss_bytes": float(rss_bytes)}
         rates = self._cpu.of(cpu_s)
         return figures | ({"watched_cpu_percent": 100.0 * sum(rates.values())} if rates else {})
+
+    def ids(self) -> set[int]:
+        """Of those that are left and of all that they started."""
+        return {process.pid for process in self._trees()}
 
     def _trees(self) -> list[psutil.Process]:
         """Each process once, though one watched may have started another."""
