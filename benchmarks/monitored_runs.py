@@ -116,7 +116,7 @@ class Evidence:
             _require(not any(self.folder.monitoring.glob("worker-*.jsonl")), "it was watched")
             return
         for worker, tail in enumerate(self._tails):
-            self._samples[worker] += len(tail.poll())
+            self._samples[worker] += sum(1 for _ in tail.poll())
         due = 0.0 if self._since_s is None else (time.time() - self._since_s) / INTERVAL_S
         least = 1 if self._since_s is None else int(due / _SAMPLES_LACKING)
         _require(

@@ -105,16 +105,14 @@ class MeasuringPool:
         Raises:
             ResourceError: the workers did not start.
         """
-        began = time.monotonic()
         try:
             config = settings.applied(self._config, self._keep_global_tokens)
             workers = cluster.place_workers(config.ray, cluster.cluster_resources())
             if not self._inference:
                 check_precision(config.training, workers.device)
         except EsmerayError as error:
-            return Measurement("refused", str(error), seconds=time.monotonic() - began)
-        result = self._measured(workers, config, settings, measurement, best_tokens_per_s, prune_margin)
-        return replace(result, seconds=time.monotonic() - began)
+            return Measurement("refused", str(error))
+        return self._measured(workers, config, settings, measurement, best_tokens_per_s, prune_margin)
 
     def start(self, workers: int) -> None:
         """Start so many workers, if they don't run: the first trial then starts at once.
@@ -149,6 +147,7 @@ class MeasuringPool:
         prune_margin: float,
     ) -> Measurement:
         group = self._ready(workers)
+        began = time.monotonic()  # starting workers is no part of a trial
         order = _Order(
             config=_limited(config, group.most_on_a_node),
             store_path=self._store_path,
@@ -166,7 +165,7 @@ class MeasuringPool:
         result = _summary(replies, measurement.timeout_s)
         if not self._usable(group, replies, result):
             self.close()
-        return result
+        return replace(result, seconds=time.monotonic() - began)
 
     def _ready(self, workers: Workers) -> _Group:
         if self._group is not None and self._group.workers != workers:

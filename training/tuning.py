@@ -16,6 +16,7 @@ begins; the same command goes on from there.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -180,13 +181,17 @@ def _run(
     searcher = ThroughputSearch(space, search, journal.measured(), learned)
     progress = _Progress(space, search, searcher)
 
+    ray_tune_logger = logging.getLogger("ray.tune")
+
     def meanwhile() -> None:
         progress.refresh()
         if searcher.stopped:
+            ray_tune_logger.setLevel(logging.CRITICAL)  # to Ray Tune the trial that ends here has failed
             pool.kill()
 
     signals.hand_over(searcher.stop)
     with ExitStack() as stack:
+        stack.callback(ray_tune_logger.setLevel, ray_tune_logger.level)
         stack.enter_context(progress.console_status())
         stack.callback(pool.kill)
         stack.callback(shutil.rmtree, folder.ray_tune, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import logging
 import os
 import signal
 import threading
@@ -155,6 +156,10 @@ def test_search_on_other_machines_is_not_mixed_with_it(finished, ray_address):
 def test_interrupted_search_keeps_its_trials_and_goes_on_to_the_same_end(finished, ray_address, tmp_path):
     config = an_experiment(tmp_path, ray_address)
     journal = SearchFolder(tmp_path, "fast").trials
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = logged.append
+    logging.getLogger("ray.tune").addHandler(handler)
 
     def interrupt() -> None:
         while not journal.exists() or len(journal.read_bytes().splitlines()) < 2:
@@ -165,6 +170,8 @@ def test_interrupted_search_keeps_its_trials_and_goes_on_to_the_same_end(finishe
     thread.start()
     assert tune(config, a_search(), functools.partial(FormulaPool, delay_s=0.5)) == 130
     thread.join()
+    logging.getLogger("ray.tune").removeHandler(handler)
+    assert logged == []
     kept = trials_of(tmp_path)
     assert 2 <= len(kept) < 8
     assert SearchFolder(tmp_path, "fast").best.exists()
