@@ -49,7 +49,7 @@ class SearchSpace:
     """Every valid configuration.
 
     Attributes:
-        values: of each setting of :data:`NAMES`, ascending where they are numbers.
+        values: of each setting of :data:`NAMES`, those that a configuration has, ascending where they are numbers.
         settings: the configurations, those that need the least memory first.
         left_out: combinations that can't be or make no difference, counted by reason.
         default: the experiment's own configuration, or the one most like it.
@@ -140,7 +140,8 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
     shares_memory = placed.device == "cpu" and config.training.cpu_memory_limit_mib is None
     ordered = tuple(sorted(valid, key=_memory_order))
-    space = SearchSpace(values, ordered, dict(left_out), valid[0], shares_memory)
+    occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
+    space = SearchSpace(occurring, ordered, dict(left_out), valid[0], shares_memory)
     return replace(space, default=space.nearest(own))
 
 

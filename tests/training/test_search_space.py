@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -52,10 +53,12 @@ def test_without_a_fixed_global_batch_any_budget_goes_with_any_number_of_workers
 def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
     values = {"workers": [1, 2, 8], "prefetch": [2, 4], "amp_dtype": ["bf16", "fp16", "none"], "stage": [0, 2]}
     space = space_of(tmp_path, values)
-    combinations = 1
-    for name in NAMES:
-        combinations *= len(space.values[name])
+    by_default = (space.values["tokens"], space.values["num_workers"], space.values["gradient_checkpointing"])
+    combinations = math.prod(map(len, [*values.values(), *by_default]))
     assert len(space) + sum(space.left_out.values()) == combinations
+    assert (space.values["workers"], space.values["amp_dtype"]) == ((1, 2), ("bf16", "none"))
+    for name in NAMES:
+        assert set(space.values[name]) == {getattr(settings, name) for settings in space.settings}
     assert any("more workers than the 2" in reason for reason in space.left_out)
     assert any("fp16, which needs a GPU" in reason for reason in space.left_out)
     assert any("prefetching" in reason for reason in space.left_out)
