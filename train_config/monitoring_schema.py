@@ -44,8 +44,9 @@ class MemoryGuardSection(Section):
     enabled: bool = Field(
         True,
         description=(
-            "Take the batch that did not fit in halves and go on with halves: the optimizer's step and its result stay "
-            "the same."
+            "Take the step in which memory ran out again, with batches in halves, and go on with halves: the "
+            "optimizer's step and its result stay the same. Where workers already wait for each other, go back to the "
+            "last checkpoint for it."
         ),
     )
     max_halvings: NonNegativeInt = Field(3, description="Times that batches may be halved in a run.")

@@ -146,14 +146,16 @@ class TrainingEngine:
 
     @property
     def can_discard(self) -> bool:
-        """Whether :meth:`discard_gradients` can be used: a pass that broke off left nothing of other workers behind."""
-        return self.world_size == 1 and self.stage < 3
+        """Whether :meth:`discard_gradients` can be used: under ZeRO-3 a forward pass is collective too."""
+        return self.stage < 3
 
     def discard_gradients(self) -> None:
         """Forget every gradient since the last step, also those of a backward pass that an error broke off.
 
-        For one worker with ZeRO stage 0 to 2: with several, a broken pass leaves the others waiting for it.
+        For ZeRO stage 0 to 2. Of several workers every one calls it, and none had joined in a collective of that pass.
         """
+        if self.device.type == "cuda":  # what the pass had started may still read what is let go of here
+            torch.cuda.synchronize(self.device)
         optimizer = self._engine.optimizer
         self._engine.zero_grad()
         optimizer.zero_grad(set_to_none=True)
@@ -220,9 +222,14 @@ class TrainingEngine:
                 state[name] = buffer.detach().cpu().clone()
         return state
 
-    def time_collectives(self, clock: StepClock) -> None:
-        """Have this clock, and none that was given before, time the collectives of forward, backward and update."""
-        self._end_timing = time_collectives(clock)
+    def time_collectives(self, clock: StepClock, before: Callable[[], None]) -> None:
+        """Have this clock, and none that was given before, time the collectives of forward, backward and update.
+
+        Args:
+            clock: times them.
+            before: called before each; what it raises keeps this worker from joining in.
+        """
+        self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and buffers."""

@@ -1,9 +1,9 @@
 """What happens when memory runs out while training: batches are split, and the run goes on with the same result.
 
 In: the settings, a memory meter, the run's folder. Out: into how many parts every batch is split, kept in the folder,
-so that a run that is taken up again does not run out again. Noticing it and taking the step again are
-:mod:`training.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to rounding, but
-where a model draws random numbers (dropout) it draws others.
+so that a run that is taken up again does not run out again. Noticing it, telling the other workers and taking the step
+again are :mod:`training.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to
+rounding, but where a model draws random numbers (dropout) it draws others.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ ones that a :class:`~training.step_clock.StepClock` times: two readings of the c
 What is counted is the time for which the pass or the update stands still. A collective on a stream of its own
 (``overlap_comm``) runs beside the backward pass and is not counted; what the backward pass waits for it in the end
 counts as backward.
+
+Whoever has something to settle before a collective is called first.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ COLLECTIVES = (
 )
 
 
-def time_collectives(clock: StepClock) -> Callable[[], None]:
+def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[], None]:
     """Have this clock time DeepSpeed's collectives within the phases of a step.
+
+    Args:
+        clock: times them.
+        before: called before each; what it raises keeps this worker from joining in.
 
     Returns:
         What ends it.
@@ -36,7 +42,7 @@ def time_collectives(clock: StepClock) -> Callable[[], None]:
 
     backend = comm.cdb
     for name in COLLECTIVES:
-        setattr(backend, name, _timed(getattr(type(backend), name).__get__(backend), clock))
+        setattr(backend, name, _timed(getattr(type(backend), name).__get__(backend), clock, before))
 
     def end() -> None:
         for name in COLLECTIVES:
@@ -45,8 +51,9 @@ def time_collectives(clock: StepClock) -> Callable[[], None]:
     return end
 
 
-def _timed(collective: Callable[..., Any], clock: StepClock) -> Callable[..., Any]:
+def _timed(collective: Callable[..., Any], clock: StepClock, before: Callable[[], None]) -> Callable[..., Any]:
     def timed(*arguments: Any, **options: Any) -> Any:
+        before()
         with clock.collective():
             work = collective(*arguments, **options)
         return work if work is None or not options.get("async_op") else _TimedWork(work, clock)

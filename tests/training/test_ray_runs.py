@@ -39,14 +39,17 @@ LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s"
 pytestmark = pytest.mark.slow
 
 
-def start(config: Config, address: str, *overrides: str) -> subprocess.Popen:
-    """train_ray.py with this config, as a user starts it."""
+def start(
+    config: Config, address: str, *overrides: str, program: tuple[str, ...] = ("train_ray.py",)
+) -> subprocess.Popen:
+    """train_ray.py with this config, as a user starts it, or a program that takes its options."""
     file = Path(config.run.storage_path) / "config.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_config(config))
-    command = [sys.executable, str(REPOSITORY / "train_ray.py"), "--config", str(file), "--ray.address", address]
+    command = [sys.executable, *program, "--config", str(file), "--ray.address", address]
     return subprocess.Popen(
         [*command, *overrides],
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -165,6 +168,17 @@ def test_killed_worker_is_replaced_and_loses_no_more_than_to_the_last_checkpoint
     assert process.returncode == 0, output
     assert [event["step"] for event in events(config, "resumed")] == [15]
     assert_same_result(config, undisturbed[0])
+
+
+def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_start(undisturbed, ray_address, tmp_path):
+    config = tiny_config(tmp_path, **SLOW_STEPS)
+    process = start(config, ray_address, program=("-m", "tests.training.memory_runs_out"))
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert [event["step"] for event in events(config, "resumed")] == [5]
+    assert [(event["step"], event["parts"]) for event in events(config, "memory_guard")] == [(5, 2)]
+    assert output.count("every batch is taken in 2 parts") == 1
+    assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
 def test_killed_driver_goes_on_with_the_same_command(undisturbed, ray_address, tmp_path):
