@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @functools.cache
 def _process_of(file: str) -> str:
     return "ray" if "ray_address" in (REPOSITORY / file).read_text(encoding="utf-8") else file
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the test files import out of every later garbage collection: walking it takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
