@@ -39,6 +39,7 @@ CUDA_BUDGETS = (*BUDGETS, 65_536, 131_072)
 NUM_WORKERS = (0, 1, 2, 4)
 RECORDS = (10_000, 100_000, 1_000_000, 10_000_000)
 QUICK_LENGTHS, QUICK_BUDGETS, QUICK_NUM_WORKERS, QUICK_RECORDS = (64, 128), (1_024, 2_048), (0, 1), (200, 2_000)
+QUICK_SIZE = {"layers": 1, "hidden_size": 32, "heads": 2}
 SMALLEST = "esm2_t6_8M"
 SIZES: dict[Device, tuple[str, ...]] = {
     "cpu": (SMALLEST, "esm2_t12_35M", "esm2_t30_150M"),
@@ -77,8 +78,8 @@ def _forward_cases(setting: Setting) -> Iterator[Case]:
     sequences = [sequence[:MAX_RESIDUES] for sequence in proteins.sequences]
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         setting.note(f"{name} · building ESM-2 8M")
-        backbone = _backbone(SMALLEST, dtype, setting.device)
-        facts: Facts = {**proteins.facts, "model": "ESM-2 8M", "precision": name}
+        backbone = _backbone(SMALLEST, dtype, setting)
+        facts: Facts = {**proteins.facts, "model": "toy" if setting.quick else "ESM-2 8M", "precision": name}
         yield _by_length(name, backbone, sequences, setting, facts)
         yield _by_budget(name, backbone, sequences, setting, facts)
         yield _by_size(name, dtype, sequences, setting, {**proteins.facts, "precision": name})
@@ -114,19 +115,20 @@ def _by_size(name: str, dtype: torch.dtype, sequences: list[str], setting: Setti
     points = []
     for size in SIZES[setting.device][: 1 if setting.quick else None]:
         setting.note(f"building {size}")
-        backbone = _backbone(size, dtype, setting.device)
+        backbone = _backbone(size, dtype, setting)
         points.append(_point(f"{size.rpartition('_')[2]} parameters", backbone, batch))
     facts = {**facts, "tokens of a pass": batch[0].num_tokens}
     return Case(f"{BY_SIZE}, {name}", "tokens/s", tuple(points), rounds=FORWARD_ROUNDS, facts=facts)
 
 
-def _backbone(size: str, dtype: torch.dtype, device: Device) -> EsmBackbone:
+def _backbone(size: str, dtype: torch.dtype, setting: Setting) -> EsmBackbone:
     from benchmarks.models import SEED
     from model.backbone import load_backbone
     from model.embedding import optimize_for_inference
     from train_config.schema import BackboneSection
 
-    return optimize_for_inference(load_backbone(BackboneSection(source=size), SEED).to(device), dtype)
+    section = BackboneSection.model_validate({"source": size, **(QUICK_SIZE if setting.quick else {})})
+    return optimize_for_inference(load_backbone(section, SEED).to(setting.device), dtype)
 
 
 def _first_tokens(sequences: list[str], tokens: int) -> list[str]:

@@ -9,18 +9,15 @@ the optimizer 8. Activations, buckets and the allocator's slack come on top.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import nn
-from transformers import EsmForMaskedLM
-
-from dataset.label_space import LabelSpace
-from dataset.tokenizers import SequenceTokenizer
-from model.backbones import empty_backbone
-from model.esm2 import read_config
-from model.registry import assemble, assemble_classifier
 from train_config.schema import ModelSection
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dataset.label_space import LabelSpace
+    from dataset.tokenizers import SequenceTokenizer
 
 _ADAM_MOMENT_BYTES = 8
 _MASTER_WEIGHT_BYTES = 4
@@ -72,6 +69,12 @@ def count_parameters(section: ModelSection) -> ParameterCount:
         ConfigError: the backbone's source or size is wrong.
         ResourceError: its config is on the hub, which can't be reached.
     """
+    import torch
+    from transformers import EsmForMaskedLM  # here: it takes seconds, and a refusal comes before anything is counted
+
+    from model.esm2 import read_config
+    from model.registry import assemble
+
     config = read_config(section.backbone)
     with torch.device("meta"):
         model = assemble(section, EsmForMaskedLM(config), seed=0)
@@ -87,6 +90,11 @@ def count_classifier_parameters(
         ConfigError: the backbone's source or size is wrong, or the head or adapter does not go with it.
         ResourceError: its config is on the hub, which can't be reached.
     """
+    import torch
+
+    from model.backbones import empty_backbone
+    from model.registry import assemble_classifier
+
     backbone = empty_backbone(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
     with torch.device("meta"):
         return ParameterCount.of(assemble_classifier(section, backbone, label_space, tokenizer))

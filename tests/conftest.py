@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,14 +30,45 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _process_of(nodeid.partition("::")[0])
+            file = nodeid.partition("::")[0]
+            return "ray" if _needs_ray(file) else file
 
     return ByFile(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the files on Ray's cluster, then those with slow tests: what is left at the end fills both processes."""
+    items.sort(key=lambda item: (not _needs_ray(file := _file(item)), not _is_slow(file)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the cluster after its last file: idle, it takes a twentieth of a core from the tests that follow."""
+    if nextitem is not None and _needs_ray(_file(item)) and not _needs_ray(_file(nextitem)):
+        ray.shutdown()
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
 @functools.cache
-def _process_of(file: str) -> str:
-    return "ray" if "ray_address" in (REPOSITORY / file).read_text(encoding="utf-8") else file
+def _text(file: str) -> str:
+    return (REPOSITORY / file).read_text(encoding="utf-8")
+
+
+def _needs_ray(file: str) -> bool:
+    return "ray_address" in _text(file)
+
+
+def _is_slow(file: str) -> bool:
+    return "mark.slow" in _text(file)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the test files import out of every later garbage collection: walking it takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,9 @@ PyTorch marks a folder in which it compiles with a file, and waits for ever for 
 Python environment and processor has a folder of its own (others would compile the same again, since the paths in it
 differ), and who is in it holds a lock that the kernel takes back from a killed process: a mark that is found under the
 lock has no owner any more.
+
+Compiled is with the tools of the Python environment, as if it were activated: a build of ninja 1.13 is out of date to
+the system's ninja 1.11 and the other way round, and all would be compiled again whenever the two take turns.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from dataset.compiled_code import cache_folder, processor
 from dataset.publishing import exclusive
@@ -40,11 +44,14 @@ def compiling_alone() -> Iterator[None]:
         for mark in folder.glob(f"*/{_MARK}"):
             _LOG.warning("%s: left by a compilation that was killed; removed", mark)
             mark.unlink()
+        path = os.environ.get("PATH", os.defpath)
         os.environ[_VARIABLE] = str(folder)
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), path])
         try:
             yield
         finally:
             del os.environ[_VARIABLE]
+            os.environ["PATH"] = path
 
 
 def _environment() -> str:

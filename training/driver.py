@@ -19,7 +19,6 @@ from dataset.progress import ProgressCallback, conversion_bar
 from dataset.store import Store
 from model.memory import ParameterCount, count_parameters
 from monitoring.alerts import AlertSink
-from monitoring.curves import draw_curves
 from monitoring.metrics_log import read_metrics
 from monitoring.progress import ProgressSink
 from monitoring.run_watcher import RunWatcher, Sink
@@ -265,6 +264,8 @@ def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int)
 
 def _draw(run: RunFolder) -> None:
     """The curves; a picture that can't be drawn is no reason to hide a result."""
+    from monitoring.curves import draw_curves  # here: it loads matplotlib
+
     try:
         if run.metrics.exists():
             draw_curves(read_metrics(run.metrics), run.curves, run.path.name)

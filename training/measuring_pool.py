@@ -265,8 +265,9 @@ class _MeasuringActor:
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
         from training.engine import prepare_deepspeed
+        from training.experiment import open_experiment
 
-        assert callable(prepare_deepspeed)
+        assert callable(prepare_deepspeed) and callable(open_experiment)
         return ray.get_runtime_context().get_node_id()
 
     def listen(self) -> tuple[str, int]:

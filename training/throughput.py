@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from pydantic import ValidationError
@@ -25,7 +25,6 @@ from pydantic import ValidationError
 from dataset.staging import stage_once
 from dataset.steps import StepBatches, TrainingSteps
 from model.parameter_groups import parameter_groups
-from model.task import TaskModel
 from train_config.errors import ConfigError, DataError, EsmerayError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, SearchSection
@@ -33,13 +32,16 @@ from training.collective import ControlGroup
 from training.context import WorkerContext
 from training.device import apply_device_settings
 from training.engine import StepResult, TrainingEngine, check_precision, deepspeed_settings
-from training.experiment import Experiment, open_experiment
 from training.injected_faults import Fault, happen
 from training.memory_meter import MemoryMeter, is_out_of_memory
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
 from training.step_clock import StepClock
 from training.stepping import Stepper
+
+if TYPE_CHECKING:
+    from model.task import TaskModel
+    from training.experiment import Experiment
 
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
 _FAILURES: tuple[Status, ...] = ("nan", "refused", "crash", "out_of_memory")
@@ -221,6 +223,8 @@ def _with_work(
     run: Callable[[_Work, TrainingSteps], Measurement],
 ) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
+    from training.experiment import open_experiment  # here: it loads transformers, which the search itself never needs
+
     config = _without_long_preparation(config)
     if not inference:
         check_precision(config.training, context.device.type)

@@ -406,7 +406,7 @@ def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path):
+def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group):
     changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
     figures = {}
     for workers in (1, 2):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,49 +61,67 @@ def assert_measured(result: Measurement) -> None:
     assert result.tokens_per_s > 0
 
 
-def test_two_workers_survive_nan_and_memory_that_runs_out_in_one(ray_address, store_path, tmp_path):
-    config = config_in(tmp_path)
-    faults = Faults({"prefetch==2": "nan", "prefetch==3": "out_of_memory"})
-    sound = Settings.of(config, workers=2)
-    with MeasuringPool(config, store_path, faults=faults) as pool:
-        assert_measured(pool.measure(sound, QUICK))
-
-        spoilt = pool.measure(replace(sound, prefetch=2), QUICK)
-        assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
-        assert_measured(pool.measure(sound, QUICK))
-        assert pool.starts == 1, "workers that ended together go on"
-
-        # On the second worker, inside a step: the first waits for it in a collective operation.
-        too_large = pool.measure(replace(sound, prefetch=3), QUICK)
-        assert too_large.status == "out_of_memory"
-        assert "injected" in too_large.reason
-        assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
-        assert_measured(pool.measure(sound, QUICK))
-        assert pool.starts == 2
-    assert list(tmp_path.iterdir()) == []
+FAULTS = Faults({"prefetch==2": "nan", "prefetch==3": "out_of_memory", "prefetch==5": "crash", "prefetch==6": "hang"})
 
 
-def test_crashed_workers_are_started_anew_as_are_others_in_number(ray_address, store_path, tmp_path):
-    config = config_in(tmp_path)
-    settings = Settings.of(config, workers=2)
-    with MeasuringPool(config, store_path, faults=Faults({"workers==2": "crash"})) as pool:
-        crashed = pool.measure(settings, QUICK)
-        assert crashed.status == "crash"
-        assert "a worker's process ended" in crashed.reason
-        assert_measured(pool.measure(replace(settings, workers=1), QUICK))
-        assert pool.starts == 2
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Of the shared pool's run."""
+    return tmp_path_factory.mktemp("pool")
 
 
-def test_hang_ends_at_the_timeout_and_takes_its_processes_along(ray_address, store_path, tmp_path):
-    config = config_in(tmp_path, data={"num_workers": 1})
-    settings = Settings.of(config, workers=1)
-    with LoadersSeen() as loaders, MeasuringPool(config, store_path, faults=Faults({"prefetch==2": "hang"})) as pool:
-        pool.start(workers=1)
-        hung = pool.measure(replace(settings, prefetch=2), QUICK.model_copy(update={"timeout_s": HANG_TIMEOUT_S}))
+@pytest.fixture(scope="module")
+def pool(ray_address, store_path, folder) -> Iterator[MeasuringPool]:
+    """One for several tests, as starting workers takes about ten seconds. Whatever a trial left, the next one works."""
+    with MeasuringPool(config_in(folder), store_path, faults=FAULTS) as pool:
+        yield pool
+
+
+def sound(folder: Path, workers: int) -> Settings:
+    return Settings.of(config_in(folder), workers)
+
+
+def test_two_workers_survive_nan_and_memory_that_runs_out_in_one(pool, folder):
+    settings = sound(folder, workers=2)
+    pool.start(workers=2)
+    starts = pool.starts
+    assert_measured(pool.measure(settings, QUICK))
+
+    spoilt = pool.measure(replace(settings, prefetch=2), QUICK)
+    assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
+    assert_measured(pool.measure(settings, QUICK))
+    assert pool.starts == starts, "workers that ended together go on"
+
+    # On the second worker, inside a step: the first waits for it in a collective operation.
+    too_large = pool.measure(replace(settings, prefetch=3), QUICK)
+    assert too_large.status == "out_of_memory"
+    assert "injected" in too_large.reason
+    assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
+    assert_measured(pool.measure(settings, QUICK))
+    assert pool.starts == starts + 1
+    assert list(folder.iterdir()) == []
+
+
+def test_crashed_workers_are_started_anew_as_are_others_in_number(pool, folder):
+    pool.start(workers=2)
+    starts = pool.starts
+    crashed = pool.measure(replace(sound(folder, workers=2), prefetch=5), QUICK)
+    assert crashed.status == "crash"
+    assert "a worker's process ended" in crashed.reason
+    assert_measured(pool.measure(sound(folder, workers=1), QUICK))
+    assert pool.starts == starts + 1
+
+
+def test_hang_ends_at_the_timeout_and_takes_its_processes_along(pool, folder):
+    settings = replace(sound(folder, workers=1), num_workers=1)
+    pool.start(workers=1)
+    starts = pool.starts
+    with LoadersSeen() as loaders:
+        hung = pool.measure(replace(settings, prefetch=6), QUICK.model_copy(update={"timeout_s": HANG_TIMEOUT_S}))
         assert (hung.status, hung.reason) == ("timeout", "no worker ended within 8 s")
         assert hung.seconds >= HANG_TIMEOUT_S
         assert_measured(pool.measure(settings, QUICK))
-        assert pool.starts == 2
+        assert pool.starts == starts + 1
     assert loaders.processes
     _, alive = psutil.wait_procs(loaders.processes, timeout=10)
     assert not alive

@@ -24,8 +24,12 @@ def run_rank(rank: int, world_size: int, rendezvous: str, config: dict, store_pa
 
 
 def train_with(workers: int, config: Config, store_path: str, folder: Path) -> None:
+    """Train with so many workers: one is this process, in its own process group; several are new processes."""
     folder.mkdir(parents=True, exist_ok=True)
     (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
+    if workers == 1:
+        train_worker(config, StandaloneContext(), store_path)
+        return
     arguments = (workers, str(folder / f"rendezvous-{workers}"), config.model_dump(), store_path)
     multiprocessing.spawn(run_rank, arguments, nprocs=workers)
 
@@ -36,7 +40,7 @@ def train_with(workers: int, config: Config, store_path: str, folder: Path) -> N
     [("masked_lm", 2), ("autoencoder", 3)],
     ids=["masked_lm", "autoencoder with a filler"],
 )
-def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path):
+def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group):
     changes = {
         "model": {"task": task},
         "batch": {"global_tokens": 256 * batches_per_step},
