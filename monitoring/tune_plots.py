@@ -3,13 +3,15 @@
 In: a :class:`Search`, the trials with what is needed to read them. Out: panels as PNG bytes for the report, and one
 picture of them all. Failed trials are in every picture that has a place for them: they were paid for, too.
 
-Against the budget, trials are told apart by precision (colour) and checkpointing (broken line), since these decide how
-speed and memory grow with it.
+Against the budget, trials are told apart by precision (colour) and checkpointing (broken line and another marker),
+since these decide how speed and memory grow with it. What was stopped early is hollow, and no line goes through it.
 """
 
 from __future__ import annotations
 
 import io
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from monitoring.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, heading, legend, new_figure, save, style
 from monitoring.tune_trials import (
@@ -32,6 +35,7 @@ from monitoring.tune_trials import (
     Value,
     best_trial,
     budget_setting,
+    measured,
     memory_text,
     pareto,
     speed,
@@ -47,8 +51,13 @@ _FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "re
 _SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#cfd8e3", "#86b3de", BLUE, "#123a70"])
 _BEST = "#d62f6b"
 _PANEL_DPI = 144
+_TITLE_CHARACTERS = 105
+_HEADROOM = 1.15
+"""Where an axis ends above its highest value, so that the star of the best stands clear of the edge."""
+_FAILURE_ROW = 10.0
+"""Points below an axis for each kind of failure."""
 _SPREAD = 0.22
-"""How far trials of the same value are set apart, of the distance between two values."""
+"""How far trials of the same value are set apart, of the distance between two values of a column."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +103,17 @@ class _Kind(NamedTuple):
         return "--" if self.recomputes else "-"
 
     @property
-    def face(self) -> str:
-        return "white" if self.recomputes else self.colour
+    def points(self) -> dict[str, Any]:
+        return {
+            "color": self.colour,
+            "marker": "D" if self.recomputes else "o",
+            "markersize": 4.2 + (not self.recomputes),
+        }
 
 
 def draw_search(search: Search, path: Path | str, title: str) -> None:
     """Draw all panels as one PNG, which is replaced only when the new one is complete."""
-    figure = new_figure(13, 11.4, title)
+    figure = new_figure(13, 11.4, textwrap.fill(title, _TITLE_CHARACTERS))
     grid = figure.add_gridspec(3, 2, height_ratios=[1.05, 1.0, 0.85])
     draw_parallel(figure.add_subplot(grid[0, :]), search)
     draw_throughput(figure.add_subplot(grid[1, 0]), search)
@@ -157,23 +170,14 @@ def draw_throughput(axes: Axes, search: Search) -> None:
     heading(axes, "Tokens per second against the budget")
     style(axes)
     budget = budget_setting(search.trials, search.space)
-    for kind, trials in _by_kind(search.trials):
-        known = [trial for trial in trials if trial.tokens_per_s is not None]
-        for marker, some in _told_apart(known):
-            places = [_aside(trial, budget) for trial in some]
-            axes.plot(places, list(map(speed, some)), marker, **_points(kind), alpha=0.5)
-        fastest = _extremes(known, budget)
-        if fastest:
-            axes.plot(*zip(*fastest, strict=True), color=kind.colour, linestyle=kind.line, label=kind.label)
-    top = max(map(speed, search.trials), default=0.0) or 1.0
-    if any(trial.status == "pruned" and not trial.is_ruled_out for trial in search.trials):
-        axes.plot([], [], "v", color=GREY, markersize=5, linestyle="none", label=STATUSES["pruned"])
-    _failures(axes, search, budget, height=-0.06 * top)
+    known = measured(search.trials)
+    _curves(axes, known, budget, speed)
     _mark_best(axes, search, budget, speed)
-    axes.set_ylim(-0.12 * top, 1.1 * top)
+    axes.set_ylim(0, _HEADROOM * (max(map(speed, known), default=0.0) or 1.0))
+    rows = _failures(axes, search, budget)
     axes.yaxis.set_major_formatter(_SPEED)
     _budget_axis(axes, search, budget)
-    _legend_below(axes)
+    _legend_below(axes, rows)
 
 
 def draw_memory(axes: Axes, search: Search) -> None:
@@ -182,20 +186,16 @@ def draw_memory(axes: Axes, search: Search) -> None:
     style(axes)
     budget = budget_setting(search.trials, search.space)
     known = [trial for trial in search.trials if trial.peak_bytes is not None]
-    for kind, trials in _by_kind(known):
-        some = [trial for trial in trials if trial.status not in _FAILURES]
-        gib = [_gib(trial) for trial in some]
-        axes.plot([_aside(trial, budget) for trial in some], gib, "o", **_points(kind), alpha=0.55)
-        largest = _extremes(some, budget, _gib)
-        if largest:
-            axes.plot(*zip(*largest, strict=True), color=kind.colour, linestyle=kind.line, label=kind.label)
+    highest = max(map(_gib, known), default=0.0)
+    _curves(axes, [trial for trial in known if trial.status in ("ok", "pruned")], budget, _gib)
     ended = [trial for trial in known if trial.status == "out_of_memory"]
     if ended:
-        places = [_aside(trial, budget) for trial in ended]
-        axes.plot(places, list(map(_gib, ended)), "^", color=RED, markersize=7, label=STATUSES["out_of_memory"])
-    _limits(axes, search, known)
+        looks: dict[str, Any] = {"color": RED, "markersize": 7, "linestyle": "none"}
+        places = [_budget(trial, budget) for trial in ended]
+        axes.plot(places, list(map(_gib, ended)), "^", label=STATUSES["out_of_memory"], **looks)
+    highest = max(highest, _limits(axes, search, known))
     _mark_best(axes, search, budget, _gib)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, _HEADROOM * (highest or 1.0))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} GiB"))
     _budget_axis(axes, search, budget)
     _legend_below(axes)
@@ -221,27 +221,31 @@ def draw_pareto(axes: Axes, search: Search) -> None:
     """Speed against memory: the steps are the fastest for the memory that they take."""
     heading(axes, "Speed for memory")
     style(axes)
-    known = [trial for trial in search.trials if trial.status == "ok" and trial.peak_bytes is not None]
+    known = [trial for trial in measured(search.trials) if trial.peak_bytes is not None]
     if not known:
         _nothing(axes, "no memory was measured")
         return
-    axes.plot(list(map(_gib, known)), list(map(speed, known)), "o", color=GREY, markersize=4, alpha=0.6)
-    front = pareto(search.trials)[::-1]
-    axes.step(
-        list(map(_gib, front)), list(map(speed, front)), where="post", color=GREEN, label="none is better in both"
-    )
-    axes.plot(list(map(_gib, front)), list(map(speed, front)), "o", color=GREEN, markersize=6)
-    total = next((trial.total_bytes for trial in known if trial.total_bytes), None)
+    front = pareto(known)[::-1]
+    gib, speeds = list(map(_gib, front)), list(map(speed, front))
+    axes.step(gib, speeds, where="post", color=GREEN, zorder=1)
+    for trials, colour, size in (([trial for trial in known if trial not in front], GREY, 4), (front, GREEN, 6)):
+        for some, hollow in _told_apart(trials):
+            face: dict[str, Any] = {"markerfacecolor": "white" if hollow else colour}
+            axes.plot(list(map(_gib, some)), list(map(speed, some)), "o", color=colour, markersize=size, **face)
+    line = "-" if len(front) > 1 else "none"
+    axes.plot([], [], "o", linestyle=line, color=GREEN, markersize=6, label="none is better in both")
+    _explain_hollow(axes, known)
+    total, right = next((trial.total_bytes for trial in known if trial.total_bytes), None), 1.08 * max(map(_gib, known))
     if total:
-        allowed, right = total / 2**30 * (1.0 - search.margin), 1.08 * max(map(_gib, known))
+        allowed = total / 2**30 * (1.0 - search.margin)
         if allowed < 1.5 * right:
             right = max(right, 1.05 * allowed)
             axes.axvspan(allowed, right, color=RED, alpha=0.08, linewidth=0)
-        axes.set_xlim(0, right)
+    axes.set_xlim(0, right or 1.0)
     best = search.best
     if best is not None and best.peak_bytes is not None:
-        axes.plot(_gib(best), speed(best), "*", color=_BEST, markersize=15, label="best")
-    axes.set_ylim(0, 1.12 * max(map(speed, known)))
+        axes.plot(_gib(best), speed(best), "*", color=_BEST, markersize=15, linestyle="none", label="best")
+    axes.set_ylim(0, _HEADROOM * (max(map(speed, known)) or 1.0))
     axes.yaxis.set_major_formatter(_SPEED)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} GiB"))
     legend(axes, over_curves=True)
@@ -255,17 +259,37 @@ def _by_kind(trials: Sequence[Trial]) -> Iterator[tuple[_Kind, list[Trial]]]:
     return iter(sorted(kinds.items(), key=lambda item: (str(item[0].precision), item[0].recomputes)))
 
 
-def _told_apart(trials: Sequence[Trial]) -> Iterator[tuple[str, list[Trial]]]:
-    """Markers of trials measured to the end and of those that were stopped early."""
-    yield "o", [trial for trial in trials if trial.status == "ok"]
-    yield "v", [trial for trial in trials if trial.status != "ok"]
+def _told_apart(trials: Sequence[Trial]) -> Iterator[tuple[list[Trial], bool]]:
+    """Trials measured to the end, then those that were stopped early, which are drawn hollow."""
+    yield [trial for trial in trials if trial.status == "ok"], False
+    yield [trial for trial in trials if trial.status != "ok"], True
 
 
-def _points(kind: _Kind) -> dict:
-    return {"color": kind.colour, "markerfacecolor": kind.face, "markersize": 5}
+def _curves(axes: Axes, trials: Sequence[Trial], budget: str, value: Callable[[Trial], float]) -> None:
+    """Points of each kind, and a line through the highest of each budget, measured to the end."""
+    for kind, alike in _by_kind(trials):
+        for some, hollow in _told_apart(alike):
+            looks = {**kind.points, "linestyle": "none", "alpha": 0.6} | (
+                {"markerfacecolor": "white"} if hollow else {}
+            )
+            axes.plot([_budget(trial, budget) for trial in some], list(map(value, some)), **looks)
+        ended = [trial for trial in alike if trial.status == "ok"]
+        highest = _extremes(ended, budget, value)
+        line = kind.line if len(highest) > 1 else "none"
+        axes.plot(*zip(*highest, strict=True) if highest else ([], []), color=kind.colour, linestyle=line)
+        face = kind.colour if ended else "white"
+        axes.plot([], [], **kind.points, markerfacecolor=face, linestyle=line, label=kind.label)
+    _explain_hollow(axes, trials)
 
 
-def _extremes(trials: Sequence[Trial], budget: str, value: Callable[[Trial], float] = speed) -> list[tuple]:
+def _explain_hollow(axes: Axes, trials: Sequence[Trial]) -> None:
+    """A line of the legend where some of these were stopped early."""
+    if any(trial.status == "pruned" for trial in trials):
+        looks: dict[str, Any] = {"color": GREY, "markerfacecolor": "white", "linestyle": "none", "markersize": 5}
+        axes.plot([], [], "o", **looks, label=f"hollow: {STATUSES['pruned']}")
+
+
+def _extremes(trials: Sequence[Trial], budget: str, value: Callable[[Trial], float]) -> list[tuple[float, float]]:
     """Of each budget the highest value."""
     highest: dict[float, float] = {}
     for trial in trials:
@@ -278,11 +302,6 @@ def _budget(trial: Trial, name: str) -> float:
     return float(trial.settings.get(name) or 1)
 
 
-def _aside(trial: Trial, budget: str) -> float:
-    """The budget, a little to a side by the trial's number, on an axis of powers of two."""
-    return _budget(trial, budget) * 2 ** (_fraction(trial.number) * 2 * _SPREAD)
-
-
 def _fraction(number: int) -> float:
     """-0.5 to 0.5, evenly spread over successive numbers."""
     return (number * 0.618034) % 1.0 - 0.5
@@ -292,12 +311,24 @@ def _gib(trial: Trial) -> float:
     return (trial.peak_bytes or 0) / 2**30
 
 
-def _failures(axes: Axes, search: Search, budget: str, height: float) -> None:
+def _failures(axes: Axes, search: Search, budget: str) -> int:
+    """A row below the axis for each kind of failure, and how many at a budget where it is several; counts the rows."""
+    rows = 0
     for status, marker in _FAILURES.items():
-        places = [_aside(trial, budget) for trial in search.trials if trial.status == status]
-        if places:
-            label = f"{STATUSES[status]} ({len(places)})"
-            axes.plot(places, [height] * len(places), marker, color=RED, markersize=7, label=label, linestyle="none")
+        places = Counter(_budget(trial, budget) for trial in search.trials if trial.status == status)
+        if not places:
+            continue
+        rows += 1
+        # In points: a height in tokens per second would be read as a speed.
+        down = ScaledTranslation(0, -_FAILURE_ROW * (rows - 0.3) / 72, axes.figure.dpi_scale_trans)
+        below: dict[str, Any] = {"transform": axes.get_xaxis_transform() + down, "clip_on": False, "color": RED}
+        label = f"{STATUSES[status]} ({places.total()})"
+        axes.plot(list(places), [0.0] * len(places), marker, markersize=6, label=label, linestyle="none", **below)
+        for place, count in places.items():
+            if count > 1:
+                axes.text(place, 0.0, f"    {count}×", fontsize=7, va="center_baseline", ha="left", **below)
+    axes.tick_params(axis="x", pad=3.5 + _FAILURE_ROW * rows)
+    return rows
 
 
 def _mark_best(axes: Axes, search: Search, budget: str, value: Callable[[Trial], float]) -> None:
@@ -307,17 +338,22 @@ def _mark_best(axes: Axes, search: Search, budget: str, value: Callable[[Trial],
         axes.plot(_budget(best, budget), value(best), "*", label="best", **looks)
 
 
-def _limits(axes: Axes, search: Search, known: Sequence[Trial]) -> None:
-    """The device's memory and what may be used of it, unless it is so large that it would flatten the curves."""
+def _limits(axes: Axes, search: Search, known: Sequence[Trial]) -> float:
+    """The device's memory and what may be used of it, unless it is so large that it would flatten the curves.
+
+    Returns:
+        GiB of the highest line; 0 without any.
+    """
     total = next((trial.total_bytes for trial in known if trial.total_bytes), None)
     if total is None:
-        return
+        return 0.0
     if total > 6 * max(trial.peak_bytes or 0 for trial in known):
-        axes.text(0.02, 0.95, f"of {memory_text(total)}", transform=axes.transAxes, color=GREY, fontsize=9, va="top")
-        return
+        axes.text(0.02, 0.98, f"of {memory_text(total)}", transform=axes.transAxes, color=GREY, fontsize=9, va="top")
+        return 0.0
     axes.axhline(total / 2**30, color=RED, linewidth=1.4, label=f"all memory, {memory_text(total)}")
     allowed = total / 2**30 * (1.0 - search.margin)
     axes.axhline(allowed, color=RED, linewidth=1.2, linestyle=":", label=f"less the margin of {search.margin:.0%}")
+    return total / 2**30
 
 
 def _budget_axis(axes: Axes, search: Search, budget: str) -> None:
@@ -331,10 +367,12 @@ def _budget_axis(axes: Axes, search: Search, budget: str) -> None:
         axes.set_xlim(min(places) / 1.35, max(places) * 1.35)
 
 
-def _legend_below(axes: Axes) -> None:
+def _legend_below(axes: Axes, rows: int = 0) -> None:
+    """The legend under the axis and these rows of failures."""
     if axes.get_legend_handles_labels()[0]:
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 4, "frameon": False}
-        axes.legend(**below, fontsize=8, labelcolor=INK, handlelength=1.6, columnspacing=1.2, markerscale=0.8)
+        drop: dict[str, Any] = {"bbox_to_anchor": (0.5, -0.15 - 0.045 * rows)}
+        below: dict[str, Any] = {"loc": "upper center", "ncols": 4, "frameon": False, **drop}
+        axes.legend(**below, fontsize=8, labelcolor=INK, handlelength=2.6, columnspacing=1.2, markerscale=0.8)
 
 
 def _height(values: Sequence[Value], value: Value, number: int) -> float:
@@ -367,9 +405,11 @@ def _through(heights: Sequence[float], trial: Trial, best: Trial | None, colour:
 def _value_axis(axes: Axes, column: int, labels: Sequence[str]) -> None:
     axes.add_line(Line2D([column] * 2, [0, 1], color=INK, linewidth=1.0))
     for index, label in enumerate(labels):
-        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-        height = (index + 0.5) / len(labels)
-        axes.text(column - 0.03, height, label, ha="right", va="center", fontsize=9, color=INK, bbox=ground)
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+        # Left of the first column is nothing; of another are the lines that come to the value, so it stands above them.
+        height = (index + 0.5 + (_SPREAD if column else 0.0)) / len(labels) + (0.015 if column else 0.0)
+        place: dict[str, Any] = {"ha": "right", "va": "bottom" if column else "center"}
+        axes.text(column - 0.03, height, label, **place, fontsize=9, color=INK, bbox=ground)
 
 
 def _speed_axis(axes: Axes, column: int, top: float) -> None:

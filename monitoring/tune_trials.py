@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeAlias
 
 Value: TypeAlias = int | float | str | bool | None
@@ -43,6 +44,9 @@ STATUSES = {
 RULED_OUT = "ruled out"
 """A configuration that was not measured, since another one told what would come of it."""
 
+NOISY = 1.1
+"""From this ratio of the fastest window to the slowest on, a speed is not told without its windows."""
+
 _PRECISIONS = {"none": "fp32"}
 
 
@@ -56,11 +60,12 @@ class Trial:
         status: one of :data:`STATUSES`.
         reason: a line for a person.
         tokens_per_s: real tokens a second over all workers; of a trial that was stopped early those of its windows so
-            far; None where nothing was measured.
+            far, in the median; None where nothing was measured.
         peak_bytes, total_bytes: memory, the largest over the workers; None where not known.
         shares: of a step, by phase: data_wait, forward, backward, optimizer, communication.
         seconds: that the trial took.
         phase: of the search: bracket, refine, sample, grid or confirm.
+        windows: tokens a second of each stretch of steps that was timed.
     """
 
     number: int
@@ -73,6 +78,7 @@ class Trial:
     shares: Mapping[str, float]
     seconds: float
     phase: str
+    windows: tuple[float, ...] = ()
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trial:
@@ -83,9 +89,10 @@ class Trial:
         """
         measurement = record["measurement"]
         speed = measurement.get("tokens_per_s")
-        windows = [window for window in measurement.get("windows") or [] if window is not None]
+        timed = [float(window) for window in measurement.get("windows") or [] if window is not None]
+        windows = tuple(window for window in timed if math.isfinite(window))
         if speed is None and measurement["status"] == "pruned" and windows:
-            speed = windows[-1]
+            speed = median(windows)
         return cls(
             number=int(record.get("trial", 0)),
             settings=dict(record["settings"]),
@@ -97,6 +104,7 @@ class Trial:
             shares={name: float(share) for name, share in (measurement.get("shares") or {}).items()},
             seconds=float(measurement.get("seconds") or 0.0),
             phase=record.get("phase") or "",
+            windows=windows,
         )
 
     @property
@@ -152,9 +160,13 @@ def best_trial(trials: Sequence[Trial], margin: float) -> Trial | None:
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """Those measured to the end that no other beats in both speed and memory, the fastest first."""
+    """Those that no other beats in both speed and memory, the fastest first.
+
+    The ones that were stopped early are among them: too slow to be the best, they may well be the fastest of those that
+    take as little memory.
+    """
     front: list[Trial] = []
-    known = [trial for trial in completed(trials) if trial.peak_bytes is not None]
+    known = [trial for trial in measured(trials) if trial.peak_bytes is not None]
     for trial in sorted(known, key=lambda trial: (-speed(trial), trial.peak_bytes)):
         if not front or trial.peak_bytes < front[-1].peak_bytes:  # type: ignore[operator]
             front.append(trial)
@@ -202,6 +214,12 @@ def value_text(name: str, value: Value) -> str:
 def settings_text(settings: Mapping[str, Value], names: Sequence[str]) -> str:
     """Settings in a line: ``token budget 8,192, precision bf16``."""
     return ", ".join(f"{NAMES[name]} {value_text(name, settings[name])}" for name in names if name in settings)
+
+
+def noise_text(trial: Trial) -> str:
+    """What has to follow a speed whose windows differ: `` (windows 22,100 to 25,300)``; nothing where they agree."""
+    slowest, fastest = min(trial.windows, default=0.0), max(trial.windows, default=0.0)
+    return f" (windows {slowest:,.0f} to {fastest:,.0f})" if fastest > NOISY * slowest else ""
 
 
 def memory_text(size: float | None) -> str:

@@ -136,9 +136,16 @@ def communication_advice(around: Around) -> Iterator[str]:
         )
     if workers != 1:
         yield from around.suggest(
-            "workers", lambda value: _larger(workers, value), "Compare with fewer workers (space.workers)"
+            "workers",
+            lambda value: _larger(workers, value),
+            "Compare with fewer workers (space.workers)",
+            ": on the CPU, each has more cores then",
         )
-        yield "Check which link the workers talk over."
+        # The trials do not tell on what they ran.
+        yield (
+            "Between GPUs or machines, check which link the workers talk over. On the CPU of one machine, they rather "
+            "wait for each other: see whether other processes take its cores."
+        )
 
 
 def memory_advice(around: Around) -> Iterator[str]:

@@ -37,7 +37,7 @@ from training.tune_advice import (
 LOADER_SHARE = 0.08
 """From here on, waiting for batches is what limits: the loader should be hidden behind the computation."""
 COMMUNICATION_SHARE = 0.15
-"""From here on, waiting for other workers is what limits."""
+"""From here on, exchanging with other workers, and waiting for them, is what limits."""
 
 KEYS = {
     "tokens": "batch.tokens",
@@ -95,7 +95,10 @@ def find_limit(trials: Sequence[Trial], space: Space, margin: float) -> Limit:
     if waiting >= LOADER_SHARE and waiting >= talking:
         return Limit("loader", _loader_summary(waiting), evidence, list(loader_advice(around)))
     if talking >= COMMUNICATION_SHARE:
-        summary = f"Communication limits: {talking:.0%} of a step goes into it, where the devices don't compute."
+        summary = (
+            f"Communication limits: {talking:.0%} of a step goes into exchanging gradients and waiting for the slowest "
+            "worker to come to it."
+        )
         return Limit("communication", summary, evidence, list(communication_advice(around)))
     blocked, rise = around.memory_bound(), around.rise()
     if blocked is not None and rise is not None and rise >= RISE:

@@ -43,11 +43,13 @@ figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radi
 @media (prefers-color-scheme: dark) { figure { background: #1d1d1d; } }
 figure img { display: block; width: 100%; height: auto; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.scroll.broad { position: relative; left: 50%; width: min(100vw - 40px, 1700px); transform: translateX(-50%); }
+.broad th { white-space: normal; vertical-align: bottom; } .broad th, .broad td { padding: 6px 8px; }
 table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 7px 11px; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; cursor: pointer; user-select: none; position: sticky; top: 0; }
 th[aria-sort=ascending]::after { content: " \\2191"; } th[aria-sort=descending]::after { content: " \\2193"; }
-td.number, th.number { text-align: right; } td.long { white-space: normal; min-width: 260px; }
+td.number, th.number { text-align: right; } td.long { white-space: normal; min-width: 220px; }
 tbody tr:nth-child(even) { background: var(--row); } tbody tr:last-child td { border-bottom: 0; }
 tr.best td { color: var(--best); font-weight: 600; } tr.bad td { color: var(--bad); }
 tr.faint td { color: var(--soft); }
@@ -125,11 +127,12 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table whose columns sort when their heading is clicked."""
+    """A table whose columns sort when their heading is clicked; one with long text may be broader than the page."""
     numeric = {index for row in rows for index, cell in enumerate(row.cells) if cell.number is not None}
     head = "".join(tag("th", name, "number" if index in numeric else "") for index, name in enumerate(header))
     body = "".join(_row(row, numeric) for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    looks = "scroll broad" if any(cell.is_long for row in rows for cell in row.cells) else "scroll"
+    return f'<div class="{looks}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def picture(png: bytes, description: str, wide: bool = False) -> str:

@@ -24,6 +24,7 @@ from monitoring.tune_trials import (
     Trial,
     measured,
     memory_text,
+    noise_text,
     pareto,
     read_trials,
     settings_text,
@@ -116,7 +117,11 @@ def _parts(report: Report) -> Iterator[str]:
     yield tag("h2", "The search in pictures")
     yield _pictures(report)
     yield tag("h2", "Speed and memory")
-    yield tag("p", "Configurations that no other beats in both: take a slower one to leave more memory free.")
+    yield tag(
+        "p",
+        "Configurations that no other beats in both: take a slower one to leave more memory free. Those that were "
+        "stopped early were too slow to be the best, and are known from fewer windows.",
+    )
     yield _pareto_table(report)
     yield tag("h2", "Every trial")
     yield tag("p", f"{_outcomes(report.search.trials)} Click a heading to sort.")
@@ -128,15 +133,15 @@ def _headline(report: Report) -> str:
     best = report.search.best
     if best is None:
         return "no configuration was found that fits"
-    return f"{speed(best):,.0f} tokens/s with {settings_text(best.settings, report.names)}"
+    return f"{speed(best):,.0f} tokens/s{noise_text(best)} with {settings_text(best.settings, report.names)}"
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
     search, best = report.search, report.search.best
     if best is not None:
-        yield f"{speed(best):,.0f}", "real tokens/s, the fastest that fits"
+        yield f"{speed(best):,.0f}", f"real tokens/s, the fastest that fits{noise_text(best)}"
         if report.own is not None:
-            yield _times(best, speed(report.own)), "the experiment's own settings"
+            yield _times(best, speed(report.own)), f"the experiment's own settings{noise_text(report.own)}"
         yield _times(best, median(speed(trial) for trial in measured(search.trials))), "the median of what was measured"
         if best.memory_share is not None:
             yield f"{best.memory_share:.0%}", f"of {memory_text(best.total_bytes)} of memory at its peak"
@@ -194,12 +199,19 @@ def _pareto_table(report: Report) -> str:
     best = report.search.best
     rows = [
         Row(
-            [*_setting_cells(trial, report.names), *_speed_cells(trial, best), *_memory_cells(trial)],
+            [
+                Cell(str(trial.number), trial.number),
+                Cell(trial.outcome),
+                *_setting_cells(trial, report.names),
+                *_speed_cells(trial, best),
+                *_memory_cells(trial),
+            ],
             "best" if trial is best else "" if trial.fits(report.search.margin) else "faint",
         )
         for trial in pareto(report.search.trials)
     ]
-    return table([*(NAMES[name] for name in report.names), "tokens/s", "of the best", "peak memory", "of all"], rows)
+    header = ["trial", "outcome", *(NAMES[name] for name in report.names), "tokens/s", "of the best", "peak memory"]
+    return table([*header, "of all"], rows)
 
 
 def _trials_table(report: Report) -> str:
@@ -245,7 +257,7 @@ def _footnote(report: Report) -> str:
     method = f" What decides the speed: {search.importance_method}." if search.importance_method else ""
     return (
         "Speed is real tokens a second over all workers in the steady state, with the loader in the loop; of a trial "
-        "that was stopped early, that of its windows so far. The fastest has to leave "
+        "that was stopped early, the median of its windows so far. The fastest has to leave "
         f"{search.margin:.0%} of the memory free.{method}"
     )
 

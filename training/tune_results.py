@@ -23,6 +23,7 @@ from monitoring.tune_trials import (
     best_trial,
     completed,
     memory_text,
+    noise_text,
     pareto,
     settings_text,
     speed,
@@ -78,15 +79,15 @@ def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpac
     own = next((t for t in completed(trials) if Settings(**t.settings) == space.default), None)  # type: ignore[arg-type]
     tried = sum(not trial.is_ruled_out for trial in trials)
     lines = [
-        f"{speed(best):,.0f} real tokens/s, {_memory(best)}: the fastest of {tried} configurations tried of "
-        f"{len(space)},",
+        f"{speed(best):,.0f} real tokens/s{noise_text(best)}, {_memory(best)}: the fastest of {tried} configurations "
+        f"tried of {len(space)},",
         f"by train_ray.py --tune ({search.search.algorithm}, seed {search.search.seed}, "
         f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.with_name('trials.jsonl')}.",
     ]
     if own is not None and own is not best:
         lines.append(
             f"It is {speed(best) / speed(own):.2f} times the speed of {settings_text(own.settings, space.varied)}, "
-            f"{speed(own):,.0f} tokens/s."
+            f"{speed(own):,.0f} tokens/s{noise_text(own)}."
         )
     lines += [
         "The optimizer's step has the tokens that it had before."
@@ -101,11 +102,13 @@ def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpac
 def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> None:
     """Write the trials that no other beats in both speed and peak memory, the fastest first.
 
-    Columns: trial, tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if the margin stays free), settings.
+    Columns: trial, outcome (measured or stopped early), tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if
+    the margin stays free), settings.
     """
     rows: list[dict[str, Any]] = [
         {
             "trial": trial.number,
+            "outcome": trial.outcome,
             "tokens_per_s": f"{speed(trial):.1f}",
             "peak_memory_bytes": trial.peak_bytes,
             "total_memory_bytes": trial.total_bytes,
@@ -114,7 +117,7 @@ def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> N
         }
         for trial in pareto(trials)
     ]
-    header = ["trial", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
+    header = ["trial", "outcome", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
     text = io.StringIO()
     writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
@@ -157,9 +160,9 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
     what = settings_text(trial.settings, space.varied)
     if trial.status == "ok":
         remark = "" if trial.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
-        return f"{what}: {speed(trial):,.0f} tokens/s, {_memory(trial)}{remark}"
+        return f"{what}: {speed(trial):,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
     if trial.status == "pruned" and trial.tokens_per_s is not None:
-        return f"{what}: stopped at {speed(trial):,.0f} tokens/s"
+        return f"{what}: stopped at {speed(trial):,.0f} tokens/s{noise_text(trial)}"
     return f"{what}: {trial.outcome} ({trial.reason})"
 
 

@@ -10,12 +10,13 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from monitoring.tune_plots import Search, draw_memory, draw_search, draw_throughput, panel_pngs
+from monitoring.tune_plots import Search, draw_memory, draw_pareto, draw_search, draw_throughput, panel_pngs
 from monitoring.tune_trials import (
     Trial,
     best_trial,
     measured,
     neighbours,
+    noise_text,
     pareto,
     read_trials,
     settings_text,
@@ -81,6 +82,37 @@ def test_the_pareto_table_has_what_no_other_beats_in_both(trials: list[Trial]):
     assert [trial.number for trial in pareto([*trials, beaten])] == [2, 1, 0]
 
 
+def test_the_pareto_table_has_what_was_stopped_early_and_is_beaten_by_none():
+    slow_and_small = Trial.from_record(record(3, 1024, 60.0, 100, status="pruned"))
+    beaten = Trial.from_record(record(4, 1024, 60.0, 400, status="pruned"))
+    front = pareto([*read_trials(RECORDS[:2]), slow_and_small, beaten])
+    assert [(trial.number, trial.outcome) for trial in front] == [
+        (1, "measured"),
+        (0, "measured"),
+        (3, "stopped early"),
+    ]
+
+
+def test_a_trial_that_was_stopped_early_has_the_median_speed_of_its_windows():
+    stopped = Trial.from_record(record(0, 1024, None, status="pruned", windows=[100.0, None, 150.0, 300.0]))
+    assert stopped.tokens_per_s == 150.0
+    assert stopped.windows == (100.0, 150.0, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "text"),
+    [
+        ([25_300.0, 22_100.0, 24_000.0], " (windows 22,100 to 25,300)"),
+        ([24_000.0, 26_000.0], ""),
+        ([0.0, 10.0], " (windows 0 to 10)"),
+        ([100.0], ""),
+        ([], ""),
+    ],
+)
+def test_a_speed_is_told_with_its_windows_where_they_differ_by_more_than_a_tenth(windows: list[float], text: str):
+    assert noise_text(Trial.from_record(record(0, 1024, 24_000.0, windows=windows))) == text
+
+
 def test_neighbours_differ_in_one_setting(trials: list[Trial]):
     assert [other.number for other in neighbours(trials[1], trials, "tokens")] == [0, 2]
     assert [other.number for other in neighbours(trials[1], trials, "amp_dtype")] == [3]
@@ -118,8 +150,32 @@ def test_failures_are_counted_by_reason_and_the_limit_is_drawn(trials: list[Tria
     throughput, memory = Figure().subplots(1, 2)
     draw_throughput(throughput, Search(trials, SPACE, 0.08))
     draw_memory(memory, Search(trials, SPACE, 0.08))
-    assert {"out of memory (1)", "crashed (1)", "stopped early", "best", "bf16", "fp32"} <= set(_labels(throughput))
-    assert {"all memory, 1000 MiB", "less the margin of 8%", "out of memory"} <= set(_labels(memory))
+    alike = {"hollow: stopped early", "best", "bf16", "fp32"}
+    assert set(_labels(throughput)) == alike | {"out of memory (1)", "crashed (1)"}
+    assert set(_labels(memory)) == alike | {"all memory, 1000 MiB", "less the margin of 8%", "out of memory"}
+
+
+def test_points_stand_at_their_budget_and_axes_begin_at_zero_and_end_above_the_best(trials: list[Trial]):
+    throughput, memory, tradeoff = Figure().subplots(1, 3)
+    draw_throughput(throughput, Search(trials, SPACE, 0.08))
+    draw_memory(memory, Search(trials, SPACE, 0.08))
+    draw_pareto(tradeoff, Search(trials, SPACE, 0.08))
+    for axes in (throughput, memory):
+        limits = [line for line in axes.lines if line.get_transform() != axes.transData]
+        places = {float(x) for line in axes.lines if line not in limits for x in line.get_xdata()}
+        assert places <= {1024.0, 2048.0, 4096.0}
+    assert throughput.get_ylim()[0] == memory.get_ylim()[0] == tradeoff.get_ylim()[0] == 0.0
+    assert throughput.get_ylim()[1] == tradeoff.get_ylim()[1] == pytest.approx(1.15 * 170.0)
+
+
+def test_no_line_goes_through_what_was_stopped_early_and_the_legend_shows_none():
+    records = [record(0, 1024, 100.0), record(1, 2048, 60.0, status="pruned"), record(2, 4096, 90.0, status="pruned")]
+    axes = Figure().subplots()
+    draw_throughput(axes, Search(read_trials(records), SPACE, 0.08))
+    assert all(line.get_linestyle() == "None" for line in axes.lines)
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in hollow] == [[2048.0, 4096.0]]
+    assert _labels(axes) == ["bf16", "hollow: stopped early", "best"]
 
 
 def _labels(axes: Any) -> list[str]:

@@ -61,6 +61,14 @@ def test_talking_more_than_waiting_is_communication():
     assert any("global_tokens" in sentence for sentence in found.advice)
 
 
+def test_where_workers_talk_both_a_slow_link_and_busy_cores_are_said_to_be_looked_at():
+    found = limit_of(trial(2048, 150, workers=2, **TALKING))
+    assert "devices" not in found.summary
+    assert "waiting for the slowest worker" in found.summary
+    assert any("which link" in said and "other processes" in said for said in found.advice)
+    assert not any("link" in said for said in limit_of(trial(2048, 150, workers=1, **TALKING)).advice)
+
+
 @pytest.mark.parametrize("next_one", [trial(4096, None, 1100), trial(4096, 300, 950)], ids=["ran out", "no margin"])
 def test_a_speed_that_still_rose_where_memory_ended_is_memory(next_one: dict[str, Any]):
     found = limit_of(trial(1024, 100), trial(2048, 150), next_one)

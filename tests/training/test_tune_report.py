@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,16 @@ def test_the_best_is_compared_with_the_experiments_own_settings(folder: Path):
     assert "1.50× the median of what was measured" in text
     write_tune_report(RECORDS[1:], folder, SPACE)
     assert "experiment's own" not in (folder / HTML_FILE).read_text(encoding="utf-8")
+
+
+def test_a_speed_whose_windows_differ_is_told_with_them(folder: Path):
+    noisy, own = deepcopy(RECORDS[1]), deepcopy(RECORDS[0])
+    noisy["measurement"]["windows"], own["measurement"]["windows"] = [11_000.0, 13_000.0], [2_790.0, 23_059.0]
+    write_tune_report([own, noisy], folder, SPACE)
+    text = " ".join(Page((folder / HTML_FILE).read_text(encoding="utf-8")).text)
+    assert "12,000 tokens/s (windows 11,000 to 13,000) with token budget 4,096" in text
+    assert "the fastest that fits (windows 11,000 to 13,000)" in text
+    assert "the experiment's own settings (windows 2,790 to 23,059)" in text
 
 
 def test_a_stage_left_to_deepspeeds_file_is_that_of_the_file(folder: Path):
