@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from monitoring.wandb_dashboard import build_dashboard, specification
+from tools._arguments import ToolArguments
 from train_config.command_line import one_line
 from train_config.errors import ConfigError, ResourceError
 from train_config.schema import WandbSection
@@ -32,7 +33,7 @@ SAVE_LIMIT_S = 60.0
 CONNECT_LIMIT_S = 10.0
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Which project, and where the workspace goes."""
 
     project: str = Field(WandbSection().project, description="Project of W&B.")
