@@ -1,14 +1,15 @@
 """Find the largest token budget that fits into memory, and the fastest one.
 
 Trains a few steps with one budget after the other, on your own data, with your model, precision and ZeRO stage, on as
-many workers as training would take: doubled until one does not fit, then between the last two. Prints a table and the
-keys to set. Nothing is saved, and no run is touched. A step is one batch of each worker here; batch.global_tokens does
+many workers as training would take: the experiment's own first, doubled until one does not fit, then between the last
+two, then smaller ones, which may be faster. Prints a table and the keys to set. Nothing is saved, and no run is touched. A step is one batch of each worker here; batch.global_tokens does
 not change what fits.
 
 On the CPU the memory is that of each worker's process: training.cpu_memory_limit_mib, else its part of the machine's.
 --inference measures forward passes alone, without gradients and optimizer.
 
-Takes under a minute as long as steps take seconds; --seconds says when no further budget is begun.
+Measures for 40 s, or as --seconds says, after which no further budget is begun; reading the data and starting the
+workers, 10 to 20 s, come on top. A budget takes longer where its steps do.
 
 Examples:
   python -m tools find_batch_size --config train_config/masked_lm.yaml
@@ -79,13 +80,11 @@ def main(argv: list[str]) -> int:
     if not any(tried.fits for tried in search.tried):
         raise ResourceError(_nothing_fits(search))
     lines = advice(
-        search.tried,
+        search,
         global_tokens=config.batch.global_tokens,
         workers=workers,
         memory_margin=arguments.memory_margin,
         inference=arguments.inference,
-        filled=search.filled,
-        out_of_time=search.ran_out_of_time,
     )
     console.print(Text("\n" + "\n".join(lines)))
     return 0
@@ -140,6 +139,7 @@ def _search(
         measure,
         smallest=config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE,
         largest=largest,
+        own=config.batch.tokens,
         memory_margin=arguments.memory_margin,
         seconds=arguments.seconds,
     )
@@ -177,6 +177,11 @@ def _named(config: Config, run: RunFolder) -> object:
 
 def _nothing_fits(search: BudgetSearch) -> str:
     first = search.tried[0]
+    if search.ran_out_of_time:
+        return (
+            f"batch.tokens {first.tokens}: does not fit, and the time was over before a smaller budget was measured: "
+            "raise --seconds"
+        )
     reason = first.measurement.reason if first.measurement is not None else ""
     if first.measurement is not None and first.measurement.status not in ("ok", "out_of_memory"):
         return f"batch.tokens {first.tokens}: no budget could be measured ({reason})"
