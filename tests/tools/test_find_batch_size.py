@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +24,7 @@ from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, large
 from tools._find_batch_size.report import advice, table
 from train_config.loading import dump_config
 from train_config.tune_schema import MeasurementSection
+from training import measuring_pool
 from training.measuring_pool import MeasuringPool
 from training.throughput import Measurement, Settings
 
@@ -202,6 +208,25 @@ def test_help_teaches_and_needs_no_config(command):
         assert words in outcome.out
 
 
+def test_help_says_how_long_it_takes_and_what_comes_on_top(command):
+    words = " ".join(command("find_batch_size", "--help").out.split())
+    assert re.search(r"--seconds says.* starting the workers, 10 to 20 s, come on top", words)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_is_one_line_and_the_shells_code(command, tmp_path, monkeypatch, signum, code):
+    def interrupted(*_):
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signum)
+            time.sleep(5)
+        raise KeyboardInterrupt  # as Ray's waits pass it on
+
+    monkeypatch.setattr(find_batch_size, "_searched", interrupted)
+    (tmp_path / "config.yaml").write_text("")
+    outcome = command("find_batch_size", "--config", tmp_path / "config.yaml")
+    assert (outcome.code, outcome.out, outcome.err) == (code, "", "interrupted: the workers are ended\n")
+
+
 def test_config_that_is_not_there_is_one_line(command, tmp_path):
     outcome = command("find_batch_size", "--config", tmp_path / "none.yaml")
     assert outcome.code == 2
@@ -278,3 +303,21 @@ def test_classifier_is_measured_and_no_run_is_left(find_here, tmp_path):
     assert "classifier, training in none: 1 worker on cpu" in outcome.out
     assert re.search(r"largest that fits +[\d,]+ tokens", outcome.out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "labelled.fasta", "stores"]
+
+
+@pytest.mark.slow
+def test_sigterm_while_a_budget_is_measured_ends_the_workers_in_one_line(find_here, store_path, tmp_path, monkeypatch):
+    groups = []
+
+    def measure(group, *arguments):
+        groups.append(group)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return group_measure(group, *arguments)
+
+    group_measure = measuring_pool._Group.measure
+    monkeypatch.setattr(measuring_pool._Group, "measure", measure)
+    config = tiny_config(tmp_path, data={"store": store_path}, ray={"num_workers": 1, "cpus_per_worker": 1})
+    outcome = find_here(config)
+    assert (outcome.code, outcome.out, outcome.err) == (143, "", "interrupted: the workers are ended\n")
+    (group,) = groups
+    assert not group.in_step(), "the worker is gone"

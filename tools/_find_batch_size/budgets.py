@@ -1,9 +1,9 @@
 """The largest token budget that fits into memory, found by doubling and bisecting.
 
 In: something that measures a budget. Out: what was tried. The experiment's own budget comes first, so that however
-little time there is, what is there today has been measured; larger ones follow, then smaller ones. Memory grows about in proportion to the budget, so that two
-measurements tell where to look: a budget far beyond the memory is not tried, and the place to bisect at is the one
-where the memory is expected to end.
+little time there is, what is there today has been measured; larger ones follow, then smaller ones. Memory grows about
+in proportion to the budget, so that two measurements tell where to look: a budget far beyond the memory is not tried,
+and the place to bisect at is the one where the memory is expected to end.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BudgetSearch:
         return self.tried
 
     def _double(self, fits: int, budgets: Iterable[int]) -> tuple[int, int]:
-        """The largest budget that fits, ``fits`` or one of ``budgets``, and one that does not, 0 where there is none."""
+        """The largest that fits, ``fits`` or one of ``budgets``, and one that does not, 0 where there is none."""
         for tokens in budgets:
             expected = self._expected_bytes(tokens)
             if expected is not None and expected > self._total_bytes():
