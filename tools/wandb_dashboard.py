@@ -31,6 +31,7 @@ from train_config.schema import WandbSection
 SAVE_LIMIT_S = 60.0
 """Seconds that the server may take; wandb itself would try for longer."""
 CONNECT_LIMIT_S = 10.0
+NO_ACCOUNT = "an account of W&B is needed, and no API key was found: run wandb login, or set WANDB_API_KEY"
 
 
 class Arguments(ToolArguments):
@@ -81,6 +82,8 @@ def save(project: str, entity: str | None, workers: int) -> str:
         raise ResourceError(f"the workspace is not saved: W&B did not answer within {SAVE_LIMIT_S:g} s") from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if reason == NO_ACCOUNT:
+            raise ResourceError(f"the workspace is not saved: {NO_ACCOUNT}")
         raise ResourceError(
             f"the workspace is not saved: {reason}; check WANDB_API_KEY, WANDB_BASE_URL and the network"
         )
@@ -92,6 +95,9 @@ def _save(project: str, entity: str, workers: str) -> None:
     import wandb
 
     try:
+        if not wandb.login(prompt=False, verify=False):  # before a host is named that nobody chose
+            print(NO_ACCOUNT, file=sys.stderr)
+            sys.exit(ResourceError.exit_code)
         _reach(wandb.setup().settings.base_url)
         workspace = build_dashboard(project, entity or wandb.Api().default_entity or "", int(workers))
         workspace.save()
