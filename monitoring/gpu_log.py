@@ -37,7 +37,7 @@ from monitoring.gpu_log_columns import (
     find_columns,
     seconds,
 )
-from train_config.errors import DataError, ResourceError
+from train_config.errors import ConfigError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from monitoring.nvml import GpuSample
@@ -55,18 +55,24 @@ class GpuLogWriter:
     """Appends samples to a CSV file. One writer at a time.
 
     Args:
-        path: the file; made if absent, gone on with if it is such a log.
+        path: the file; made if absent, its folder too, gone on with if it is such a log.
 
     Raises:
         DataError: the file is something else.
+        ConfigError: neither its folder nor the one around that is there: the path is a mistake.
         ResourceError: it can't be written, or another process writes it.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._descriptor = -1
+        folder = self.path.absolute().parent
+        if not folder.parent.is_dir():
+            raise ConfigError(f"{self.path}: there is no folder {folder.parent}; make it first")
+        if folder.parent == Path(folder.anchor) and not folder.exists():
+            raise ConfigError(f"{self.path}: there is no folder {folder}; make it first")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             self._lock()
             self._prepare()
@@ -196,10 +202,13 @@ def read_gpu_log(path: Path | str) -> GpuLog:
         DataError: the file can't be read, has no samples, lacks a column, or a cell is not what its column says.
     """
     path = Path(path)
+    _refuse_samples_of_a_run(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as a CSV log: {getattr(error, 'strerror', None) or error}") from error
+    if not text.strip():
+        raise DataError(f"{path}: is empty")
     header_line, _, body = text[: text.rfind("\n") + 1].partition("\n")
     header = next(csv.reader([header_line], skipinitialspace=True), [])
     columns, reasons = find_columns(header, path)
@@ -208,6 +217,24 @@ def read_gpu_log(path: Path | str) -> GpuLog:
         if row and row != header:
             rows.take(number, row)
     return rows.log()
+
+
+def _refuse_samples_of_a_run(path: Path) -> None:
+    """A run samples its GPUs itself, to files that another tool shows.
+
+    Raises:
+        DataError: that is what this is; names the tool.
+    """
+    place = path.absolute()
+    if place.is_dir() and (place / "config.yaml").exists():
+        run = place
+    elif place.match("monitoring/worker-*.jsonl"):
+        run = place.parent.parent
+    elif place.is_dir() and any(place.glob("worker-*.jsonl")):
+        run = place.parent
+    else:
+        return
+    raise DataError(f"{path}: these are the samples of a run, which are for python -m tools watch {run}")
 
 
 @dataclass

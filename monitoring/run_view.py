@@ -42,6 +42,8 @@ _GIB = 2.0**30
 _TWO_COLUMNS = 96
 """From this width on, panels stand side by side."""
 _CHART_LINES = 4
+_DEVICE_INDENT = " " * 7
+"""Under the bars of a device."""
 _MOST_WORKERS, _MOST_ALERTS = 12, 6
 _SILENT_S = 120.0
 """Without a sample for this long a worker of a running run is marked."""
@@ -178,7 +180,7 @@ def _devices(state: RunState, width: int) -> Panel | None:
         for gpu in sorted({int(name.split("/")[1]) for name in figures if name.startswith("gpu/")}):
             own = {name.split("/")[2]: value for name, value in figures.items() if name.startswith(f"gpu/{gpu}/")}
             lines += _gpu(gpu, own, length)
-        lines.append(_host(figures, length))
+        lines += _host(figures, length, width - 4)
     return _panel(Group(*lines), "devices")
 
 
@@ -193,18 +195,22 @@ def _gpu(gpu: int, figures: Mapping[str, float], length: int) -> list[Text]:
     ]
     lines[0].append(f"  {details}", "dim")
     if throttled := describe_throttling(int(figures.get("throttle_reasons", 0))):
-        lines.append(Text(f"       slowed: {', '.join(throttled)}", style="bold red"))
+        lines.append(Text(f"{_DEVICE_INDENT}slowed: {', '.join(throttled)}", style="bold red"))
     return lines
 
 
-def _host(figures: Mapping[str, float], length: int) -> Text:
-    """The machine, which is all that there is to see without a GPU."""
+def _host(figures: Mapping[str, float], length: int, room: int) -> list[Text]:
+    """The machine, which is all that there is to see without a GPU; a second line where its disk has no room."""
     used, total = figures.get("mem/host_used_bytes"), figures.get("mem/host_total_bytes")
     line = _device("CPU", figures.get("cpu/percent"), used, total, length)
-    disk = [figures.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
-    if None not in disk:
-        line.append(f"  disk {_megabytes(disk[0])}/{_megabytes(disk[1])} MB/s", "dim")  # read, written
-    return line
+    rates = [figures.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
+    if None in rates:
+        return [line]
+    disk = f"disk {_megabytes(rates[0])}/{_megabytes(rates[1])} MB/s"  # read, written
+    if len(line) + 2 + len(disk) > room:
+        return [line, Text(f"{_DEVICE_INDENT}{disk}", style="dim")]
+    line.append(f"  {disk}", "dim")
+    return [line]
 
 
 def _device(name: str, load: float | None, used: float | None, total: float | None, length: int) -> Text:

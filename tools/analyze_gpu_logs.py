@@ -22,19 +22,20 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
 from monitoring.gpu_analysis import Analysis, GpuDiagnosis, analyse
 from monitoring.gpu_analysis_plot import draw_analysis, summarise
 from monitoring.gpu_log import read_gpu_log
+from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 
 _UNWRAPPED_WIDTH = 10_000
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Which log, and where to put what it tells."""
 
     log: Path = Field(description="The CSV file.")

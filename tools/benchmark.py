@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dataset.store import Store
+from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 from train_config.schema import BackboneSection, DataSection
 
@@ -44,7 +45,7 @@ _SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.5
 """When each stage is to end, as a share of the time there is."""
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """What to measure, and for how long."""
 
     store: Annotated[str, tyro.conf.Positional] = Field(description="Folder of the store.")

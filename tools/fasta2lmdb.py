@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from dataset.conversion import convert
 from dataset.count_labels import count_lines
 from dataset.progress import conversion_bar
 from dataset.store_format import StoreManifest
+from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 from train_config.schema import IngestSection
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Settings of one conversion."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE [SOURCE ...] STORE")] = Field(

@@ -1,14 +1,15 @@
 """Find the largest token budget that fits into memory, and the fastest one.
 
 Trains a few steps with one budget after the other, on your own data, with your model, precision and ZeRO stage, on as
-many workers as training would take: doubled until one does not fit, then between the last two. Prints a table and the
-keys to set. Nothing is saved, and no run is touched. A step is one batch of each worker here; batch.global_tokens does
-not change what fits.
+many workers as training would take: the experiment's own first, doubled until one does not fit, then between the last
+two, then smaller ones, which may be faster. Prints a table and the keys to set. Nothing is saved, and no run is
+touched. A step is one batch of each worker here; batch.global_tokens does not change what fits.
 
 On the CPU the memory is that of each worker's process: training.cpu_memory_limit_mib, else its part of the machine's.
 --inference measures forward passes alone, without gradients and optimizer.
 
-Takes under a minute as long as steps take seconds; --seconds says when no further budget is begun.
+Measures for 40 s, or as --seconds says, after which no further budget is begun; reading the data and starting the
+workers, 10 to 20 s, come on top. A budget takes longer where its steps do.
 
 Examples:
   python -m tools find_batch_size --config train_config/masked_lm.yaml
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,15 +31,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
+from tools._arguments import ToolArguments
 from tools._classifier.options import split_overrides
 from train_config.errors import ResourceError
 from train_config.loading import load_config
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from train_config.tune_schema import MeasurementSection
+from training.signals import StopSignals
 
 if TYPE_CHECKING:
     from tools._find_batch_size.budgets import BudgetSearch
@@ -49,7 +53,7 @@ _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """The experiment, and how to search. Settings of the experiment follow as --section.key VALUE."""
 
     config: Path = Field(description="The experiment's YAML file.")
@@ -73,25 +77,34 @@ def main(argv: list[str]) -> int:
         config = config.model_copy(update={"ray": config.ray.model_copy(update={"num_workers": arguments.workers})})
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
-    with _showing() as show:
-        heading, search, workers = _searched(arguments, config, show)
+    signals = StopSignals()
+    try:
+        with signals, _showing() as show:
+            heading, search, workers = _searched(arguments, config, signals, show)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit.
+        signum = signals.raised or (error.code if isinstance(error, SystemExit) else signal.SIGINT)
+        if signum not in (signal.SIGINT, signal.SIGTERM):
+            raise
+        print("interrupted: the workers are ended", file=sys.stderr)
+        return 128 + int(signum)
     console.print(Text(heading), Text(), table(search.tried), sep="\n")
     if not any(tried.fits for tried in search.tried):
         raise ResourceError(_nothing_fits(search))
     lines = advice(
-        search.tried,
+        search,
         global_tokens=config.batch.global_tokens,
         workers=workers,
         memory_margin=arguments.memory_margin,
         inference=arguments.inference,
-        filled=search.filled,
-        out_of_time=search.ran_out_of_time,
     )
     console.print(Text("\n" + "\n".join(lines)))
     return 0
 
 
-def _searched(arguments: Arguments, config: Config, show: Callable[[str], None]) -> tuple[str, BudgetSearch, int]:
+def _searched(
+    arguments: Arguments, config: Config, signals: StopSignals, show: Callable[[str], None]
+) -> tuple[str, BudgetSearch, int]:
     """What was measured on what, the search that is done, and its workers."""
     from dataset.progress import conversion_bar
     from training import cluster
@@ -104,6 +117,7 @@ def _searched(arguments: Arguments, config: Config, show: Callable[[str], None])
             store_path = prepare_data(config, run, progress)
         show("starting Ray")
         with cluster.connected(config.ray):
+            signals.reinstall()
             workers = cluster.place_workers(config.ray, cluster.cluster_resources())
             largest = -(-_training_tokens(config, run, store_path) // workers.count)
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
@@ -140,6 +154,7 @@ def _search(
         measure,
         smallest=config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE,
         largest=largest,
+        own=config.batch.tokens,
         memory_margin=arguments.memory_margin,
         seconds=arguments.seconds,
     )
@@ -177,6 +192,11 @@ def _named(config: Config, run: RunFolder) -> object:
 
 def _nothing_fits(search: BudgetSearch) -> str:
     first = search.tried[0]
+    if search.ran_out_of_time:
+        return (
+            f"batch.tokens {first.tokens}: does not fit, and the time was over before a smaller budget was measured: "
+            "raise --seconds"
+        )
     reason = first.measurement.reason if first.measurement is not None else ""
     if first.measurement is not None and first.measurement.status not in ("ok", "out_of_memory"):
         return f"batch.tokens {first.tokens}: no budget could be measured ({reason})"

@@ -17,14 +17,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from tools._arguments import ToolArguments
 from tools._gpu_check.finding import first_line, note_if_slow
 from tools._gpu_check.parts import findings
 from train_config.errors import ResourceError
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Whether to look only, or to train as well."""
 
     verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(

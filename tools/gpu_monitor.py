@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 import tyro
-from pydantic import BaseModel, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -34,6 +34,7 @@ from rich.text import Text
 from monitoring.gpu_log import GpuLogWriter
 from monitoring.host import HostSampler
 from monitoring.nvml import GpuSample, NvmlDevices
+from tools._arguments import ToolArguments
 from tools._gpu_monitor.watched import Watched
 from train_config.errors import ConfigError
 
@@ -43,7 +44,7 @@ _LEAST_INTERVAL_S = 0.05
 _GIB = 2.0**30
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """What to log, and for how long."""
 
     output: Path = Field(Path("gpu_log.csv"), description="The CSV file; gone on with if it is there.")

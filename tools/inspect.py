@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -30,13 +30,14 @@ from dataset.labelled_store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labelled_store import LabelledStore
 from dataset.store import Store
 from dataset.store_format import IngestCounts, SampleSource
+from tools._arguments import ToolArguments
 
 _BAR_WIDTH = 40
 _UNWRAPPED_WIDTH = 10_000
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """What to look at."""
 
     store: Annotated[str, tyro.conf.Positional] = Field(description="Folder of the store.")

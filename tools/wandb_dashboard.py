@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from monitoring.wandb_dashboard import build_dashboard, specification
+from tools._arguments import ToolArguments
 from train_config.command_line import one_line
 from train_config.errors import ConfigError, ResourceError
 from train_config.schema import WandbSection
@@ -30,9 +31,10 @@ from train_config.schema import WandbSection
 SAVE_LIMIT_S = 60.0
 """Seconds that the server may take; wandb itself would try for longer."""
 CONNECT_LIMIT_S = 10.0
+NO_ACCOUNT = "an account of W&B is needed, and no API key was found: run wandb login, or set WANDB_API_KEY"
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Which project, and where the workspace goes."""
 
     project: str = Field(WandbSection().project, description="Project of W&B.")
@@ -80,6 +82,8 @@ def save(project: str, entity: str | None, workers: int) -> str:
         raise ResourceError(f"the workspace is not saved: W&B did not answer within {SAVE_LIMIT_S:g} s") from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if reason == NO_ACCOUNT:
+            raise ResourceError(f"the workspace is not saved: {NO_ACCOUNT}")
         raise ResourceError(
             f"the workspace is not saved: {reason}; check WANDB_API_KEY, WANDB_BASE_URL and the network"
         )
@@ -91,6 +95,9 @@ def _save(project: str, entity: str, workers: str) -> None:
     import wandb
 
     try:
+        if not wandb.login(prompt=False, verify=False):  # before a host is named that nobody chose
+            print(NO_ACCOUNT, file=sys.stderr)
+            sys.exit(ResourceError.exit_code)
         _reach(wandb.setup().settings.base_url)
         workspace = build_dashboard(project, entity or wandb.Api().default_entity or "", int(workers))
         workspace.save()

@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import time
@@ -19,20 +20,22 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import BaseModel, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
 
 from monitoring.run_state import RunState
 from monitoring.run_view import draw_run
+from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 
 _PLAIN_WIDTH = 100
+_MOST_NAMED = 8
 _SVG_WIDTH = 110
 _SVG_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
-class Arguments(BaseModel):
+class Arguments(ToolArguments):
     """Which run, and how."""
 
     run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
@@ -45,6 +48,8 @@ def main(argv: list[str]) -> int:
     """Show the run until it ends."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools watch", description=__doc__)
     _refuse_what_is_no_run(arguments.run)
+    if arguments.once:
+        _refuse_what_is_not_there(arguments.run)
     state = RunState(arguments.run)
     state.update()
     console = Console(highlight=False)
@@ -84,13 +89,37 @@ def _refuse_what_is_no_run(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give the folder of a run, such as runs/NAME")
+    if any((folder / name).exists() for name in ("tune.yaml", "trials.jsonl")):
+        report = folder / "tune_report.html"
+        where = f"its report is {report}" if report.exists() else "its report, tune_report.html, is not there yet"
+        raise ConfigError(f"{folder} is a throughput search, which is no run to watch; {where}")
     if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "monitoring", ".lock")):
         return
-    inside = sorted(path.name for path in folder.iterdir() if (path / "config.yaml").exists())
+    inside = _runs_in(folder)
     if inside:
-        raise ConfigError(f"{folder} holds runs; name one of them: {', '.join(inside[:8])}")
+        raise ConfigError(f"{folder} holds runs; name one of them: {', '.join(inside[:_MOST_NAMED])}")
     if any(folder.iterdir()):
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml and no metrics.jsonl")
+
+
+def _refuse_what_is_not_there(folder: Path) -> None:
+    """One picture of a run that has not begun says nothing, and its name may be a wrong one.
+
+    Raises:
+        ConfigError: there is no run yet; names the nearest of those beside it.
+    """
+    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+        return
+    beside = _runs_in(folder.absolute().parent)
+    hint = f"beside it: {', '.join(beside[:_MOST_NAMED])}" if beside else "no run is beside it"
+    if near := difflib.get_close_matches(folder.name, beside, n=3):
+        hint = f"did you mean {' or '.join(str(folder.parent / name) for name in near)}?"
+    there = "has no config.yaml" if folder.exists() else "is not there"
+    raise ConfigError(f"{folder} {there}, so there is no run to show ({hint}); without --once its beginning is awaited")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("*/config.yaml"))
 
 
 def _write_svg(state: RunState, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How every command of Esmeray ends: one line for what the user can mend, and an exit code that scripts can act on.
+"""How every command of Esmeray ends: a line for each thing to mend, and an exit code that scripts can act on.
 
 In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~train_config.errors.EsmerayError` that it raised;
 or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
@@ -26,7 +26,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     try:
         return main(sys.argv[1:] if argv is None else argv)
     except EsmerayError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        for problem in error.problems:
+            print(f"error: {one_line(problem)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -37,6 +38,6 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return 0
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """The message of an error on one line, whatever a file name or a library put into it."""
     return " ".join(str(error).split("\n")).strip()

@@ -37,7 +37,7 @@ def load_config(path: str | Path | None, overrides: list[str] | None = None) -> 
     Raises:
         ConfigError: one line a problem, naming file and line, or the option.
     """
-    return _load(Config, path, overrides or [], "")
+    return _load(Config, path, overrides or [], "", mistaken_for=(TuneConfig, "this looks like a search", "--tune"))
 
 
 def load_tune_config(path: str | Path | None, overrides: list[str] | None = None) -> TuneConfig:
@@ -50,7 +50,8 @@ def load_tune_config(path: str | Path | None, overrides: list[str] | None = None
     Raises:
         ConfigError: one line a problem, naming file and line, or the option.
     """
-    return _load(TuneConfig, path, overrides or [], TUNE_PREFIX)
+    mistaken_for = (Config, "this looks like an experiment", "--config")
+    return _load(TuneConfig, path, overrides or [], TUNE_PREFIX, mistaken_for=mistaken_for)
 
 
 def split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -65,9 +66,18 @@ def split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
     return experiment, search
 
 
-def _load(schema: type[Settings], path: str | Path | None, overrides: list[str], prefix: str) -> Settings:
+def _load(
+    schema: type[Settings],
+    path: str | Path | None,
+    overrides: list[str],
+    prefix: str,
+    mistaken_for: tuple[type[Section], str, str],
+) -> Settings:
     text = _read(Path(path)) if path is not None else ""
     settings, lines = _parse_yaml(text, path)
+    other, looks_like, option = mistaken_for
+    if settings and not set(settings) & set(schema.model_fields) and set(settings) <= set(other.model_fields):
+        raise ConfigError(f"{path}: {looks_like}, which belongs to {option}")
     given = parse_overrides(overrides, schema, prefix)
     for key, value in given.items():
         _set(settings, key, value)
@@ -77,7 +87,7 @@ def _load(schema: type[Settings], path: str | Path | None, overrides: list[str],
         problem = _Problems(schema, prefix, path, lines, given)
         # Each member of a union complains for itself: the last one says enough.
         problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
-        raise ConfigError("\n".join(problems.values())) from error
+        raise ConfigError(*problems.values()) from error
 
 
 def dump_config(config: Section) -> str:
@@ -126,6 +136,16 @@ def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[Ke
         else:
             keys[(*prefix, name)] = annotation
     return keys
+
+
+def _is_section(schema: type[BaseModel], key: KeyPath) -> bool:
+    annotation: Any = schema
+    for part in key:
+        field = annotation.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+            return False
+    return bool(key)
 
 
 def nearest(name: str, known: list[str], prefix: str = "") -> str:
@@ -230,6 +250,8 @@ class _Problems:
             known = [".".join(k) for k in self._keys] + list(self._schema.model_fields)
             return f"{where}: no such setting{nearest(name, known)}"
         message = error["msg"].removeprefix("Value error, ")
+        if error["input"] is None and _is_section(self._schema, key):
+            return f"{where}: is empty: leave it out or name settings below it"
         if error["type"] == "value_error":
             return f"{where}: {message}" if name else message
         return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"

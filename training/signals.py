@@ -18,8 +18,11 @@ CLOSING_S = 6.0
 """Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
 
 
-class Interrupted(BaseException):
-    """A signal arrived while nothing was running yet that would have to be saved."""
+class Interrupted(KeyboardInterrupt):
+    """A signal arrived while nothing was running yet that would have to be saved.
+
+    A KeyboardInterrupt, as Ray's waits (2.60) pass on nothing else that a handler raises; they make a plain one of it.
+    """
 
     def __init__(self, signum: int):
         super().__init__(signum)
@@ -30,15 +33,17 @@ class Interrupted(BaseException):
 class StopSignals:
     """Handles SIGINT and SIGTERM for the length of a ``with`` block in the main thread.
 
-    Before :meth:`hand_over`, a signal raises :class:`Interrupted`. After it, the first one calls ``on_request`` and
-    starts the grace period; a second one ends that at once.
+    Before :meth:`hand_over`, a signal raises :class:`Interrupted`, the same request once. After it, the first one calls
+    ``on_request`` and starts the grace period; a second one ends that at once.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.raised: int | None = None
+        """The signal that was raised for, before the hand-over."""
         self._on_request: Callable[[], None] | None = None
         self._deadline = float("inf")
-        self._asked_at = 0.0
+        self._asked_at = float("-inf")
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -79,9 +84,12 @@ class StopSignals:
         return 128 + self.received if self.received else 0
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._on_request is None:
-            raise Interrupted(signum)
         now = time.monotonic()
+        if self._on_request is None:
+            if now - self._asked_at <= REPEAT_S:
+                return  # the first one's exception is on its way through what ends workers and removes files
+            self.raised, self._asked_at = signum, now
+            raise Interrupted(signum)
         if self.received is None:
             self.received, self._asked_at = signum, now
             self._deadline = now + GRACE_S

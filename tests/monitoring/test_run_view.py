@@ -213,6 +213,20 @@ def test_without_a_gpu_the_machine_is_shown(run):
     assert "16.0G" in text
 
 
+@pytest.mark.parametrize("width", [80, 95, 96, 100, 120, 160])
+@pytest.mark.parametrize("rate", [0.0, 2.4e9])
+def test_disk_is_shown_whole_at_any_width(run, width, rate):
+    figures = {
+        "mem/host_total_bytes": 1024.0 * GIB,
+        "mem/host_used_bytes": 512.0 * GIB,
+        "cpu/percent": 100.0,
+        "disk/read_bytes_per_s": rate,
+        "disk/write_bytes_per_s": rate,
+    }
+    run.started().metrics(train(1)).sample(0, figures, time=BEGUN + 1)
+    assert f"disk {rate / 1e6:.0f}/{rate / 1e6:.0f} MB/s" in shown(RunState(run.path), width=width)
+
+
 def test_machines_of_a_cluster_are_told_apart(run):
     figures = {"mem/host_total_bytes": 64.0 * GIB, "mem/host_used_bytes": 16.0 * GIB}
     run.started().metrics(train(1))

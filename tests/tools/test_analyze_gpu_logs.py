@@ -58,6 +58,25 @@ def test_absent_log_is_a_data_error(command, tmp_path):
     assert "No such file" in outcome.err
 
 
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_empty_log_is_said_to_be_empty(command, tmp_path, content):
+    (tmp_path / "log.csv").write_text(content)
+    outcome = command("analyze_gpu_logs", "--log", tmp_path / "log.csv")
+    assert (outcome.code, outcome.err) == (3, f"error: {tmp_path / 'log.csv'}: is empty\n")
+
+
+@pytest.mark.parametrize("given", [".", "monitoring", "monitoring/worker-00000.jsonl"])
+def test_samples_of_a_run_belong_to_watch(command, tmp_path, given):
+    run = tmp_path / "mine"
+    (run / "monitoring").mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    (run / "monitoring" / "worker-00000.jsonl").write_text("{}\n")
+    outcome = command("analyze_gpu_logs", "--log", run / given)
+    assert outcome.code == 3
+    assert outcome.err.endswith(f"python -m tools watch {run}\n")
+    assert outcome.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("option", ["--output", "--json"])
 def test_log_is_not_overwritten(command, tmp_path, option):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")

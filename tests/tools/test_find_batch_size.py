@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +24,7 @@ from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, large
 from tools._find_batch_size.report import advice, table
 from train_config.loading import dump_config
 from train_config.tune_schema import MeasurementSection
+from training import measuring_pool
 from training.measuring_pool import MeasuringPool
 from training.throughput import Measurement, Settings
 
@@ -36,8 +42,10 @@ class Machine:
         self.base_bytes, self.token_bytes, self.total_bytes = base_bytes, token_bytes, total_bytes
         self.now = 0.0
         self.ran_out = 0
+        self.asked: list[int] = []
 
     def measure(self, tokens: int) -> Measurement:
+        self.asked.append(tokens)
         self.now += tokens / 1000
         peak = int(self.base_bytes + tokens * self.token_bytes)
         if peak > self.total_bytes:
@@ -45,11 +53,14 @@ class Machine:
             return Measurement("out_of_memory", "memory ran out", None, [], peak, self.total_bytes)
         return Measurement("ok", "", 5000 - abs(tokens - 2048), [], peak, self.total_bytes)
 
-    def search(self, smallest: int = 500, largest: int = 2**20, seconds: float = 1e9) -> BudgetSearch:
+    def search(
+        self, smallest: int = 500, largest: int = 2**20, seconds: float = 1e9, own: int | None = None
+    ) -> BudgetSearch:
         search = BudgetSearch(
             self.measure,
             smallest=smallest,
             largest=largest,
+            own=own,
             memory_margin=MARGIN,
             seconds=seconds,
             clock=lambda: self.now,
@@ -97,19 +108,66 @@ def test_budget_that_batches_can_not_fill_is_not_asked_for():
     assert largest_fitting(search.tried).tokens == 5120
 
 
-def lines_for(machine: Machine, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
-    search = machine.search()
+@settings(deadline=None)
+@given(end=st.integers(600, 100_000), own=st.integers(500, 200_000))
+def test_own_budget_is_measured_first_and_the_largest_is_found_from_it(end, own):
+    machine = Machine(0, (1 - MARGIN) * TOTAL / end)
+    search = machine.search(own=own)
+    assert machine.asked[0] == own
+    assert len(set(machine.asked)) == len(machine.asked)
+    largest = largest_fitting(search.tried)
+    assert end - max(UNIT, end / RESOLUTION) - UNIT < largest.tokens <= end
+    assert [tried.tokens for tried in search.tried] == sorted(tried.tokens for tried in search.tried)
+
+
+def test_smaller_budgets_come_last_and_only_while_there_is_time():
+    machine = Machine(0, 1)
+    machine.search(own=4096, largest=8192)
+    assert machine.asked == [4096, 8192, 2048, 1024, 512]
+    hasty = Machine(0, 1)
+    search = hasty.search(own=4096, largest=8192, seconds=13)
+    assert hasty.asked == [4096, 8192]
+    assert search.ran_out_of_time
+    assert not search.larger_left
+
+
+def told(search: BudgetSearch, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
     return "\n".join(
-        advice(
-            search.tried,
-            global_tokens=global_tokens,
-            workers=workers,
-            memory_margin=MARGIN,
-            inference=inference,
-            filled=search.filled,
-            out_of_time=search.ran_out_of_time,
-        )
+        advice(search, global_tokens=global_tokens, workers=workers, memory_margin=MARGIN, inference=inference)
     )
+
+
+def lines_for(machine: Machine, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
+    return told(machine.search(), global_tokens, workers=workers, inference=inference)
+
+
+def test_one_budget_is_not_called_the_fastest_when_the_time_was_over():
+    search = Machine(0, 1).search(own=1024, seconds=1)
+    assert [tried.tokens for tried in search.tried] == [1024]
+    text = told(search, 4096)
+    assert "more may fit: the time was over" in text
+    assert re.search(r"fastest +not known: the time was over .*--seconds", text)
+    assert "set  " not in text
+    assert "set  " not in told(search, 4096, inference=True)
+
+
+def test_only_budget_that_fits_is_what_to_set_though_nothing_was_compared():
+    text = told(Machine(0, TOTAL / 600).search(), 4096)
+    assert re.search(r"fastest +not known: no other budget", text)
+    assert "--batch.tokens 512 --batch.global_tokens 4096" in text
+
+
+def test_own_budget_that_batches_can_not_fill_is_said_to_be_left_out():
+    machine = Machine(0, 1)
+    text = told(machine.search(own=8192, largest=5000), 8192)
+    assert 8192 not in machine.asked
+    assert re.search(r"not measured +8,192 tokens, the experiment's own budget: .* is 5,120", text)
+
+
+def test_nothing_that_fits_for_want_of_time_names_the_option():
+    search = Machine(0, MIB).search(own=4096, seconds=1)
+    assert [tried.fits for tried in search.tried] == [False]
+    assert "raise --seconds" in find_batch_size._nothing_fits(search)
 
 
 def test_keys_to_set_are_those_of_the_fastest_that_fits():
@@ -148,6 +206,25 @@ def test_help_teaches_and_needs_no_config(command):
     assert outcome.code == 0
     for words in ("--inference", "--workers", "--memory-margin", "python -m tools find_batch_size --config"):
         assert words in outcome.out
+
+
+def test_help_says_how_long_it_takes_and_what_comes_on_top(command):
+    words = " ".join(command("find_batch_size", "--help").out.split())
+    assert re.search(r"--seconds says.* starting the workers, 10 to 20 s, come on top", words)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_is_one_line_and_the_shells_code(command, tmp_path, monkeypatch, signum, code):
+    def interrupted(*_):
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signum)
+            time.sleep(5)
+        raise KeyboardInterrupt  # as Ray's waits pass it on
+
+    monkeypatch.setattr(find_batch_size, "_searched", interrupted)
+    (tmp_path / "config.yaml").write_text("")
+    outcome = command("find_batch_size", "--config", tmp_path / "config.yaml")
+    assert (outcome.code, outcome.out, outcome.err) == (code, "", "interrupted: the workers are ended\n")
 
 
 def test_config_that_is_not_there_is_one_line(command, tmp_path):
@@ -226,3 +303,21 @@ def test_classifier_is_measured_and_no_run_is_left(find_here, tmp_path):
     assert "classifier, training in none: 1 worker on cpu" in outcome.out
     assert re.search(r"largest that fits +[\d,]+ tokens", outcome.out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "labelled.fasta", "stores"]
+
+
+@pytest.mark.slow
+def test_sigterm_while_a_budget_is_measured_ends_the_workers_in_one_line(find_here, store_path, tmp_path, monkeypatch):
+    groups = []
+
+    def measure(group, *arguments):
+        groups.append(group)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return group_measure(group, *arguments)
+
+    group_measure = measuring_pool._Group.measure
+    monkeypatch.setattr(measuring_pool._Group, "measure", measure)
+    config = tiny_config(tmp_path, data={"store": store_path}, ray={"num_workers": 1, "cpus_per_worker": 1})
+    outcome = find_here(config)
+    assert (outcome.code, outcome.out, outcome.err) == (143, "", "interrupted: the workers are ended\n")
+    (group,) = groups
+    assert not group.in_step(), "the worker is gone"

@@ -115,6 +115,8 @@ def test_chosen_gpus_alone_are_logged(command, use, log):
         (("--gpu", 7), 2, "--gpu 7: not on this machine; there are: 0, 1"),
         (("--pid", 2**22 + 1), 2, "there is no such process"),
         (("--interval", 0.001), 2, "GPUs measure no faster"),
+        (("--interval", 0), 2, "--interval: input should be greater than 0, got 0"),
+        (("--interval", 0, "--duration", -1), 2, "got 0.0; --duration: input should be greater than 0"),
     ],
 )
 def test_what_can_not_be_is_refused_in_one_line(command, use, log, arguments, code, message):
@@ -124,6 +126,23 @@ def test_what_can_not_be_is_refused_in_one_line(command, use, log, arguments, co
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert not log.exists()
+
+
+def test_one_folder_is_made_for_the_log_and_no_more(command, use, tmp_path):
+    use(two_gpus())
+    assert command("gpu_monitor", "--output", tmp_path / "logs" / "x.csv", "--duration", 0.1).code == 0
+    outcome = command("gpu_monitor", "--output", tmp_path / "lgos" / "may" / "x.csv", "--duration", 0.1)
+    assert outcome.code == 2
+    assert f"there is no folder {tmp_path / 'lgos'}" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_no_folder_is_made_at_the_top_of_the_file_system(command, use):
+    use(two_gpus())
+    folder = Path("/folder-of-no-one")
+    outcome = command("gpu_monitor", "--output", folder / "x.csv", "--duration", 0.1)
+    assert outcome.code == 2
+    assert not folder.exists()
 
 
 def test_file_of_something_else_is_refused_and_kept(command, use, log):

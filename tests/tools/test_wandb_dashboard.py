@@ -49,6 +49,24 @@ def test_saved_workspace_is_on_the_server_of_the_keys_own_user(monkeypatch, caps
     assert "/tester/mine?nw=" in capsys.readouterr().out
 
 
+def test_without_an_account_one_is_asked_for_whatever_the_host(monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_API_KEY")
+    for name in ("WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        assert run(wandb_dashboard.main, ["--save"]) == 4
+        assert server.requests == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "wandb login, or set WANDB_API_KEY" in line
+    assert server.url not in line
+
+
+def test_number_out_of_range_is_one_line(capsys):
+    assert run(wandb_dashboard.main, ["--workers", "0"]) == 2
+    assert capsys.readouterr().err == "error: --workers: input should be greater than 0, got 0\n"
+
+
 def test_server_out_of_reach_is_one_line_and_code_4(monkeypatch, capsys):
     with socket.socket() as bound:  # not listening
         bound.bind(("127.0.0.1", 0))

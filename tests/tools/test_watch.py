@@ -84,9 +84,31 @@ def test_nothing_is_written_to_the_run(command, run):
 
 
 def test_run_that_is_not_there_yet_is_shown(command, tmp_path):
-    outcome = command("watch", tmp_path / "soon", "--once")
+    outcome = command("watch", tmp_path / "soon")
     assert outcome.code == 0
     assert "not begun" in outcome.out
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_one_picture_of_no_run_is_refused_with_the_nearest_names(command, run, tmp_path, made):
+    if made:
+        (tmp_path / "mime").mkdir()
+    outcome = command("watch", tmp_path / "mime", "--once")
+    assert outcome.code == 2
+    assert ("has no config.yaml" if made else "is not there") in outcome.err
+    assert f"did you mean {run.path}?" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_throughput_search_is_no_run_and_its_report_is_named(command, tmp_path, reported):
+    for name in ("config.yaml", "tune.yaml", "trials.jsonl", *(["tune_report.html"] if reported else [])):
+        (tmp_path / name).write_text("")
+    outcome = command("watch", tmp_path)
+    assert outcome.code == 2
+    assert f"{tmp_path} is a throughput search" in outcome.err
+    assert (str(tmp_path / "tune_report.html") if reported else "is not there yet") in outcome.err
+    assert outcome.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["file", "runs", "other", "nowhere"])

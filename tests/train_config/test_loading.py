@@ -1,7 +1,9 @@
+import copy
 from pathlib import Path
 
 import pytest
 
+from train_config.command_line import run
 from train_config.errors import ConfigError
 from train_config.loading import dump_config, known_keys, load_config
 from train_config.reference import config_reference
@@ -52,6 +54,9 @@ def test_resolved_config_reads_back_the_same(config_file):
         ("training:\n  learning_rate: fast\n", r"run\.yaml:2: training\.learning_rate: .*number.*'fast'"),
         ("batch:\n  tokens: 1\n  tokens: 2\n", r"run\.yaml:3: batch\.tokens is set twice, first in line 2"),
         ("batch: [1\n", r"run\.yaml:2: no valid YAML"),
+        ("batch:\n", r"run\.yaml:1: batch: is empty: leave it out or name settings below it"),
+        ("model:\n  backbone:\n", r"run\.yaml:2: model\.backbone: is empty: leave it out or"),
+        ("space: {}\n", r"run\.yaml: this looks like a search, which belongs to --tune"),
         ("- a\n", r"run\.yaml: must hold sections"),
         ("data:\n  max_length: 9000\n", r"batch\.tokens \(8192\) can't hold one sequence of data\.max_length \(9000\)"),
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
@@ -82,6 +87,19 @@ def test_mistakes_on_the_command_line_name_the_option(arguments, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(None, arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_every_mistake_is_a_line_of_its_own(config_file, capsys):
+    path = config_file("batch:\n  tokens: abc\ntraining:\n  learning_rate: fast\n")
+    assert run(lambda _: load_config(path) and 0, []) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {path}:2: batch.tokens: ")
+    assert second.startswith(f"error: {path}:4: training.learning_rate: ")
+
+
+def test_mistakes_keep_apart_in_a_copy():
+    error = copy.copy(ConfigError("one", "two"))  # as pickle does it
+    assert (error.problems, str(error)) == (("one", "two"), "one; two")
 
 
 def test_missing_file_is_refused(tmp_path):

@@ -60,7 +60,9 @@ def test_resolved_search_reads_back_the_same(search_file):
         ("space:\n  stage: [2, 2]\n", r"search\.yaml:2: space\.stage: names a value twice: 2, 2"),
         ("search:\n  algorithm: tpo\n", r"search\.yaml:2: search\.algorithm: .*'tpe', 'random' or 'grid'"),
         ("memory_margin: 1.0\n", r"search\.yaml:1: memory_margin: .*less than 1, got 1\.0"),
-        ("batch:\n  tokens: 512\n", r"search\.yaml:1: batch: no such setting"),
+        ("search: {}\nbatch:\n  tokens: 512\n", r"search\.yaml:2: batch: no such setting"),
+        ("batch:\n  tokens: 512\n", r"search\.yaml: this looks like an experiment, which belongs to --config"),
+        ("space:\n", r"search\.yaml:1: space: is empty: leave it out or name settings below it"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line_with_file_and_key(search_file, text, message):

@@ -20,6 +20,17 @@ def test_before_training_a_signal_raises(signum):
     assert caught.value.exit_code == 128 + signum
 
 
+def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
+    cleaned = []
+    with pytest.raises(Interrupted), StopSignals():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
+            cleaned.append(True)
+    assert cleaned
+
+
 def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
     asked = []
     with StopSignals() as stop:

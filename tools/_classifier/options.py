@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Arguments = list[str]
 
 
-class PipelineOptions(BaseModel):
+class PipelineOptions(ToolArguments):
     """Which classifier, and how it computes."""
 
     model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")

@@ -1,14 +1,15 @@
 """The largest token budget that fits into memory, found by doubling and bisecting.
 
-In: something that measures a budget. Out: what was tried. Memory grows about in proportion to the budget, so that two
-measurements tell where to look: a budget far beyond the memory is not tried, and the place to bisect at is the one
-where the memory is expected to end.
+In: something that measures a budget. Out: what was tried. The experiment's own budget comes first, so that however
+little time there is, what is there today has been measured; larger ones follow, then smaller ones. Memory grows about
+in proportion to the budget, so that two measurements tell where to look: a budget far beyond the memory is not tried,
+and the place to bisect at is the one where the memory is expected to end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from training.throughput import Measurement
@@ -35,8 +36,9 @@ class BudgetSearch:
 
     Args:
         measure: measures a budget.
-        smallest: budget to start from, which the longest sequence fits into.
+        smallest: budget that the longest sequence fits into.
         largest: budget beyond which batches would not be filled.
+        own: the experiment's budget, from which to start; None, or one that batches would not fill: the smallest.
         memory_margin: share of the memory that has to stay free.
         seconds: after which no budget is tried that is expected to end later.
         clock: seconds, for tests.
@@ -48,58 +50,92 @@ class BudgetSearch:
         *,
         smallest: int,
         largest: int,
+        own: int | None = None,
         memory_margin: float,
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._measure, self._margin = measure, memory_margin
-        self._smallest = _up(smallest)
+        self._smallest = min(_up(smallest), own or _up(smallest))
         self._largest = max(self._smallest, _up(largest))
+        self._own = own
+        self._first = own if own and own <= self._largest else self._smallest
         self._clock, self._deadline = clock, clock() + seconds
         self._last_s = 0.0
         self._points: dict[int, int] = {}
         self.tried: list[Tried] = []
         self.ran_out_of_time = False
+        """Whether budgets were left for want of time."""
+        self.larger_left = False
+        """Whether larger ones than the largest that fits were."""
 
     @property
     def filled(self) -> bool:
         """Whether the largest budget that batches fill fits."""
         return any(tried.fits and tried.tokens == self._largest for tried in self.tried)
 
+    @property
+    def unfilled(self) -> int | None:
+        """The experiment's own budget where batches would not fill it, so that it is not tried."""
+        return self._own if self._own and self._own > self._largest else None
+
+    @property
+    def largest(self) -> int:
+        """The largest budget that batches fill."""
+        return self._largest
+
     def run(self) -> list[Tried]:
         """Search; the budgets from the smallest on."""
-        fits, too_large = self._double()
-        if fits and too_large:
-            self._bisect(fits, too_large)
+        if self._try(self._first):
+            self._bisect(*self._double(self._first, self._upwards()))
+            self._try_smaller()
+        else:
+            fits, too_large = self._double(0, [*self._downwards()][::-1])
+            self._bisect(fits, too_large or self._first)
         self.tried.sort(key=lambda tried: tried.tokens)
         return self.tried
 
-    def _double(self) -> tuple[int, int]:
-        """The largest budget that fits and one that does not, 0 where there is none."""
-        fits = 0
-        for tokens in self._doubled():
+    def _double(self, fits: int, budgets: Iterable[int]) -> tuple[int, int]:
+        """The largest that fits, ``fits`` or one of ``budgets``, and one that does not, 0 where there is none."""
+        for tokens in budgets:
             expected = self._expected_bytes(tokens)
             if expected is not None and expected > self._total_bytes():
                 self.tried.append(Tried(tokens, False, None, expected))
                 return fits, tokens
             if self._too_late(2 * self._last_s):
+                self.larger_left = True
                 return fits, 0
             if not self._try(tokens):
                 return fits, tokens
             fits = tokens
         return fits, 0
 
-    def _doubled(self) -> Iterator[int]:
-        tokens = self._smallest
+    def _upwards(self) -> Iterator[int]:
+        """Doubled from the first on."""
+        tokens = self._first
         while tokens < self._largest:
+            tokens = min(_up(2 * tokens), self._largest)
             yield tokens
-            tokens *= 2
-        yield self._largest
+
+    def _downwards(self) -> Iterator[int]:
+        """Halved from the first on, down to the smallest."""
+        tokens = self._first
+        while tokens > self._smallest:
+            tokens = max(tokens // 2 // UNIT * UNIT, self._smallest)
+            yield tokens
+
+    def _try_smaller(self) -> None:
+        """Smaller ones than the first fit as well and may be faster: as many as there is time for."""
+        known = {tried.tokens for tried in self.tried}
+        for tokens in self._downwards():
+            if tokens not in known and (self._too_late(self._last_s) or not self._try(tokens)):
+                return
 
     def _bisect(self, fits: int, too_large: int) -> None:
-        while too_large - fits > max(UNIT, fits // RESOLUTION):
+        while fits and too_large - fits > max(UNIT, fits // RESOLUTION):
             tokens = self._between(fits, too_large)
             if self._too_late(self._last_s):
+                self.larger_left = True
                 return
             if self._try(tokens):
                 fits = tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from tools._find_batch_size.budgets import Tried, fastest_fitting, largest_fitting
+from tools._find_batch_size.budgets import BudgetSearch, Tried, fastest_fitting, largest_fitting
 from training.memory_meter import mib
 
 
@@ -31,42 +31,48 @@ def table(tried: list[Tried]) -> Table:
 
 
 def advice(
-    tried: list[Tried],
-    *,
-    global_tokens: int,
-    workers: int,
-    memory_margin: float,
-    inference: bool,
-    filled: bool,
-    out_of_time: bool,
+    search: BudgetSearch, *, global_tokens: int, workers: int, memory_margin: float, inference: bool
 ) -> list[str]:
     """Lines that say which budget is the largest and which the fastest, and what to set.
 
     Args:
-        tried: of which some fits.
+        search: that is done, and of whose budgets some fits.
         global_tokens: that the config has.
         workers: each of which is to have a batch of every step.
         memory_margin: share of the memory that is left free.
         inference: whether forward passes alone were measured.
-        filled: whether no larger budget could be filled with the data.
-        out_of_time: whether larger ones were left for want of time.
     """
-    largest, fastest = largest_fitting(tried), fastest_fitting(tried)
+    largest, fastest = largest_fitting(search.tried), fastest_fitting(search.tried)
     assert largest is not None and largest.measurement is not None
     assert fastest is not None and fastest.measurement is not None
     peak, total = largest.measurement.peak_memory_bytes, largest.measurement.total_memory_bytes
     memory = "" if peak is None or total is None else f": {mib(peak)} of {mib(total)}, {memory_margin:.0%} left free"
     lines = [f"largest that fits  {largest.tokens:,} tokens{memory}"]
-    if filled:
+    if search.filled:
         lines.append("                   no batch could be larger: it is a worker's part of all training sequences")
-    elif out_of_time:
+    elif search.larger_left:
         lines.append("                   more may fit: the time was over (raise --seconds)")
-    lines.append(f"fastest            {fastest.tokens:,} tokens: {fastest.measurement.tokens_per_s:,.0f} tokens/s")
+    if search.unfilled:
+        lines.append(
+            f"not measured       {search.unfilled:,} tokens, the experiment's own budget: "
+            f"batches would not fill it, as a worker's part of all training sequences is {search.largest:,}"
+        )
+    if sum(tried.fits for tried in search.tried) < 2:
+        if search.ran_out_of_time:
+            reason = "the time was over after one budget that fits (raise --seconds)"
+            return [*lines, f"fastest            not known: {reason}"]
+        lines.append("fastest            not known: no other budget was measured that fits")
+    else:
+        lines.append(f"fastest            {fastest.tokens:,} tokens: {fastest.measurement.tokens_per_s:,.0f} tokens/s")
+    return lines + _to_set(search.tried, fastest, global_tokens, workers, inference)
+
+
+def _to_set(tried: list[Tried], fastest: Tried, global_tokens: int, workers: int, inference: bool) -> list[str]:
     if inference:
-        return [*lines, f"set                --batch-tokens {fastest.tokens} where a tool or pipeline predicts"]
+        return [f"set                --batch-tokens {fastest.tokens} where a tool or pipeline predicts"]
     at_once = fastest.tokens * workers
     steps = max(1, round(global_tokens / at_once))
-    lines.append(f"set                --batch.tokens {fastest.tokens} --batch.global_tokens {steps * at_once}")
+    lines = [f"set                --batch.tokens {fastest.tokens} --batch.global_tokens {steps * at_once}"]
     if steps * at_once != global_tokens:
         dividing = [t for t in tried if t.fits and global_tokens % (t.tokens * workers) == 0]
         best = fastest_fitting(dividing)
