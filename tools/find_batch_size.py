@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,12 +81,11 @@ def main(argv: list[str]) -> int:
         with signals, _showing() as show:
             heading, search, workers = _searched(arguments, config, signals, show)
     except (KeyboardInterrupt, SystemExit) as error:
-        # Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit.
-        signum = signals.raised or (error.code if isinstance(error, SystemExit) else signal.SIGINT)
-        if signum not in (signal.SIGINT, signal.SIGTERM):
+        signum = signals.behind(error)
+        if signum is None:
             raise
         print("interrupted: the workers are ended", file=sys.stderr)
-        return 128 + int(signum)
+        return 128 + signum
     console.print(Text(heading), Text(), table(search.tried), sep="\n")
     if not any(tried.fits for tried in search.tried):
         raise ResourceError(_nothing_fits(search))

@@ -6,7 +6,6 @@ workers; what it measures comes back through metrics.jsonl in the run's folder.
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from training.data_size import DataSize, estimate_size, size_of_store
 from training.engine import check_precision, settings_path
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
-from training.signals import Interrupted, StopSignals
+from training.signals import StopSignals
 
 WATCHER_TIMEOUT_S = 30.0
 
@@ -64,16 +63,16 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     Returns:
         The exit code; 128 + signal where one came before ``work`` heard of signals.
     """
+    signals = StopSignals()
     try:
-        with StopSignals() as signals, locked(run):
+        with signals, locked(run):
             return work(signals)
-    except (Interrupted, SystemExit) as error:
-        # Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit.
-        signum = error.signum if isinstance(error, Interrupted) else error.code
-        if signum not in (signal.SIGINT, signal.SIGTERM):
+    except (KeyboardInterrupt, SystemExit) as error:
+        signum = signals.behind(error)
+        if signum is None:
             raise
         print(f"interrupted before {name} began", file=sys.stderr)
-        return 128 + int(signum)
+        return 128 + signum
 
 
 def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:

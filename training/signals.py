@@ -67,6 +67,18 @@ class StopSignals:
         for signum in self._before:
             signal.signal(signum, self._handle)
 
+    def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
+        """The signal that led to this error before the hand-over; None where a program asked to exit.
+
+        Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit with its number; later
+        Ray's waits make a plain KeyboardInterrupt of what this one's handler raises.
+        """
+        if self.raised is not None:
+            return self.raised
+        if isinstance(error, KeyboardInterrupt):
+            return signal.SIGINT
+        return error.code if error.code in (signal.SIGINT, signal.SIGTERM) else None  # type: ignore[return-value]
+
     def remaining_s(self, otherwise_s: float) -> float:
         """Seconds left for sinks to close after a signal; ``otherwise_s`` without one."""
         if self.received is None:

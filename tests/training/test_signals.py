@@ -20,6 +20,24 @@ def test_before_training_a_signal_raises(signum):
     assert caught.value.exit_code == 128 + signum
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_is_known_where_a_wait_made_a_plain_interrupt_of_it(signum):
+    stop = StopSignals()
+    with pytest.raises(KeyboardInterrupt) as caught, stop:
+        try:
+            send(signum)
+        except Interrupted:
+            raise KeyboardInterrupt from None  # as Ray's waits do
+    assert stop.behind(caught.value) == signum
+
+
+def test_exit_is_a_signal_where_its_code_is_the_number_of_one():
+    stop = StopSignals()
+    assert stop.behind(SystemExit(signal.SIGTERM)) == signal.SIGTERM
+    assert stop.behind(SystemExit(1)) is None
+    assert stop.behind(KeyboardInterrupt()) == signal.SIGINT
+
+
 def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
     cleaned = []
     with pytest.raises(Interrupted), StopSignals():
