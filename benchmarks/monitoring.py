@@ -45,7 +45,7 @@ TOKENS: dict[Device, int] = {"cpu": 1024, "cuda": 32768}
 SLICE_S: dict[Device, float] = {"cpu": 2.0, "cuda": 4.0}
 QUICK_SLICE_S = 0.5
 WARMUP_STEPS, QUICK_WARMUP_STEPS = 20, 2
-ROUNDS, SAMPLER_ROUNDS = 50, 3
+ROUNDS, SAMPLER_ROUNDS = 40, 3
 """A round is a slice of each; two rounds cancel a drift."""
 SAMPLED_S, QUICK_SAMPLED_S = 30.0, 2.0
 FLOOR = 0.99

@@ -22,10 +22,9 @@ from tests.training.test_two_workers import train_with
 from train_config.errors import ConfigError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
-from training import features, throughput
+from training import experiment, features
 from training.classification import ClassificationExperiment, estimate, prepare
 from training.context import StandaloneContext
-from training.experiment import open_experiment
 from training.run_folder import Outcome
 from training.throughput import measure_on_worker, staged
 from training.worker import train_worker
@@ -270,13 +269,12 @@ def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, t
     read_whole = []
     monkeypatch.setattr(Store, "_check_file", lambda store, full: read_whole.append(store.path) if full else None)
     opened = []
-    monkeypatch.setattr(
-        throughput, "open_experiment", lambda *given: opened.append(open_experiment(*given)) or opened[-1]
-    )
+    open_one = experiment.open_experiment
+    monkeypatch.setattr(experiment, "open_experiment", lambda *given: opened.append(open_one(*given)) or opened[-1])
     measurement = MeasurementSection(warmup_steps=1, window_s=0.01, max_windows=2)
     for _ in range(2):
         assert measure_on_worker(config, StandaloneContext(), path, measurement, None).status == "ok"
-    assert [experiment._labelled.store.path for experiment in opened] == [copy, copy]
+    assert [one._labelled.store.path for one in opened] == [copy, copy]
     assert read_whole == []
 
 

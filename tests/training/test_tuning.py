@@ -195,7 +195,7 @@ def test_dry_run_shows_the_space_and_what_comes_first_and_starts_nothing(tmp_pat
     output = capsys.readouterr().out
     assert "64, 128, 256, 512" in output
     assert "8: fp16, which needs a GPU" in output
-    assert output.index("token budget 256, precision fp32") < output.index("token budget 512, precision fp32")
+    assert output.index("  token budget 256") < output.index("  token budget 512")
     assert list(tmp_path.iterdir()) == []
 
 
