@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,7 @@ from training.search_space import SearchSpace
 from training.throughput import Settings
 from training.tune_results import describe, write_best, write_pareto
 
-OWN = {
-    "tokens": 1024,
-    "batch_size": None,
-    "num_workers": 1,
-    "prefetch": 4,
-    "amp_dtype": "bf16",
-    "gradient_checkpointing": False,
-    "compile": False,
-    "stage": 2,
-    "workers": 1,
-}
+OWN = asdict(Settings(1024, None, 1, 4, "bf16", False, False, 2, 1))
 FASTER = OWN | {"tokens": 2048}
 VALUES = {name: (value,) for name, value in OWN.items()} | {"tokens": (1024, 2048)}
 SPACE = SearchSpace(VALUES, (Settings(**OWN), Settings(**FASTER)), {}, Settings(**OWN))  # type: ignore[arg-type]
