@@ -176,10 +176,8 @@ class _Rules:
     ) -> None:
         self._config, self._device = config, device
         self._global_tokens = config.batch.global_tokens if search.keep_global_tokens else None
-        self._most_workers = max(
-            (count for count in values["workers"] if _can_place(config, nodes, count)),  # type: ignore[type-var]
-            default=0,
-        )
+        counts = range(1, max(values["workers"]) + 1)  # type: ignore[operator, type-var]
+        self._most_workers = len(list(itertools.takewhile(lambda count: _can_place(config, nodes, count), counts)))
         self._prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
         backbone = config.model.backbone
         self._nothing_to_recompute = backbone.frozen and len(values["gradient_checkpointing"]) > 1
@@ -189,10 +187,10 @@ class _Rules:
         needed = self._config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
         if settings.tokens < needed:
             return f"a budget under the {needed} tokens of the longest sequence"
-        if self._global_tokens and self._global_tokens % (settings.tokens * settings.workers):
-            return f"budgets, times workers, that do not divide the {self._global_tokens} tokens of the global batch"
         if settings.workers > self._most_workers:  # type: ignore[operator]
             return f"more workers than the {self._most_workers} that the cluster holds"
+        if self._global_tokens and self._global_tokens % (settings.tokens * settings.workers):
+            return f"budgets, times workers, that do not divide the {self._global_tokens} tokens of the global batch"
         if settings.amp_dtype == "fp16" and self._device == "cpu":
             return "fp16, which needs a GPU"
         if settings.stage == 0 and self._config.deepspeed.offload_optimizer:
@@ -211,7 +209,7 @@ def _budgets(config: Config, own: int) -> tuple[int, ...]:
     return tuple(sorted({own, *(2**exponent for exponent in exponents)}))
 
 
-def _can_place(config: Config, nodes: list[NodeResources], count: Any) -> bool:
+def _can_place(config: Config, nodes: list[NodeResources], count: int) -> bool:
     try:
         cluster.place_workers(config.ray.model_copy(update={"num_workers": count}), nodes)
     except ResourceError:

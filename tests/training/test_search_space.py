@@ -45,6 +45,11 @@ def test_budgets_of_several_workers_divide_the_global_batch_among_them(tmp_path)
     assert "do not divide the 512 tokens" in next(iter(space.left_out))
 
 
+def test_workers_that_the_cluster_does_not_hold_are_left_out_for_that_whatever_their_budgets(tmp_path):
+    space = space_of(tmp_path, {"workers": [1, 64]})
+    assert set(space.left_out) == {"more workers than the 2 that the cluster holds"}
+
+
 def test_without_a_fixed_global_batch_any_budget_goes_with_any_number_of_workers(tmp_path):
     space = space_of(tmp_path, {"workers": [1, 2], "tokens": [64, 100]}, keep=False)
     assert {(s.tokens, s.workers) for s in space.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
