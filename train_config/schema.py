@@ -12,7 +12,15 @@ from pydantic import Field, field_validator, model_validator
 
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
-from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from train_config.section import (
+    FolderName,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Share,
+)
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""
@@ -21,10 +29,8 @@ SPECIAL_TOKENS_PER_SEQUENCE = 2
 class RunSection(Section):
     """Which run this is and where its files go."""
 
-    name: str = Field(
-        "esm2ae",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Name of the run and of its folder. The same name continues the run.",
+    name: FolderName = Field(
+        "esm2ae", description="Name of the run and of its folder. The same name continues the run."
     )
     storage_path: str = Field("runs", description="Folder that holds the runs; on a cluster, one that every node sees.")
     resume: Literal["must", "allow", "never"] = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from train_config.section import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 Precision = Literal["bf16", "fp16", "none"]
 _PRECISIONS: list[Precision] = ["bf16", "none"]
@@ -89,9 +89,8 @@ class SearchSection(Section):
 class TuneConfig(Section):
     """A search for the most real tokens per second."""
 
-    name: str = Field(
+    name: FolderName = Field(
         "tune_throughput",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="Folder of the search, in the storage path. The same name goes on with the search.",
     )
     memory_margin: Share = Field(

@@ -41,6 +41,7 @@ from model.task import TaskModel, targets_of
 from train_config.errors import ConfigError
 from train_config.loading import dump_config
 from train_config.schema import Config
+from train_config.section import STORES
 from training.collective import ControlGroup
 from training.context import WorkerContext
 from training.data_size import DataSize
@@ -233,7 +234,7 @@ def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = 
         ConfigError, DataError: the source or its labels are refused.
     """
     _best_metric(config)
-    root = run.path.parent / "stores"
+    root = run.path.parent / STORES
     path = ensure_labelled_store(config.data, config.model.tokenizer, root, progress)
     labelled = LabelledStore(path)
     source = config.model.backbone.source

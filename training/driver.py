@@ -26,6 +26,7 @@ from monitoring.wandb_sink import new_run_id
 from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
+from train_config.section import STORES
 from training import cluster
 from training.cluster import Workers
 from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
@@ -102,7 +103,7 @@ def dry_run(config: Config) -> int:
 def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
     """The folder of the data, made if need be."""
     if config.model.task != "classifier":
-        return ensure_store(config.data, run.path.parent / "stores", progress)
+        return ensure_store(config.data, run.path.parent / STORES, progress)
     from training.classification import prepare  # here: it loads torchmetrics
 
     return prepare(config, run, progress)

@@ -125,3 +125,8 @@ def test_config_page_is_up_to_date():
     page = (REPOSITORY / "docs" / "config.md").read_text()
     assert page == config_reference(), "run 'make docs'"
     assert all(f"`{key[-1]}`" in page for key in known_keys())
+
+
+def test_run_may_not_take_the_folder_of_the_stores():
+    with pytest.raises(ConfigError, match=r"run\.name.*'stores' is the folder of the stores"):
+        load_config(None, ["--run.name", "stores"])

@@ -97,3 +97,8 @@ def test_every_setting_says_what_it_is():
         for part in key[:-1]:
             model = model.model_fields[part].annotation
         assert model.model_fields[key[-1]].description, key
+
+
+def test_search_may_not_take_the_folder_of_the_stores():
+    with pytest.raises(ConfigError, match=r"name.*'stores' is the folder of the stores"):
+        load_tune_config(SHIPPED, ["--tune.name", "stores"])

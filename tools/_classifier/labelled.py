@@ -26,6 +26,7 @@ from inference.classification import Predictions
 from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import Config
+from train_config.section import STORES
 
 Part = Literal["all", "training", "validation", "test"]
 
@@ -99,9 +100,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         ConfigError, DataError: the run's source is not there any more, or gives other labels than the model has.
         DataError: the split has no such part.
     """
-    path = ensure_labelled_store(
-        config.data, config.model.tokenizer, Path(config.run.storage_path) / "stores", progress
-    )
+    path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
     store = LabelledStore(path)
     if store.label_space != space:
         raise DataError(
