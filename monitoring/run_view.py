@@ -179,21 +179,17 @@ def _devices(state: RunState, width: int) -> Panel | None:
             lines.append(Text(host, style="bold"))
         for gpu in sorted({int(name.split("/")[1]) for name in figures if name.startswith("gpu/")}):
             own = {name.split("/")[2]: value for name, value in figures.items() if name.startswith(f"gpu/{gpu}/")}
-            lines += _gpu(gpu, own, length)
+            lines += _gpu(gpu, own, length, width - 4)
         lines += _host(figures, length, width - 4)
     return _panel(Group(*lines), "devices")
 
 
-def _gpu(gpu: int, figures: Mapping[str, float], length: int) -> list[Text]:
-    """Load, memory and the rest; a second line where something slows it."""
+def _gpu(gpu: int, figures: Mapping[str, float], length: int, room: int) -> list[Text]:
+    """Load, memory and the rest, which goes below where it has no room; a further line where something slows it."""
     forms = (("temperature_c", "{:.0f}°C"), ("power_w", "{:.0f}W"), ("sm_clock_mhz", "{:.0f}MHz"))
     details = " ".join(form.format(figures[name]) for name, form in forms if name in figures)
-    lines = [
-        _device(
-            f"GPU {gpu}", figures.get("util"), figures.get("mem_used_bytes"), figures.get("mem_total_bytes"), length
-        )
-    ]
-    lines[0].append(f"  {details}", "dim")
+    used, total = figures.get("mem_used_bytes"), figures.get("mem_total_bytes")
+    lines = _with_details(_device(f"GPU {gpu}", figures.get("util"), used, total, length), details, room)
     if throttled := describe_throttling(int(figures.get("throttle_reasons", 0))):
         lines.append(Text(f"{_DEVICE_INDENT}slowed: {', '.join(throttled)}", style="bold red"))
     return lines
@@ -207,9 +203,16 @@ def _host(figures: Mapping[str, float], length: int, room: int) -> list[Text]:
     if None in rates:
         return [line]
     disk = f"disk {_megabytes(rates[0])}/{_megabytes(rates[1])} MB/s"  # read, written
-    if len(line) + 2 + len(disk) > room:
-        return [line, Text(f"{_DEVICE_INDENT}{disk}", style="dim")]
-    line.append(f"  {disk}", "dim")
+    return _with_details(line, disk, room)
+
+
+def _with_details(line: Text, details: str, room: int) -> list[Text]:
+    """A device's line with what else is known of it behind, or below where that has no room."""
+    if not details:
+        return [line]
+    if len(line) + 2 + len(details) > room:
+        return [line, Text(f"{_DEVICE_INDENT}{details}", style="dim")]
+    line.append(f"  {details}", "dim")
     return [line]
 
 
