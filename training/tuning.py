@@ -426,11 +426,13 @@ def _conclude(
         write_best(folder.best, best, trials, space, config, search)
     if trials:
         write_pareto(folder.pareto, trials, search.memory_margin)
+    if trials or not signals.received:
+        _write_report(folder, space, journal)
     if signals.received:
         found = f", {folder.best} has the fastest so far ({speed(best):,.0f} tokens/s)" if best is not None else ""
-        say(f"stopped after {len(trials)} trials{found}; the same command goes on")
+        report = f", {folder.report} tells of them" if trials else ""
+        say(f"stopped after {len(trials)} trials{report}{found}; the same command goes on")
         return signals.exit_code
-    _write_report(folder, space, journal)
     if error is not None:
         raise error
     if best is None:

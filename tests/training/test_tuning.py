@@ -153,7 +153,7 @@ def test_search_on_other_machines_is_not_mixed_with_it(finished, ray_address):
         finished.hardware.write_text(here)
 
 
-def test_interrupted_search_keeps_its_trials_and_goes_on_to_the_same_end(finished, ray_address, tmp_path):
+def test_interrupted_search_keeps_its_trials_reports_them_and_goes_on_to_the_same_end(finished, ray_address, tmp_path):
     config = an_experiment(tmp_path, ray_address)
     journal = SearchFolder(tmp_path, "fast").trials
     logged: list[logging.LogRecord] = []
@@ -175,6 +175,7 @@ def test_interrupted_search_keeps_its_trials_and_goes_on_to_the_same_end(finishe
     kept = trials_of(tmp_path)
     assert 2 <= len(kept) < 8
     assert SearchFolder(tmp_path, "fast").best.exists()
+    assert SearchFolder(tmp_path, "fast").report.exists()
     assert tune(config, a_search(), FormulaPool) == 0
     assert trials_of(tmp_path)[: len(kept)] == kept
     undisturbed = [(trial.settings, trial.measurement) for trial in TrialJournal(finished.trials).trials]
