@@ -159,13 +159,17 @@ def tokens_per_s(records: Sequence[dict[str, Any]]) -> float:
 
 
 def start_program(
-    command: list[str], output: int | IO[str], environment: Mapping[str, str] | None = None
+    command: list[str],
+    output: int | IO[str],
+    environment: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> subprocess.Popen[str]:
     """Start a launcher, with these variables besides those of this process; what it says goes to ``output``."""
     return subprocess.Popen(
         command,
         cwd=_REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"} | dict(environment or {}),
+        stdin=stdin,
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,

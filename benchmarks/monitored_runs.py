@@ -8,24 +8,15 @@ watched as was said is no comparison.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from benchmarks.launching import (
-    END_TIMEOUT_S,
-    LAST_WORDS,
-    Changes,
-    Launches,
-    ray_command,
-    require_same_losses,
-    start_program,
-)
-from benchmarks.process_family import ProcessFamily
+from benchmarks.background_program import BackgroundProgram
+from benchmarks.launching import Changes, Launches, ray_command, require_same_losses
 from benchmarks.slices import SlicedProgram, Slices
 from benchmarks.stage import Device, Facts, WrongWorkError
 from monitoring.metrics_log import MetricsTail
@@ -129,37 +120,17 @@ class Evidence:
 class MonitoredRun:
     """A run that goes on until it is ended."""
 
-    process: subprocess.Popen[str]
-    family: ProcessFamily
+    program: BackgroundProgram
     evidence: Evidence
-    said: Path
     sliced: SlicedProgram = field(init=False)
-    _asked: bool = False
 
     def __post_init__(self) -> None:
-        self.sliced = SlicedProgram(self.family, self.evidence.folder.metrics, self.check)
-
-    def require_alive(self) -> None:
-        """Raise RuntimeError with its last words if it has ended."""
-        if self.process.poll() is not None:
-            words = self.said.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
-            raise RuntimeError(f"a run ended with code {self.process.returncode} while it was measured: {words}")
+        self.sliced = SlicedProgram(self.program.family, self.evidence.folder.metrics, self.check)
 
     def check(self) -> None:
         """Raise where it has ended or is not watched as it should be."""
-        self.require_alive()
+        self.program.require_alive()
         self.evidence.require()
-
-    def ask_to_end(self) -> None:
-        """Tell it, continued if it was stopped, to save and end. May be called again."""
-        if not self._asked:
-            self._asked = True
-            self.family.ask_to_end(self.process)
-
-    def end(self) -> None:
-        """Wait for its end and leave no process of it."""
-        self.ask_to_end()
-        self.family.end(self.process, END_TIMEOUT_S)
 
 
 @dataclass
@@ -184,7 +155,7 @@ class Pair:
         sliced = [run.sliced for run in self.runs.values()]
         while True:
             for run in self.runs.values():
-                run.require_alive()
+                run.program.require_alive()
                 run.sliced.new_steps()
             if all(len(program.losses) >= self.warmup_steps for program in sliced) and self._server_is_ready():
                 break
@@ -229,22 +200,21 @@ def side_by_side(launches: Launches, ways: Mapping[str, Watching], slice_s: floa
             server.behaviour_at_history = trouble
         runs: dict[str, MonitoredRun] = {}
         for name, watching in ways.items():
-            said = stack.enter_context((launches.setting.folder / f"{len(runs)}.log").open("w", encoding="utf-8"))
+            said = launches.setting.folder / f"{len(runs)}.log"
             runs[name] = _start(launches, watching, _CLOSED if server is None else server.url, said)
-            stack.callback(runs[name].end)
+            stack.callback(runs[name].program.end)
         try:
             yield Pair(runs, server, slice_s, launches.warmup_steps, launches.setting.device)
         finally:
             for run in runs.values():
-                run.ask_to_end()  # all before any is waited for
+                run.program.ask_to_end()  # all before any is waited for
 
 
-def _start(launches: Launches, watching: Watching, address: str, said: IO[str]) -> MonitoredRun:
+def _start(launches: Launches, watching: Watching, address: str, said: Path) -> MonitoredRun:
     config, folder = launches.prepare(watching.changes)
-    family = ProcessFamily()
     wandb = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0123456789" * 4}
-    process = start_program(ray_command(config), said.fileno(), {**family.variables, **wandb})
-    return MonitoredRun(process, family, Evidence(watching, folder, launches.workers), Path(said.name))
+    program = BackgroundProgram(ray_command(config), said, wandb)
+    return MonitoredRun(program, Evidence(watching, folder, launches.workers))
 
 
 def _require(condition: bool, otherwise: str) -> None:

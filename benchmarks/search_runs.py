@@ -17,8 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.found_in_training import FoundInTraining, Measuring, Training, found_in_training
 from benchmarks.launching import run_program, tokens_per_s
-from benchmarks.search import AGAIN, CASES, FOUND, TIME
+from benchmarks.search import CASES, FOUND, TIME, TRAINED
 from benchmarks.stage import Facts, Setting, WrongWorkError
 from monitoring.metrics_log import read_metrics
 from monitoring.tune_trials import settings_text
@@ -53,10 +54,11 @@ MEASUREMENT = {"warmup_steps": 2, "window_s": 1.5, "max_windows": 4, "timeout_s"
 QUICK_MEASUREMENT = {"warmup_steps": 1, "window_s": 0.2, "max_windows": 2, "timeout_s": 120.0}
 AGAIN_MEASUREMENT = {"window_s": 2.5}
 """Longer windows than those of the search."""
-FINALISTS, TURNS = 5, 3
+FINALISTS, TURNS = 5, 5
 """Of the exhaustive search's fastest, how many are measured again beside what the searches found, and how often."""
 TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 5, 10
 QUICK_TRAINED_S = 0.1
+SLICE_S, QUICK_SLICE_S = 4.0, 0.2
 _NEVER = 10**9
 PROGRAM = (sys.executable, "train_ray.py")
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -118,6 +120,7 @@ class Searches:
             found = self._found[seed] = self._search("tpe", seed)
             self.facts[TIME][f"trials, seed {seed}"] = len(found.trials)
             self.facts[FOUND][f"found by seed {seed}"] = words(found.best)
+            self._trained[seed] = self._train(seed, found)
         return self._found[seed]
 
     def speed_by_exhaustive(self, settings: Settings) -> float:
@@ -158,31 +161,46 @@ class Searches:
         return judged
 
     def trained(self, seed: int) -> float:
-        """Tokens per second of ``train_ray.py`` with best.yaml."""
-        found = self.search(seed)
+        """Tokens per second of ``train_ray.py`` with best.yaml, right after the search."""
+        self.search(seed)
+        return self._trained[seed]
+
+    def _train(self, seed: int, found: Found) -> float:
         seconds = QUICK_TRAINED_S if self.setting.quick else TRAINED_S
         steps = max(LEAST_STEPS, math.ceil(seconds * found.figure / self.config.batch.global_tokens))
-        name = f"trained-{seed}"
-        changes = ["--run.name", name, "--training.max_steps", str(WARMUP_STEPS + steps)]
-        run_program([*PROGRAM, "--config", str(found.folder / "best.yaml"), *changes])
-        metrics = read_metrics(RunFolder(self.config.run.storage_path, name).metrics)
+        training = self._training(found, f"trained-{seed}", WARMUP_STEPS + steps)
+        run_program(training.command)
+        metrics = read_metrics(training.metrics)
         trained = tokens_per_s([record for record in metrics if record["kind"] == "train"][WARMUP_STEPS:])
-        self.facts[AGAIN] |= {
+        self.facts[TRAINED] |= {
             f"tokens/s of the search, seed {seed}": round(found.figure),
             f"tokens/s of train_ray.py, seed {seed}": round(trained),
         }
-        self._trained[seed] = trained
         return trained
+
+    def _training(self, found: Found, name: str, steps: int) -> Training:
+        """Training with best.yaml."""
+        command = [*PROGRAM, "--config", str(found.folder / "best.yaml"), "--run.name", name]
+        command += ["--training.max_steps", str(steps)]
+        metrics = RunFolder(self.config.run.storage_path, name).metrics
+        return Training(command, metrics, WARMUP_STEPS, QUICK_SLICE_S if self.setting.quick else SLICE_S)
 
     def agreement(self, seed: int) -> float:
         """The smaller of the tokens/s that ``train_ray.py`` gave and the search's figure, as a share of the larger."""
-        both = self._trained[seed], self.search(seed).figure
+        both = self.trained(seed), self.search(seed).figure
         return min(both) / max(both)
 
-    def again(self, seed: int) -> float:
-        """Tokens per second of what this seed found, measured anew on a cluster of its own."""
-        with self._pool() as pool:
-            return self._measured(pool, self.search(seed).best)
+    @contextmanager
+    def in_training(self, seed: int) -> Iterator[FoundInTraining]:
+        """What this seed found, measured by the search's workers and trained with at once."""
+        found, tune = self.search(seed), self.tune_config("tpe", seed)
+        folder = self.setting.folder / f"in-training-{seed}"
+        folder.mkdir()
+        measuring = Measuring(
+            self._written(self.config, f"{tune.name}.experiment"), self.store, found.best, tune.measurement
+        )
+        with found_in_training(folder, measuring, self._training(found, folder.name, _NEVER)) as both:
+            yield both
 
     @contextmanager
     def _pool(self) -> Iterator[MeasuringPool]:
@@ -243,13 +261,17 @@ class Searches:
 
     def run(self, tune: TuneConfig, command: Sequence[str], *more: str) -> Found:
         """Search by a program that takes the experiment's file, that of the search, and what is more."""
-        paths = [self.setting.folder / f"{tune.name}.{kind}.yaml" for kind in ("experiment", "tune")]
-        for path, settings in zip(paths, (self.config, tune), strict=True):
-            path.write_text(dump_config(settings), encoding="utf-8")
+        experiment, settings = self._written(self.config, f"{tune.name}.experiment"), self._written(tune, tune.name)
         start_s = time.perf_counter()
-        run_program([*command, "--config", str(paths[0]), "--tune", str(paths[1]), *more])
+        run_program([*command, "--config", str(experiment), "--tune", str(settings), *more])
         seconds = time.perf_counter() - start_s
         return read_found(Path(self.config.run.storage_path) / tune.name, seconds, tune.memory_margin)
+
+    def _written(self, settings: Config | TuneConfig, name: str) -> Path:
+        """The file of this name with these settings."""
+        path = self.setting.folder / f"{name}.yaml"
+        path.write_text(dump_config(settings), encoding="utf-8")
+        return path
 
     def _search(self, algorithm: str, seed: int) -> Found:
         """Search as a user does."""

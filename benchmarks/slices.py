@@ -60,19 +60,65 @@ class SlicedProgram:
         self.losses += [record["loss"] for record in records]
         return records
 
+    def speed(self, slice_s: float) -> float:
+        """Tokens per second of so many seconds from now on.
+
+        Raises:
+            RuntimeError: it makes no steps.
+        """
+        self.new_steps()
+        cpu_s, start_s = self.family.cpu_s(), time.time()
+        records: list[Record] = []
+        while True:
+            time.sleep(_POLL_S if time.time() - start_s > slice_s else slice_s)
+            records += self.new_steps()
+            elapsed_s = time.time() - start_s
+            self.check()
+            if len(records) > LEAST_STEPS:
+                break
+            if elapsed_s > LONGEST_S:
+                raise RuntimeError(f"{self.metrics}: {len(records)} steps in {elapsed_s:.0f} s")
+        speed = speed_of(records)
+        self.cpu_s += self.family.cpu_s() - cpu_s
+        self.tokens += speed * (time.time() - start_s)
+        return speed
+
+
+class Turns:
+    """Lets one program at a time compute.
+
+    Args:
+        families: the programs' processes, by name; all of them run when this is made.
+        settle_s: seconds after a program went on that are not counted.
+    """
+
+    def __init__(self, families: Mapping[str, ProcessFamily], settle_s: float = SETTLE_S) -> None:
+        self._families, self._settle_s = families, settle_s
+        self._running = set(families)
+
+    def give(self, name: str) -> None:
+        """Stop the others and let this one go on; return when it has settled."""
+        if self._running == {name}:
+            return
+        for other in self._running - {name}:
+            self._families[other].stop()
+        self._families[name].go_on()
+        self._running = {name}
+        time.sleep(self._settle_s)
+
 
 class Slices:
-    """Lets one program at a time compute.
+    """The speed of training programs that take turns.
 
     Args:
         programs: by name; all of them run when this is made.
         slice_s: seconds of a slice, beside what is not counted of it.
-        settle_s: seconds after a program went on that are not counted.
+        settle_s: see :class:`Turns`.
     """
 
     def __init__(self, programs: Mapping[str, SlicedProgram], slice_s: float, settle_s: float = SETTLE_S) -> None:
-        self._programs, self._slice_s, self._settle_s = programs, slice_s, settle_s
-        self._running = set(programs)
+        self._programs, self._slice_s = programs, slice_s
+        self._turns = Turns({name: program.family for name, program in programs.items()}, settle_s)
 
     def speed(self, name: str) -> float:
         """Tokens per second of the next slice, which is this program's.
@@ -80,32 +126,8 @@ class Slices:
         Raises:
             RuntimeError: it makes no steps.
         """
-        program = self._programs[name]
-        if self._running != {name}:
-            self._give_turn(name)
-            time.sleep(self._settle_s)
-        program.new_steps()
-        cpu_s, start_s = program.family.cpu_s(), time.time()
-        records: list[Record] = []
-        while True:
-            time.sleep(_POLL_S if time.time() - start_s > self._slice_s else self._slice_s)
-            records += program.new_steps()
-            elapsed_s = time.time() - start_s
-            program.check()
-            if len(records) > LEAST_STEPS:
-                break
-            if elapsed_s > LONGEST_S:
-                raise RuntimeError(f"{name}: {len(records)} steps in {elapsed_s:.0f} s")
-        speed = speed_of(records)
-        program.cpu_s += program.family.cpu_s() - cpu_s
-        program.tokens += speed * (time.time() - start_s)
-        return speed
-
-    def _give_turn(self, name: str) -> None:
-        for other in self._running - {name}:
-            self._programs[other].family.stop()
-        self._programs[name].family.go_on()
-        self._running = {name}
+        self._turns.give(name)
+        return self._programs[name].speed(self._slice_s)
 
 
 def speed_of(records: Sequence[Record]) -> float:

@@ -50,7 +50,7 @@ def test_runs_are_measured_in_turns_and_leave_no_process(tmp_path, monkeypatch):
         assert pair.wait_until_steady() == {"first steps, checked to have the same losses": 2}
         assert pair.slice_of("ours")() > 0
         assert pair.slice_of("peer")() > 0
-        families = [run.family for run in pair.runs.values()]
+        families = [run.program.family for run in pair.runs.values()]
         assert all(family.living() for family in families)
     assert not any(family.living() for family in families)
     assert {"CPU seconds of a million tokens, ours", "CPU seconds of a million tokens, peer"} == set(pair.facts)
@@ -61,7 +61,7 @@ def test_interrupted_benchmark_leaves_neither_stopped_nor_running_processes(inte
     families = []
     with pytest.raises(interruption), beside_nothing(counting(tmp_path, monkeypatch)) as pair:
         pair.wait_until_steady()
-        families += [run.family for run in pair.runs.values()]
+        families += [run.program.family for run in pair.runs.values()]
         pair.slice_of("ours")()
         raise interruption
     assert len(families) == 2

@@ -104,7 +104,7 @@ def test_program_without_steps_is_told(start, monkeypatch):
     slices = Slices(programs, slice_s=0.05, settle_s=0.0)
     slices.speed("b")
     programs["b"].family.stop()
-    with pytest.raises(RuntimeError, match="b: 0 steps"):
+    with pytest.raises(RuntimeError, match="0 steps"):
         slices.speed("b")
 
 
