@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -6,7 +7,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
-from training.cluster import LOCAL, NodeResources, Workers, connected, find, missing_now, place_workers
+from training.cluster import LOCAL, WATCHES, NodeResources, Workers, connected, find, missing_now, place_workers
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,22 @@ def test_given_address_goes_before_the_environment(monkeypatch):
     assert find(RaySection()) == "10.0.0.1:6379"
 
 
+def test_machines_that_are_taken_away_are_not_watched_for_where_there_is_one(ray_address, monkeypatch):
+    monkeypatch.delenv(WATCHES, raising=False)
+    with connected(RaySection(address=ray_address)):
+        assert os.environ[WATCHES] == "0"
+    assert WATCHES not in os.environ
+    monkeypatch.setenv(WATCHES, "1")
+    with connected(RaySection(address=ray_address)):
+        assert os.environ[WATCHES] == "1", "who says so has it"
+
+
 TWO_MACHINES = """
+import os
 import ray
 from ray.cluster_utils import Cluster
 from train_config.schema import RaySection
-from training.cluster import connected, hardware, worker_environment
+from training.cluster import WATCHES, connected, hardware, worker_environment
 
 class Probe:
     def has_the_code(self):
@@ -67,6 +79,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 cluster.add_node(num_cpus=1)
 with connected(RaySection(address=cluster.address)):
     print(hardware())
+    assert WATCHES not in os.environ
     probe = ray.remote(Probe).options(runtime_env=worker_environment()).remote()
     print(ray.get(probe.has_the_code.remote()))
 cluster.shutdown()
