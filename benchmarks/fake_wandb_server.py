@@ -22,6 +22,8 @@ SLOW_S = 10.0
 
 
 class FakeWandbServer(ThreadingHTTPServer):
+    """The server; what it was asked and told, and how it behaves from now on."""
+
     daemon_threads = True
     block_on_close = False
 
@@ -39,6 +41,7 @@ class FakeWandbServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """For WANDB_BASE_URL."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def values(self) -> list[dict[str, Any]]:
@@ -51,6 +54,7 @@ class FakeWandbServer(ThreadingHTTPServer):
 
 @contextmanager
 def fake_wandb_server(behaviour: str = "answer") -> Iterator[FakeWandbServer]:
+    """A server in threads of this process, for the length of the block."""
     server = FakeWandbServer()
     server.behaviour = behaviour
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

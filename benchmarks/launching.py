@@ -223,6 +223,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 
 def worker_count(setting: Setting) -> int:
+    """One a GPU, or two on the CPU."""
     if setting.device == "cpu":
         return WORKERS_WITHOUT_GPU
     import torch
@@ -231,6 +232,7 @@ def worker_count(setting: Setting) -> int:
 
 
 def make_store(setting: Setting, proteins: Proteins) -> Path:
+    """A store of the proteins, of a few where it is a smoke run."""
     from dataset.conversion import convert
     from train_config.schema import IngestSection
 

@@ -185,6 +185,7 @@ class ResidueSource:
         return self._from_processes(iter(requests))
 
     def close(self) -> None:
+        """End the loader processes. May be called again."""
         processes, self._processes = self._processes, []
         self._in_flight.clear()
         for process in processes:

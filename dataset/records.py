@@ -29,12 +29,14 @@ class Lines:
 
     @classmethod
     def of(cls, texts: list[bytes]) -> Lines:
+        """From texts without line feeds."""
         return cls(b"\n".join([*texts, b""]), lengths_of(texts))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def split(self) -> list[bytes]:
+        """The texts, one by one."""
         return self.text.split(b"\n")[:-1]
 
     def joined(self) -> bytes:
@@ -42,6 +44,7 @@ class Lines:
         return self.text.replace(b"\n", b"")
 
     def part(self, start: int, end: int) -> Lines:
+        """Those from ``start`` up to ``end``."""
         first, behind = _span(self.lengths, start, end)
         return Lines(self.text[first + start : behind + end], self.lengths[start:end])
 
@@ -69,6 +72,7 @@ class Records:
 
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> Records:
+        """From header lines and sequences, with their ids and hashes."""
         ids = list(map(_first_word, headers)) if _has_blank(headers) else headers
         return cls(
             headers=Lines.of(headers),
