@@ -22,7 +22,8 @@ from dataset.cropping import fixed_crop
 from dataset.feature_batches import FeatureSource
 from dataset.label_space import LabelSpace
 from dataset.labelled_batches import LabelledSource, Labels
-from dataset.labelled_store import LabelledStore, ensure_labelled_store
+from dataset.labelled_conversion import ensure_labelled_store
+from dataset.labelled_store import LabelledStore
 from dataset.packed_batch import has_target
 from dataset.progress import ProgressCallback
 from dataset.steps import BatchSource, TrainingSteps, ValidationSteps

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset.sample import sample_records
+from tests.dataset.labelled_stores import proteins
 from tests.dataset.store_fixtures import make_store
 
 
@@ -27,3 +28,9 @@ def pristine_store(tmp_path_factory: pytest.TempPathFactory, sample: list[tuple[
 def store_path(tmp_path: Path, pristine_store: Path) -> Path:
     """A copy of the sample's store, to be damaged at will."""
     return Path(shutil.copytree(pristine_store, tmp_path / "store"))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Eight proteins of two classes."""
+    return proteins(tmp_path, *"xyxyxyxy")

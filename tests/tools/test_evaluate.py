@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.labelled_store import LabelledStore, ensure_labelled_store
+from dataset.labelled_conversion import ensure_labelled_store
+from dataset.labelled_store import LabelledStore
 from inference.classification import ClassifierPipeline
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from dataset.cropping import head_length
 from dataset.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
+from dataset.labelled_conversion import ensure_labelled_store
 from dataset.labelled_file import LabelledRecords, read_labelled
-from dataset.labelled_store import LabelledStore, ensure_labelled_store
+from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback
 from inference.classification import Predictions
 from train_config.classifier_schema import LabelsSection

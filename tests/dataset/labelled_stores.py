@@ -1,0 +1,31 @@
+"""Small labelled tables, and stores made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataset.labelled_conversion import ensure_labelled_store
+from dataset.labelled_store import LabelledStore
+from tests.dataset.test_labelled_file import write_table
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.schema import DataSection
+
+PROTEINS = ["MK", "MKV", "MKL", "MKA", "MKC", "MKD", "MKE", "MKF"]
+TEXT = TokenizerSection(content="text")
+
+
+def data_of(*sources: Path, store: Path | None = None, share: float = 0.25, **labels) -> DataSection:
+    return DataSection(
+        source=[str(source) for source in sources],
+        store=None if store is None else str(store),
+        validation_share=share,
+        labels=LabelsSection(**labels),
+    )
+
+
+def made(data: DataSection, root: Path, tokenizer: TokenizerSection | None = None) -> LabelledStore:
+    return LabelledStore(ensure_labelled_store(data, tokenizer or TokenizerSection(), root), verify="full")
+
+
+def proteins(folder: Path, *labels: str, name: str = "in.csv") -> Path:
+    return write_table(folder / name, ("sequence", "label"), *zip(PROTEINS, labels, strict=False))
