@@ -13,7 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-BLUE, ORANGE, GREEN, RED, GREY = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b", "#8a8f98"
+BLUE, ORANGE, GREEN, RED = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b"
+MAGENTA, GREY = "#d62f6b", "#8a8f98"
 INK = "#2b2f36"
 GRID = "#e6e8eb"
 

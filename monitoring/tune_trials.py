@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -171,6 +171,30 @@ def pareto(trials: Sequence[Trial]) -> list[Trial]:
         if not front or trial.peak_bytes < front[-1].peak_bytes:  # type: ignore[operator]
             front.append(trial)
     return front
+
+
+@dataclass(frozen=True)
+class Search:
+    """What pictures of a search are of.
+
+    Attributes:
+        trials: in order.
+        space: values of each setting.
+        margin: share of the memory that the best has to leave free.
+        importance: share of each setting in what makes trials differ, 0 to 1; empty where not known.
+        importance_method: how it was found.
+    """
+
+    trials: Sequence[Trial]
+    space: Space
+    margin: float
+    importance: Mapping[str, float] = field(default_factory=dict)
+    importance_method: str = ""
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest that fits."""
+        return best_trial(self.trials, self.margin)
 
 
 def varied(trials: Sequence[Trial], space: Space) -> list[str]:

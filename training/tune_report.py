@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from monitoring.tune_plots import Search, draw_search, panel_pngs
+from monitoring.tune_plots import draw_search, panel_pngs
 from monitoring.tune_trials import (
     NAMES,
     RULED_OUT,
     STATUSES,
+    Search,
     Trial,
     measured,
     memory_text,

@@ -10,8 +10,9 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from monitoring.tune_plots import Search, draw_memory, draw_pareto, draw_search, draw_throughput, panel_pngs
+from monitoring.tune_plots import draw_memory, draw_pareto, draw_search, draw_throughput, panel_pngs
 from monitoring.tune_trials import (
+    Search,
     Trial,
     best_trial,
     measured,
