@@ -32,7 +32,8 @@ from training.context import StandaloneContext
 from training.device import choose_device
 from training.engine import check_precision
 from training.injected_faults import Fault, Faults
-from training.throughput import PRUNE_MARGIN, Measurement, Settings, Status, measure_on_worker, staged
+from training.throughput import Measurement, Settings, Status
+from training.trial import PRUNE_MARGIN, measure_on_worker, staged
 
 GRACE_S = 2.0
 """How long the other workers may take to end after one did: together or never, if it left them inside a step."""
@@ -294,11 +295,11 @@ class _MeasuringActor:
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
     def stage(self, store_path: str, config: Config) -> None:
-        """See :func:`training.throughput.staged`."""
+        """See :func:`training.trial.staged`."""
         staged(config, store_path)
 
     def measure(self, order: _Order) -> Measurement:
-        """See :func:`training.throughput.measure_on_worker`; what it raises becomes a result."""
+        """See :func:`training.trial.measure_on_worker`; what it raises becomes a result."""
         try:
             return measure_on_worker(
                 order.config,

@@ -26,7 +26,7 @@ from training import experiment, features
 from training.classification import ClassificationExperiment, estimate, prepare
 from training.context import StandaloneContext
 from training.run_folder import Outcome
-from training.throughput import measure_on_worker, staged
+from training.trial import measure_on_worker, staged
 from training.worker import train_worker
 
 CLASSIFIER = {

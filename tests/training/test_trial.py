@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,15 +12,15 @@ from torch import nn
 
 from dataset.steps import StepBatches
 from tests.runs import tiny_config
-from train_config.errors import ConfigError, ResourceError
+from train_config.errors import ResourceError
 from train_config.tune_schema import MeasurementSection
-from training import throughput
+from training import trial as module
 from training.collective import ControlGroup
 from training.context import StandaloneContext
-from training.injected_faults import Faults
 from training.memory_meter import MemoryMeter
 from training.step_clock import StepClock
-from training.throughput import Measurement, Settings, measure_on_worker
+from training.throughput import Measurement, Settings
+from training.trial import measure_on_worker
 
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
 TOKENS_PER_STEP = 100
@@ -60,7 +58,7 @@ def scripted(monkeypatch, step_s: list[float], best: float | None = None, **meas
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))
-    trial = throughput._Trial(StandaloneContext(), section, best, 0.15, ControlGroup(), meter, None)
+    trial = module._Trial(StandaloneContext(), section, best, 0.15, ControlGroup(), meter, None)
     return trial.run(work, OneStepEpochs()), work.steps
 
 
@@ -141,7 +139,7 @@ def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path
 
 
 def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "TrainingEngine", None)
+    monkeypatch.setattr(module, "TrainingEngine", None)
     config = tiny_config(tmp_path, training={"amp_dtype": "bf16"}, batch={"tokens": 512})
     result = measured(config, store_path, inference=True)
     assert result.status == "ok"
@@ -149,46 +147,6 @@ def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monke
     assert result.shares["backward"] == result.shares["optimizer"] == 0
 
 
-def test_settings_of_the_applied_config_are_the_settings():
-    settings = Settings(
-        tokens=512,
-        batch_size=7,
-        num_workers=2,
-        prefetch=3,
-        amp_dtype="bf16",
-        gradient_checkpointing=True,
-        compile=True,
-        stage=1,
-        workers=4,
-    )
-    config = tiny_config(Path("unused"), batch={"global_tokens": 1024})
-    kept = settings.applied(config, keep_global_tokens=True)
-    assert Settings.of(kept, kept.ray.num_workers) == settings
-    assert kept.batch.global_tokens == 1024
-    assert settings.applied(config, keep_global_tokens=False).batch.global_tokens == 4 * 512
-    assert Settings.of(config, 1).stage == 2, "that of DeepSpeed's file"
-
-
-def test_settings_that_do_not_go_together_are_refused():
-    settings = Settings.of(tiny_config(Path("unused")), 1)
-    with pytest.raises(ConfigError, match=r"global_tokens \(512\) must be a multiple of tokens \(300\)"):
-        replace(settings, tokens=300).applied(tiny_config(Path("unused")), keep_global_tokens=True)
-
-
 def test_refused_precision_is_no_crash(process_group, store_path, tmp_path):
     with pytest.raises(ResourceError, match="fp16 needs a GPU"):
         measured(tiny_config(tmp_path, training={"amp_dtype": "fp16"}), store_path)
-
-
-def test_faults_are_of_the_settings_that_they_name():
-    faults = Faults({"tokens>=1024 and workers==2": "crash", "compile==true": "hang", "amp_dtype==bf16": "nan"})
-    settings = SimpleNamespace(tokens=1024, workers=2, compile=False, amp_dtype="none")
-    assert faults.of(settings) == "crash"
-    settings.workers = 1
-    assert faults.of(settings) is None
-    settings.amp_dtype = "bf16"
-    assert faults.of(settings) == "nan"
-    settings.compile = True
-    assert faults.of(settings) == "hang"
-    with pytest.raises(ValueError, match="'explosion' is no fault"):
-        Faults({"tokens>1": "explosion"})
