@@ -8,8 +8,8 @@ touched. A step is one batch of each worker here; batch.global_tokens does not c
 On the CPU the memory is that of each worker's process: training.cpu_memory_limit_mib, else its part of the machine's.
 --inference measures forward passes alone, without gradients and optimizer.
 
-Measures for 40 s, or as --seconds says, after which no further budget is begun; reading the data and starting the
-workers, 10 to 20 s, come on top. A budget takes longer where its steps do.
+Ends within a minute from when the data is ready: no further budget is begun that would end later than 50 s after that,
+or as --seconds says, the start of the workers included. The first one is measured in any case, however long it takes.
 
 Examples:
   python -m tools find_batch_size --config train_config/masked_lm.yaml
@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,7 +62,7 @@ class Arguments(ToolArguments):
     )
     workers: int | None = Field(None, gt=0, description="Workers, one a device. Default: as ray.num_workers says.")
     memory_margin: float = Field(0.08, ge=0, lt=1, description="Share of the memory to leave free.")
-    seconds: float = Field(40.0, gt=0, description="Seconds of measuring after which no further budget is begun.")
+    seconds: float = Field(50.0, gt=0, description="Seconds by which the last budget has to be measured.")
 
 
 def main(argv: list[str]) -> int:
@@ -113,6 +114,7 @@ def _searched(
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
         with conversion_bar("preparing the data") as progress:
             store_path = prepare_data(config, run, progress)
+        deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
         with cluster.connected(config.ray):
             signals.reinstall()
@@ -121,7 +123,7 @@ def _searched(
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:
                 pool.start(workers.count)
-                search = _search(arguments, config, pool, workers.count, largest, show)
+                search = _search(arguments, config, pool, workers.count, largest, show, deadline)
     kind = "inference" if arguments.inference else "training"
     heading = (
         f"{config.model.backbone.source}, {config.model.task}, {kind} in {config.training.amp_dtype}: "
@@ -138,6 +140,7 @@ def _search(
     workers: int,
     largest: int,
     show: Callable[[str], None],
+    deadline: float,
 ) -> BudgetSearch:
     from tools._find_batch_size.budgets import BudgetSearch
     from training.throughput import Measurement, Settings
@@ -154,7 +157,7 @@ def _search(
         largest=largest,
         own=config.batch.tokens,
         memory_margin=arguments.memory_margin,
-        seconds=arguments.seconds,
+        deadline=deadline,
     )
     search.run()
     return search

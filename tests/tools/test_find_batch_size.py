@@ -62,7 +62,7 @@ class Machine:
             largest=largest,
             own=own,
             memory_margin=MARGIN,
-            seconds=seconds,
+            deadline=self.now + seconds,
             clock=lambda: self.now,
         )
         search.run()
@@ -208,9 +208,9 @@ def test_help_teaches_and_needs_no_config(command):
         assert words in outcome.out
 
 
-def test_help_says_how_long_it_takes_and_what_comes_on_top(command):
+def test_help_says_how_long_it_takes_and_that_the_start_is_in_it(command):
     words = " ".join(command("find_batch_size", "--help").out.split())
-    assert re.search(r"--seconds says.* starting the workers, 10 to 20 s, come on top", words)
+    assert re.search(r"within a minute .*--seconds says.* the start of the workers included", words)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -40,8 +40,8 @@ class BudgetSearch:
         largest: budget beyond which batches would not be filled.
         own: the experiment's budget, from which to start; None, or one that batches would not fill: the smallest.
         memory_margin: share of the memory that has to stay free.
-        seconds: after which no budget is tried that is expected to end later.
-        clock: seconds, for tests.
+        deadline: by the clock; no budget but the first is tried that is expected to end later.
+        clock: seconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class BudgetSearch:
         largest: int,
         own: int | None = None,
         memory_margin: float,
-        seconds: float,
+        deadline: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._measure, self._margin = measure, memory_margin
@@ -60,7 +60,7 @@ class BudgetSearch:
         self._largest = max(self._smallest, _up(largest))
         self._own = own
         self._first = own if own and own <= self._largest else self._smallest
-        self._clock, self._deadline = clock, clock() + seconds
+        self._clock, self._deadline = clock, deadline
         self._last_s = 0.0
         self._points: dict[int, int] = {}
         self.tried: list[Tried] = []
