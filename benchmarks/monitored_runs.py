@@ -125,7 +125,8 @@ class MonitoredRun:
     sliced: SlicedProgram = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sliced = SlicedProgram(self.program.family, self.evidence.folder.metrics, self.check)
+        metrics, workers = self.evidence.folder.metrics, self.evidence.workers
+        self.sliced = SlicedProgram(self.program.family, metrics, self.check, computing=workers)
 
     def check(self) -> None:
         """Raise where it has ended or is not watched as it should be."""
@@ -179,6 +180,7 @@ class Pair:
         speed = self._slices.speed(name)
         program = self.runs[name].sliced
         self.facts[f"CPU seconds of a million tokens, {name}"] = 1e6 * program.cpu_s / program.tokens
+        self.facts[f"of these beside the computation, {name}"] = 1e6 * program.beside_s / program.tokens
         return speed
 
     def _server_is_ready(self) -> bool:

@@ -55,16 +55,16 @@ class ProcessFamily:
         """Continue those that were stopped: a stopped process starts no other, so all are known."""
         _signal(self._members, "resume")
 
-    def cpu_s(self) -> float:
-        """CPU time of those that are there, in seconds. What ended between two calls is missing from the second."""
-        total = 0.0
+    def thread_times_s(self) -> dict[int, float]:
+        """CPU seconds of every thread that is there. What ended between two calls is missing from the second."""
+        times: dict[int, float] = {}
         for process in self.living():
             try:
-                times = process.cpu_times()
+                threads = process.threads()
             except _GONE:
                 continue
-            total += times.user + times.system
-        return total
+            times |= {thread.id: thread.user_time + thread.system_time for thread in threads}
+        return times
 
     def ask_to_end(self, program: subprocess.Popen[str]) -> None:
         """Continue all and tell the program, once, to end."""

@@ -40,15 +40,19 @@ class SlicedProgram:
         family: its processes.
         metrics: path of its metrics.jsonl, which needs a line a step.
         check: raises where the program has ended or does not do what it should.
+        computing: how many of its threads compute: those that took most of a slice.
         losses: of its steps so far.
-        cpu_s, tokens: CPU time of all its processes in slices so far, and the tokens that it trained meanwhile.
+        cpu_s, beside_s, tokens: CPU time of all its processes in slices so far, that of all threads but the computing
+            ones, and the tokens that it trained meanwhile.
     """
 
     family: ProcessFamily
     metrics: Path
     check: Callable[[], None] = lambda: None
+    computing: int = 1
     losses: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
+    beside_s: float = 0.0
     tokens: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,8 +70,9 @@ class SlicedProgram:
         Raises:
             RuntimeError: it makes no steps.
         """
+        before = self.family.thread_times_s()
         self.new_steps()
-        cpu_s, start_s = self.family.cpu_s(), time.time()
+        start_s = time.time()
         records: list[Record] = []
         while True:
             time.sleep(_POLL_S if time.time() - start_s > slice_s else slice_s)
@@ -79,8 +84,11 @@ class SlicedProgram:
             if elapsed_s > LONGEST_S:
                 raise RuntimeError(f"{self.metrics}: {len(records)} steps in {elapsed_s:.0f} s")
         speed = speed_of(records)
-        self.cpu_s += self.family.cpu_s() - cpu_s
         self.tokens += speed * (time.time() - start_s)
+        after = self.family.thread_times_s()
+        taken = sorted(seconds - before.get(thread, 0.0) for thread, seconds in after.items())
+        self.cpu_s += sum(taken)
+        self.beside_s += sum(taken[: -self.computing])
         return speed
 
 

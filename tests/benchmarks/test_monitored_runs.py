@@ -53,7 +53,8 @@ def test_runs_are_measured_in_turns_and_leave_no_process(tmp_path, monkeypatch):
         families = [run.program.family for run in pair.runs.values()]
         assert all(family.living() for family in families)
     assert not any(family.living() for family in families)
-    assert {"CPU seconds of a million tokens, ours", "CPU seconds of a million tokens, peer"} == set(pair.facts)
+    figures = ("CPU seconds of a million tokens", "of these beside the computation")
+    assert {f"{figure}, {name}" for figure in figures for name in ("ours", "peer")} == set(pair.facts)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])

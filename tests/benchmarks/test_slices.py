@@ -118,8 +118,33 @@ def test_program_that_does_not_do_what_it_should_breaks_its_slice(start):
         Slices({"a": program}, slice_s=0.05).speed("a")
 
 
-def test_cpu_time_is_counted_beside_the_tokens_of_the_slices(start):
-    program = start("a")
-    speed = Slices({"a": program}, slice_s=0.2).speed("a")
-    assert program.cpu_s >= 0
-    assert program.tokens >= speed * 0.2
+def test_cpu_time_is_counted_that_of_the_computing_threads_apart(tmp_path):
+    """One thread computes all the time, one some of it, and writes the steps."""
+    program = """
+import hashlib, json, sys, threading, time
+def compute(share):
+    while True:
+        end = time.monotonic() + 0.02 * share
+        while time.monotonic() < end:
+            hashlib.sha256(bytes(1_000_000)).digest()
+        time.sleep(0.02 * (1 - share) + 1e-6)
+threading.Thread(target=compute, args=(1.0,), daemon=True).start()
+threading.Thread(target=compute, args=(0.2,), daemon=True).start()
+with open(sys.argv[1], "w", buffering=1) as metrics:
+    for step in range(100_000):
+        time.sleep(0.01)
+        record = {"kind": "train", "step": step, "tokens": 10, "loss": 1.0, "time": time.time()}
+        metrics.write(json.dumps(record) + "\\n")
+"""
+    family, metrics = ProcessFamily(), tmp_path / "metrics.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", program, str(metrics)], env=dict(family.variables), text=True
+    )
+    try:
+        sliced = SlicedProgram(family, metrics)
+        wait_until(lambda: metrics.exists() and len(sliced.new_steps()) > 0)
+        speed = sliced.speed(1.0)
+    finally:
+        family.end(process, 0.0)
+    assert sliced.tokens >= speed * 1.0
+    assert 0 < sliced.beside_s < 0.5 * sliced.cpu_s
