@@ -6,12 +6,12 @@ measures each configuration in full, and with ``tpe`` and a fifth as many trials
 The experiment itself has a small budget, fp32 and no loader process, so that little of the answer is given to the
 search. Times are those of the whole program, its start included.
 
-What a search found is judged beside the fastest of the exhaustive search, all measured again in turns: of sixty figures
-that were taken once each, the largest is too large. ``train_ray.py`` trains with best.yaml right after each search,
-whose figure its steps are held to; and, as the machine's own speed changes meanwhile, once more in turns of some
-seconds with the search's workers, which measure what was found as they did before
-(:mod:`benchmarks.found_in_training`). Last, a search in which trials run out of memory, crash, hang and turn NaN on
-purpose has to find the fastest of the configurations that are left.
+What a search found is judged beside the fastest of the exhaustive search, all measured again in turns, and in each turn
+beside the one that was the fastest in the others: of many figures with noise, the largest is too large. Seeds that
+found the same share its figures. ``train_ray.py`` trains with best.yaml right after each search, whose figure its steps
+are held to; and, as the machine's own speed changes meanwhile, once more in turns of some seconds with the search's
+workers, which measure what was found as they did before (:mod:`benchmarks.found_in_training`). Last, a search in which
+trials run out of memory, crash, hang and turn NaN on purpose has to find the fastest of the configurations left.
 """
 
 from __future__ import annotations
@@ -63,18 +63,19 @@ def _cases(setting: Setting) -> Iterator[Case]:
         searches.warm_up()
     seconds = {SEARCH: lambda seed: searches.search(seed).seconds, EXHAUSTIVE: lambda _: searches.exhaustive.seconds}
     yield _case(searches, TIME, "s", seconds, better="lower")
+    turns = searches.turns
     speeds = {
-        SEARCH: lambda seed: searches.judged[searches.search(seed).best],
-        EXHAUSTIVE: lambda _: max(searches.judged.values()),
+        SEARCH: lambda number: searches.judged.figures[searches.search(number // turns).best][number % turns],
+        EXHAUSTIVE: lambda number: searches.judged.fastest(number % turns),
     }
-    yield _case(searches, FOUND, "tokens/s", speeds)
+    yield _case(searches, FOUND, "tokens/s", speeds, rounds=ROUNDS * turns, estimate="mean")
     yield _case(searches, TRAINED, "of the larger", {AGREEMENT: searches.agreement})
     with EachInTraining(searches.in_training, TURNS_IN_TRAINING) as each:
-        turns = {SEARCH: each.measured, TRAINING: each.trained}
-        yield _case(searches, AGAIN, "tokens/s", turns, rounds=ROUNDS * TURNS_IN_TRAINING, estimate="mean")
+        speeds = {SEARCH: each.measured, TRAINING: each.trained}
+        yield _case(searches, AGAIN, "tokens/s", speeds, rounds=ROUNDS * TURNS_IN_TRAINING, estimate="mean")
     faulty = FaultySearch(searches)
-    faults = {SEARCH: lambda _: faulty.speed, RIGHT: lambda _: faulty.right}
-    yield _case(searches, FAULTS, "tokens/s", faults, rounds=1)
+    speeds = {SEARCH: faulty.speed, RIGHT: faulty.right}
+    yield _case(searches, FAULTS, "tokens/s", speeds, rounds=turns, estimate="mean")
 
 
 def _case(

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.search import FAULTS
-from benchmarks.search_runs import Searches, words
+from benchmarks.search_runs import Judged, Searches, words
 from benchmarks.stage import WrongWorkError
 from train_config.loading import load_config, load_tune_config
 from training.injected_faults import Faults
@@ -43,22 +43,20 @@ class FaultySearch:
 
     searches: Searches
 
-    @property
-    def speed(self) -> float:
-        """Tokens/s of what it found."""
-        return self._judged[self._found]
+    def speed(self, turn: int) -> float:
+        """Tokens/s of what it found, in this turn."""
+        return self._judged.figures[self._found][turn]
 
-    @property
-    def right(self) -> float:
-        """Tokens/s of the fastest configuration that has no fault."""
-        return max(self._judged.values())
+    def right(self, turn: int) -> float:
+        """Tokens/s, in this turn, of the fastest configuration that has no fault."""
+        return self._judged.fastest(turn)
 
     @cached_property
     def _found(self) -> Settings:
         return found_with_faults(self.searches)
 
     @cached_property
-    def _judged(self) -> dict[Settings, float]:
+    def _judged(self) -> Judged:
         return self.searches.beside_the_fastest(FAULTS, [self._found], without_fault(self.searches))
 
 

@@ -56,7 +56,8 @@ AGAIN_MEASUREMENT = {"window_s": 2.5}
 """Longer windows than those of the search."""
 FINALISTS, TURNS = 5, 5
 """Of the exhaustive search's fastest, how many are measured again beside what the searches found, and how often."""
-TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 5, 10
+STARTED_S, TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 20.0, 5, 10
+"""Seconds of training that are left out, in which Ray's other processes start as well, and those that count."""
 QUICK_TRAINED_S = 0.1
 SLICE_S, QUICK_SLICE_S = 4.0, 0.2
 _NEVER = 10**9
@@ -86,6 +87,30 @@ class Found:
     def figure(self) -> float:
         """Tokens per second of the best, as the search measured it."""
         return self.measurements[self.best].tokens_per_s or 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Configurations that were measured again in turns.
+
+    Attributes:
+        figures: tokens per second of each, in every turn.
+    """
+
+    figures: Mapping[Settings, Sequence[float]]
+
+    def fastest(self, turn: int) -> float:
+        """Tokens per second, in this turn, of the one that was the fastest in the others.
+
+        Of several figures with noise the largest is too large: what is chosen by it can't be judged by it.
+        """
+
+        def elsewhere(settings: Settings) -> float:
+            figures = self.figures[settings]
+            others = [figure for number, figure in enumerate(figures) if number != turn]
+            return statistics.fmean(others or figures)
+
+        return self.figures[max(self.figures, key=elsewhere)][turn]
 
 
 @dataclass
@@ -128,8 +153,8 @@ class Searches:
         return self.exhaustive.measurements[settings].tokens_per_s or 0.0
 
     @cached_property
-    def judged(self) -> dict[Settings, float]:
-        """Tokens per second of what the searches so far found, beside the fastest of all."""
+    def judged(self) -> Judged:
+        """What the searches so far found, beside the fastest of all."""
         return self.beside_the_fastest(FOUND, [found.best for found in self._found.values()], self.fitting())
 
     def fitting(self) -> list[Settings]:
@@ -137,10 +162,8 @@ class Searches:
         margin = self.tune_config("grid", 0).memory_margin
         return [settings for settings, measured in self.exhaustive.measurements.items() if fits(measured, margin)]
 
-    def beside_the_fastest(self, case: str, found: list[Settings], among: list[Settings]) -> dict[Settings, float]:
+    def beside_the_fastest(self, case: str, found: list[Settings], among: list[Settings]) -> Judged:
         """Tokens per second of what was found and of the exhaustive search's fastest, measured again in turns.
-
-        Of sixty figures that were taken once each, the largest is too large.
 
         Args:
             case: whose facts tell the figures.
@@ -151,14 +174,19 @@ class Searches:
         contested = list(dict.fromkeys([*by_figure[:FINALISTS], *found]))
         figures: dict[Settings, list[float]] = {settings: [] for settings in contested}
         with self._pool() as pool:
-            for turn in range(1 if self.setting.quick else TURNS):
+            for turn in range(self.turns):
                 for settings in contested[turn:] + contested[:turn]:
                     figures[settings].append(self._measured(pool, settings))
-        judged = {settings: statistics.median(values) for settings, values in figures.items()}
-        for place, settings in enumerate(sorted(judged, key=judged.__getitem__, reverse=True), 1):
+        ranked = sorted(contested, key=lambda settings: statistics.median(figures[settings]), reverse=True)
+        for place, settings in enumerate(ranked, 1):
             rates = ", ".join(f"{rate:,.0f}" for rate in figures[settings])
             self.facts[case][f"place {place}, tokens/s in turns"] = f"{words(settings)}: {rates}"
-        return judged
+        return Judged(figures)
+
+    @property
+    def turns(self) -> int:
+        """In which what was found is judged."""
+        return 1 if self.setting.quick else TURNS
 
     def trained(self, seed: int) -> float:
         """Tokens per second of ``train_ray.py`` with best.yaml, right after the search."""
@@ -166,17 +194,21 @@ class Searches:
         return self._trained[seed]
 
     def _train(self, seed: int, found: Found) -> float:
-        seconds = QUICK_TRAINED_S if self.setting.quick else TRAINED_S
-        steps = max(LEAST_STEPS, math.ceil(seconds * found.figure / self.config.batch.global_tokens))
-        training = self._training(found, f"trained-{seed}", WARMUP_STEPS + steps)
+        left_out, counted = self._steps(found, STARTED_S, WARMUP_STEPS), self._steps(found, TRAINED_S, LEAST_STEPS)
+        training = self._training(found, f"trained-{seed}", left_out + counted)
         run_program(training.command)
         metrics = read_metrics(training.metrics)
-        trained = tokens_per_s([record for record in metrics if record["kind"] == "train"][WARMUP_STEPS:])
+        trained = tokens_per_s([record for record in metrics if record["kind"] == "train"][left_out:])
         self.facts[TRAINED] |= {
             f"tokens/s of the search, seed {seed}": round(found.figure),
             f"tokens/s of train_ray.py, seed {seed}": round(trained),
         }
         return trained
+
+    def _steps(self, found: Found, seconds: float, least: int) -> int:
+        """That training with what was found takes in so many seconds."""
+        seconds = QUICK_TRAINED_S if self.setting.quick else seconds
+        return max(least, math.ceil(seconds * found.figure / self.config.batch.global_tokens))
 
     def _training(self, found: Found, name: str, steps: int) -> Training:
         """Training with best.yaml."""

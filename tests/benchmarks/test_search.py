@@ -15,7 +15,7 @@ import pytest
 from benchmarks import search_faults
 from benchmarks.search import CASES, STAGE
 from benchmarks.search_faults import FAULT_RULES, FaultySearch, found_with_faults, without_fault
-from benchmarks.search_runs import FINALISTS, SPACE, TURNS, Found, Searches, read_found, words
+from benchmarks.search_runs import FINALISTS, SPACE, TURNS, Found, Judged, Searches, read_found, words
 from benchmarks.stage import Setting, WrongWorkError
 from train_config.loading import dump_config
 from training.cluster import NodeResources
@@ -119,11 +119,19 @@ def test_what_was_found_is_judged_beside_the_fastest_in_turns(searches: Searches
     monkeypatch.setattr(Searches, "_pool", lambda _: nullcontext(pool))
     slow = replace(OWN, tokens=1024)
     judged = searches.beside_the_fastest(CASES[1], [slow], searches.fitting())
-    fastest = sorted(map(searches.speed_by_exhaustive, searches.fitting()), reverse=True)[:FINALISTS]
-    assert sorted(judged.values(), reverse=True) == [*fastest, searches.speed_by_exhaustive(slow)]
+    fastest = sorted(searches.fitting(), key=searches.speed_by_exhaustive, reverse=True)[:FINALISTS]
+    assert set(judged.figures) == {*fastest, slow}
+    assert {len(figures) for figures in judged.figures.values()} == {TURNS}
     assert len(pool.asked) == TURNS * (FINALISTS + 1)
     assert [pool.asked[turn * (FINALISTS + 1)] for turn in range(TURNS)] == pool.asked[:TURNS], "the first rotates"
     assert len(searches.facts[CASES[1]]) == FINALISTS + 1
+
+
+def test_one_lucky_figure_makes_nothing_the_fastest():
+    steady, lucky = replace(OWN, tokens=1024), replace(OWN, tokens=2048)
+    judged = Judged({lucky: [90.0, 150.0, 90.0, 90.0], steady: [100.0, 101.0, 102.0, 103.0]})
+    assert judged.fastest(1) == 101.0, "where it was lucky it was not chosen by that"
+    assert Judged({steady: [100.0]}).fastest(0) == 100.0
 
 
 def test_answer_with_faults_is_judged_beside_those_without(searches: Searches, monkeypatch: pytest.MonkeyPatch):
@@ -132,8 +140,8 @@ def test_answer_with_faults_is_judged_beside_those_without(searches: Searches, m
     slow = replace(OWN, tokens=1024)
     monkeypatch.setattr(search_faults, "found_with_faults", lambda _: slow)
     faulty = FaultySearch(searches)
-    assert faulty.speed == searches.speed_by_exhaustive(slow)
-    assert faulty.right == max(map(searches.speed_by_exhaustive, without_fault(searches)))
+    assert faulty.speed(1) == searches.speed_by_exhaustive(slow)
+    assert faulty.right(1) == max(map(searches.speed_by_exhaustive, without_fault(searches)))
 
 
 @pytest.fixture
