@@ -73,8 +73,8 @@ class SearchSection(Section):
     finalists: NonNegativeInt = Field(
         2,
         description=(
-            "The fastest so many, of those within a tenth of the fastest, are measured once more at the end, and the "
-            "mean counts. Not counted in max_trials; 0: none."
+            "The fastest so many, of those within a tenth of the fastest or within what its own two figures differ by, "
+            "are measured once more at the end, and the mean counts. Not counted in max_trials; 0: none."
         ),
     )
     prune_margin: Share = Field(

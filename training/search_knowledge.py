@@ -123,6 +123,14 @@ def of_two(first: Measurement, second: Measurement) -> Measurement:
     )
 
 
+def disagreement(first: Measurement, mean: Measurement) -> float:
+    """By which share two figures of a configuration differ, from the first and what :func:`of_two` makes of both."""
+    if mean.status != "ok" or not first.tokens_per_s or not mean.tokens_per_s:
+        return 0.0
+    second = 2 * mean.tokens_per_s - first.tokens_per_s
+    return 1 - min(first.tokens_per_s, second) / max(first.tokens_per_s, second)
+
+
 def _but(settings: Settings, name: str) -> tuple[tuple[str, Any], ...]:
     """All else but this setting and the budget."""
     return tuple((other, value) for other, value in asdict(settings).items() if other not in (name, "tokens"))

@@ -6,7 +6,8 @@ are used up. The order of the default algorithm:
 1. bracket: from the experiment's own budget, by doubling and bisecting, the largest budget that fits;
 2. refine: a climb from the fastest so far, one setting changed at a time, those that usually decide most first;
 3. sample: Optuna's TPE for the rest; a new fastest is refined in turn;
-4. confirm: the fastest few, once more: of many figures with noise the largest is too large, and may be the wrong one.
+4. confirm: the fastest, once more, and those that are as close to it as its two figures are to each other: of many
+   figures with noise the largest is too large, and may be the wrong one.
 
 Until then no configuration is measured twice, and none that needs at least the memory of one that did not fit, or has a
 value with which every trial hung: it is answered ``pruned``. A search that goes on asks the same questions again and
@@ -26,7 +27,7 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from train_config.tune_schema import SearchSection, TuneConfig
-from training.search_knowledge import Knowledge, of_two
+from training.search_knowledge import Knowledge, disagreement, of_two
 from training.search_space import CHECKPOINTING, LOADER, ORDERED, SearchSpace, Value
 from training.throughput import Measurement, Settings
 
@@ -54,7 +55,7 @@ CONFIRM = "confirm"
 """The phase in which the fastest are measured once more."""
 
 CLOSE = 0.1
-"""What is slower than the fastest by more than this share is not confused with it."""
+"""What is slower than the fastest by more than this share is not taken for it, unless the machine proves noisier."""
 
 Learn = Callable[[Settings, Measurement, str], None]
 
@@ -105,6 +106,7 @@ class ThroughputSearch(Searcher):
         self._earlier = {settings: list(measurements) for settings, measurements in (earlier or {}).items()}
         self._learned = learned or (lambda *_: None)
         self._seconds = 0.0
+        self._close = CLOSE
         self._sampler = _Sampler(space, search.search, self.knowledge)
         self._plan = self._make_plan()
 
@@ -166,6 +168,8 @@ class ThroughputSearch(Searcher):
 
     def _take(self, proposal: Proposal, measurement: Measurement) -> None:
         self._seconds += measurement.seconds
+        if proposal.phase == CONFIRM:
+            self._close = max(self._close, disagreement(self.knowledge.measurements[proposal.settings], measurement))
         self.knowledge.learn(proposal.settings, measurement)
         if proposal.phase == CONFIRM:
             return
@@ -285,22 +289,28 @@ class ThroughputSearch(Searcher):
                 yield from self._refine()
 
     def _confirm(self) -> Iterator[Proposal]:
-        """Measure those once more that may be the fastest, as long as one that was measured once seems to be it."""
+        """Measure those once more that may be the fastest, as long as one that was measured once seems to be it.
+
+        Also one that is far ahead: only what was measured twice tells how far the machine's own speed goes up and down,
+        and what is closer to the fastest than that may have been measured in one of its slower minutes.
+        """
         finalists = self._search.search.finalists
-        if len(self._contenders()) < 2:
+        if len(self._contenders(close=1.0)) < 2:
             return
         while len(self.confirmed) < self.most_confirmed:
-            untried = [settings for settings in self._contenders() if settings not in self.confirmed]
-            if not untried or (len(self.confirmed) >= finalists and self.knowledge.best() in self.confirmed):
+            enough = len(self.confirmed) >= finalists
+            contenders = self._contenders(CLOSE if enough else self._close)
+            untried = [settings for settings in contenders if settings not in self.confirmed]
+            if not untried or (enough and self.knowledge.best() in self.confirmed):
                 return
             self.confirmed.append(untried[0])
             yield Proposal(untried[0], CONFIRM)
 
-    def _contenders(self) -> list[Settings]:
-        """What may be the fastest, by the figures so far, the fastest first."""
+    def _contenders(self, close: float) -> list[Settings]:
+        """What may be the fastest, by the figures so far and how close counts as that, the fastest first."""
         speeds = {settings: self.knowledge.speed(settings) for settings in self.knowledge.measurements}
-        close = (1 - CLOSE) * max(speeds.values(), default=0.0)
-        return sorted((s for s, speed in speeds.items() if 0 < speed >= close), key=speeds.__getitem__, reverse=True)
+        least = (1 - close) * max(speeds.values(), default=0.0)
+        return sorted((s for s, speed in speeds.items() if 0 < speed >= least), key=speeds.__getitem__, reverse=True)
 
 
 def most_trials(search: SearchSection, size: int) -> int:

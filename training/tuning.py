@@ -350,7 +350,7 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     until = f", and none after {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
     if (finalists := search.search.finalists) > 1:
-        lines.append(f"{'then':<21} the fastest {finalists} once more, if they are close")
+        lines.append(f"{'then':<21} the fastest once more, {finalists} of them if they are close")
     return lines
 
 

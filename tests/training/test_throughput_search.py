@@ -174,7 +174,8 @@ def test_largest_budget_is_bracketed_by_doubling_and_bisecting(budgets, largest,
     """Without a fixed global batch any budget will do; ``largest`` is how many of them fit."""
     config = tiny_config(tmp_path, **LARGE)
     values = {"tokens": budgets, "num_workers": [1], "amp_dtype": ["none"], "gradient_checkpointing": [False]}
-    tune = TuneConfig.model_validate({"space": values, "keep_global_tokens": False, "search": {"max_trials": 1000}})
+    search_section = {"max_trials": 1000, "finalists": 0}
+    tune = TuneConfig.model_validate({"space": values, "keep_global_tokens": False, "search": search_section})
     space = make_space(config, tune, NODES)
     at_most = budgets[largest - 1] if largest else budgets[0] - 1
     machine = Machine(bytes_a_token=0.92 * TOTAL_BYTES / (at_most + 0.5), state_bytes=0)
@@ -366,11 +367,24 @@ def test_what_is_reported_as_the_fastest_was_measured_twice(tmp_path):
     assert search.knowledge.best() in again
 
 
-def test_nothing_is_confirmed_where_one_is_far_ahead_or_none_is_asked_for(tmp_path):
+def test_one_that_is_far_ahead_is_measured_once_more_alone(tmp_path):
     space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
-    assert confirmed_search(space, Machine(best_tokens=4096, width=1.0))[1] == []
+    search, again = confirmed_search(space, Machine(best_tokens=4096, width=1.0))
+    assert again == [search.knowledge.best()]
     for finalists in (0, 1):
         assert confirmed_search(space, Machine(best_tokens=4096, width=8.0), finalists=finalists)[1] == []
+
+
+def test_lead_that_a_slow_minute_of_the_machine_gave_is_lost_when_both_are_measured_once_more(tmp_path):
+    # 2048 came in a good minute, 4096 in a slow one: far apart, but no further than the two figures of 2048.
+    space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
+    minutes = {2048: 1.2, 4096: 0.95}
+    machine = Flattered(best_tokens=4096, width=4.0, first=lambda s: minutes.get(s.tokens, 0.7))
+    first, _ = confirmed_search(space, machine, finalists=0)
+    speeds = {s.tokens: first.knowledge.speed(s) for s in first.knowledge.measurements}
+    assert speeds[4096] < 0.9 * speeds[2048] == 0.9 * max(speeds.values())
+    _, again = confirmed_search(space, machine)
+    assert [s.tokens for s in again][:2] == [2048, 4096]
 
 
 def test_configuration_that_fails_the_second_time_is_not_the_fastest(tmp_path):
