@@ -52,9 +52,9 @@ MODEL = {"layers": 2, "hidden_size": 128, "heads": 4}
 QUICK_MODEL = {"layers": 1, "hidden_size": 32, "heads": 2}
 MEASUREMENT = {"warmup_steps": 2, "window_s": 1.5, "max_windows": 4, "timeout_s": 120.0}
 QUICK_MEASUREMENT = {"warmup_steps": 1, "window_s": 0.2, "max_windows": 2, "timeout_s": 120.0}
-AGAIN_MEASUREMENT = {"window_s": 2.5}
-"""Longer windows than those of the search."""
-FINALISTS, TURNS = 5, 5
+AGAIN_MEASUREMENT = {"window_s": 2.5, "max_windows": 1}
+"""One window, longer than those of the search: the machine changes its speed from one half minute to the next."""
+FINALISTS, TURNS = 5, 15
 """Of the exhaustive search's fastest, how many are measured again beside what the searches found, and how often."""
 STARTED_S, TRAINED_S, WARMUP_STEPS, LEAST_STEPS = 15.0, 20.0, 5, 10
 """Seconds of training that are left out, in which Ray's other processes start as well, and those that count."""
@@ -72,7 +72,7 @@ class Found:
     Attributes:
         seconds: that the program took, its start included.
         folder: of the search.
-        measurements: of every configuration that was measured; of those that were measured twice what both say.
+        measurements: of every configuration that was measured; of those that were measured twice the mean.
         best: the fastest that fits.
         trials: in their order, without those that were answered from others.
     """
@@ -155,7 +155,11 @@ class Searches:
     @cached_property
     def judged(self) -> Judged:
         """What the searches so far found, beside the fastest of all."""
-        return self.beside_the_fastest(FOUND, [found.best for found in self._found.values()], self.fitting())
+        judged = self.beside_the_fastest(FOUND, [found.best for found in self._found.values()], self.fitting())
+        for seed, found in self._found.items():
+            shares = [figure / judged.fastest(turn) for turn, figure in enumerate(judged.figures[found.best])]
+            self.facts[FOUND][f"seed {seed} beside the fastest, mean of the turns"] = round(statistics.fmean(shares), 3)
+        return judged
 
     def fitting(self) -> list[Settings]:
         """The configurations that ran in the exhaustive search and left the margin of memory free."""
@@ -175,7 +179,8 @@ class Searches:
         figures: dict[Settings, list[float]] = {settings: [] for settings in contested}
         with self._pool() as pool:
             for turn in range(self.turns):
-                for settings in contested[turn:] + contested[:turn]:
+                first = turn % len(contested)
+                for settings in contested[first:] + contested[:first]:
                     figures[settings].append(self._measured(pool, settings))
         ranked = sorted(contested, key=lambda settings: statistics.median(figures[settings]), reverse=True)
         for place, settings in enumerate(ranked, 1):
@@ -274,7 +279,7 @@ class Searches:
         quick = self.setting.quick
         choice: dict[str, Any] = {"max_trials": None if algorithm == "grid" else QUICK_TRIALS if quick else TRIALS}
         if algorithm == "grid":
-            choice["finalists"] = 0  # each configuration once
+            choice["repeats"] = 0  # each configuration once
         settings: dict[str, Any] = {
             "name": f"{algorithm}-{seed}",
             "space": QUICK_SPACE if quick else SPACE,
@@ -324,11 +329,12 @@ def read_found(folder: Path, seconds: float, memory_margin: float) -> Found:
     trials = [trial for trial in TrialJournal(folder / "trials.jsonl").trials if was_measured(trial.measurement)]
     for trial in trials:
         knowledge.learn(trial.settings, trial.measurement)
-    best = knowledge.best()
-    if best is None:
+    if knowledge.best() is None:
         raise WrongWorkError(f"{folder.name}: no configuration was measured to the end")
-    if Settings.of(load_config(folder / "best.yaml"), best.workers) != best:
-        raise WrongWorkError(f"{folder.name}: best.yaml is not the fastest of its trials")
+    config = load_config(folder / "best.yaml")
+    best = Settings.of(config, int(config.ray.num_workers))
+    if not knowledge.fits(best) or knowledge.measurements[best].status != "ok":
+        raise WrongWorkError(f"{folder.name}: best.yaml is none of its trials that were measured to the end and fit")
     return Found(seconds, folder, knowledge.measurements, best, trials)
 
 

@@ -66,6 +66,7 @@ class Trial:
         seconds: that the trial took.
         phase: of the search: bracket, refine, sample, grid or confirm.
         windows: tokens a second of each stretch of steps that was timed.
+        estimate: tokens a second at the speed that the machine has on the whole; None where that is not known.
     """
 
     number: int
@@ -79,10 +80,11 @@ class Trial:
     seconds: float
     phase: str
     windows: tuple[float, ...] = ()
+    estimate: float | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trial:
-        """Read a line of trials.jsonl.
+        """Read a line of trials.jsonl, or such a record with an estimate.
 
         Raises:
             KeyError: it has no settings or no measurement.
@@ -105,6 +107,7 @@ class Trial:
             seconds=float(measurement.get("seconds") or 0.0),
             phase=record.get("phase") or "",
             windows=windows,
+            estimate=record.get("estimate"),
         )
 
     @property
@@ -150,8 +153,8 @@ def measured(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def speed(trial: Trial) -> float:
-    """Tokens a second; 0 where nothing was measured."""
-    return trial.tokens_per_s or 0.0
+    """Tokens a second, by the estimate if there is one; 0 where nothing was measured."""
+    return (trial.estimate or trial.tokens_per_s or 0.0) if trial.tokens_per_s else 0.0
 
 
 def best_trial(trials: Sequence[Trial], margin: float) -> Trial | None:

@@ -49,7 +49,13 @@ class MeasurementSection(Section):
     warmup_steps: PositiveInt = Field(2, description="Steps before anything is counted.")
     window_s: PositiveFloat = Field(2.0, description="Seconds of a window, at the least; it ends with a step.")
     agreement: Share = Field(0.03, description="Two windows in a row that differ by less end the trial.")
-    max_windows: PositiveInt = Field(6, description="Windows after which a trial ends all the same.")
+    max_windows: PositiveInt = Field(
+        6,
+        description=(
+            "Windows after which a trial ends all the same; of any algorithm but grid, which measures again what "
+            "matters, no more than two."
+        ),
+    )
     timeout_s: PositiveFloat = Field(300.0, description="Seconds after which a trial counts as hung.")
 
 
@@ -70,11 +76,11 @@ class SearchSection(Section):
         None, description="Seconds of measuring after which no trial is started."
     )
     seed: NonNegativeInt = Field(0, description="Seed of the choice.")
-    finalists: NonNegativeInt = Field(
-        2,
+    repeats: NonNegativeInt = Field(
+        6,
         description=(
-            "The fastest so many, of those within a tenth of the fastest or within what its own two figures differ by, "
-            "are measured once more at the end, and the mean counts. Not counted in max_trials; 0: none."
+            "Trials, at the most, of what was measured before and may be the fastest, where the machine's own speed "
+            "changes too much to tell; the fastest is measured twice in any case. Not counted in max_trials; 0: none."
         ),
     )
     prune_margin: Share = Field(

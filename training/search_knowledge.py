@@ -1,17 +1,19 @@
 """What a throughput search has found out, and what follows from it for configurations that were not measured.
 
-In: configurations and their measurements. Out: the fastest that fits, what can't fit, what hangs, what a change of one
-setting did. Which configuration is measured next is decided in :mod:`training.throughput_search`.
+In: configurations and their measurements. Out: the fastest that fits, what can't fit, what hangs. How fast the others
+probably are is estimated in :mod:`training.speed_model`, which configuration is measured next decided in
+:mod:`training.throughput_search`.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from training.search_space import needs_at_least
+from training.speed_model import SpeedModel
 from training.throughput import Measurement, Settings
 from training.trial_journal import was_measured
 
@@ -42,18 +44,29 @@ class Knowledge:
     Args:
         memory_margin: share of the memory that has to stay free.
         shares_memory: whether the workers of a machine share its memory, so that fewer of them have more each.
+        model: learns of every trial as well, and tells the fastest; without one the figures do.
     """
 
-    def __init__(self, memory_margin: float, shares_memory: bool = False) -> None:
-        self._margin, self._shares_memory = memory_margin, shares_memory
+    def __init__(self, memory_margin: float, shares_memory: bool = False, model: SpeedModel | None = None) -> None:
+        self._margin, self._shares_memory, self._model = memory_margin, shares_memory, model
         self.measurements: dict[Settings, Measurement] = {}
+        """What all trials of a configuration say together."""
+        self.trials: dict[Settings, list[Measurement]] = {}
+        """Those of each configuration, without what was concluded from others."""
         self._too_large: list[Settings] = []
 
     def learn(self, settings: Settings, measurement: Measurement) -> None:
-        """Take up a result."""
-        self.measurements[settings] = measurement
-        if was_measured(measurement) and is_too_large(measurement, self._margin):
+        """Take up a trial of a configuration, its first or another one."""
+        if not was_measured(measurement):
+            self.measurements[settings] = measurement
+            return
+        trials = self.trials.setdefault(settings, [])
+        trials.append(measurement)
+        self.measurements[settings] = together(trials)
+        if is_too_large(measurement, self._margin):
             self._too_large.append(settings)
+        if self._model is not None:
+            self._model.learn(settings, measurement)
 
     def fits(self, settings: Settings) -> bool:
         """Whether it was measured and fits."""
@@ -66,20 +79,10 @@ class Knowledge:
     def best(self) -> Settings | None:
         """The fastest that was measured to the end and fits."""
         complete = [s for s, m in self.measurements.items() if m.status == "ok" and self.fits(s)]
-        return max(complete, key=self.speed, default=None)
-
-    def effect(self, one: Settings, other: Settings, name: str) -> float:
-        """What a change of one setting did where all else was alike, as the mean logarithm of the ratio of speeds.
-
-        0 where that is not known.
-        """
-        before, after = getattr(one, name), getattr(other, name)
-        ratios = []
-        for settings in self.measurements:
-            changed = replace(settings, **{name: after})
-            if getattr(settings, name) == before and self.fits(settings) and self.fits(changed):
-                ratios.append(math.log(self.speed(changed) / self.speed(settings)))
-        return statistics.mean(ratios) if ratios else 0.0
+        if self._model is None or not complete:
+            return max(complete, key=self.speed, default=None)
+        estimates = self._model.tokens_per_s(complete)
+        return complete[max(range(len(complete)), key=estimates.__getitem__)]
 
     def known_not_to_fit(self, settings: Settings) -> Settings | None:
         """A configuration that did not fit though it needs no more memory than this one."""
@@ -108,27 +111,24 @@ class Knowledge:
         return None
 
 
-def of_two(first: Measurement, second: Measurement) -> Measurement:
-    """What measuring the same configuration twice says: the mean. Where it failed, it is not to be relied upon."""
-    if second.status != "ok" or not first.tokens_per_s or not second.tokens_per_s:
-        return second
-    figures = first.tokens_per_s, second.tokens_per_s
-    peaks = [peak for peak in (first.peak_memory_bytes, second.peak_memory_bytes) if peak is not None]
+def together(trials: Sequence[Measurement]) -> Measurement:
+    """What trials of the same configuration say: the mean of their figures and the largest peak.
+
+    Where the last one failed, that is what counts: the configuration is not to be relied upon.
+    """
+    last = trials[-1]
+    figures = [trial.tokens_per_s for trial in trials if trial.tokens_per_s]
+    if len(trials) == 1 or last.status not in ("ok", "pruned") or not last.tokens_per_s:
+        return last
     return replace(
-        second,
-        reason=f"{figures[1]:,.0f} tokens/s, and {figures[0]:,.0f} before",
+        last,
+        status="ok" if any(trial.status == "ok" for trial in trials) else "pruned",
+        reason=f"{', '.join(f'{figure:,.0f}' for figure in figures)} tokens/s in {len(figures)} trials",
         tokens_per_s=statistics.mean(figures),
-        windows=[*first.windows, *second.windows],
-        peak_memory_bytes=max(peaks, default=None),
+        windows=[window for trial in trials for window in trial.windows],
+        peak_memory_bytes=max((t.peak_memory_bytes for t in trials if t.peak_memory_bytes is not None), default=None),
+        seconds=sum(trial.seconds for trial in trials),
     )
-
-
-def disagreement(first: Measurement, mean: Measurement) -> float:
-    """By which share two figures of a configuration differ, from the first and what :func:`of_two` makes of both."""
-    if mean.status != "ok" or not first.tokens_per_s or not mean.tokens_per_s:
-        return 0.0
-    second = 2 * mean.tokens_per_s - first.tokens_per_s
-    return 1 - min(first.tokens_per_s, second) / max(first.tokens_per_s, second)
 
 
 def _but(settings: Settings, name: str) -> tuple[tuple[str, Any], ...]:

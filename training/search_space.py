@@ -1,7 +1,7 @@
 """The configurations that a throughput search may take: values of each setting, without the combinations that can't be.
 
 In: an experiment, the settings of a search, what the machines have. Out: :class:`SearchSpace`, every valid
-configuration, with neighbours, the experiment's own, and how many combinations were left out and why. Also which
+configuration, the experiment's own, and how many combinations were left out and why. Also which
 configuration needs at least as much memory as another, from which a search concludes without measuring.
 """
 
@@ -36,12 +36,10 @@ NAMES = (
     "prefetch",
     CHECKPOINTING,
 )
-"""The settings, those first that usually decide most; recomputing activations only ever pays by making room."""
+"""The settings, those first that usually decide most."""
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values have neighbours."""
-
-LOADER = ("num_workers", "prefetch")
 
 
 @dataclass(frozen=True)
@@ -81,21 +79,6 @@ class SearchSpace:
     def ladder(self, settings: Settings) -> list[Settings]:
         """``settings`` with every token budget that is valid with its other settings, ascending."""
         return sorted((s for s in self.settings if replace(s, tokens=settings.tokens) == settings), key=_tokens)
-
-    def neighbours(self, settings: Settings, name: str) -> list[Settings]:
-        """Valid configurations that differ in this setting: by one place up and down, or in any way without an order.
-
-        Where another worker count makes the budget impossible, the nearest possible budget is taken.
-        """
-        values = self.values[name]
-        at = values.index(getattr(settings, name))
-        if name in ORDERED:
-            others = [values[place] for place in (at + 1, at - 1) if 0 <= place < len(values)]
-        else:
-            others = [value for value in values if value != values[at]]
-        changes: list[dict[str, Any]] = [{name: value} for value in others]
-        found = [self.nearest(replace(settings, **change)) for change in changes]
-        return [other for other in dict.fromkeys(found) if other != settings and getattr(other, name) != values[at]]
 
     def nearest(self, settings: Settings) -> Settings:
         """The valid configuration most like this one."""

@@ -4,14 +4,15 @@ In: a space, the settings of the search, what was measured before. Out: one conf
 are used up. The order of the default algorithm:
 
 1. bracket: from the experiment's own budget, by doubling and bisecting, the largest budget that fits;
-2. refine: a climb from the fastest so far, one setting changed at a time, those that usually decide most first;
-3. sample: Optuna's TPE for the rest; a new fastest is refined in turn;
-4. confirm: the fastest, once more, and those that are as close to it as its two figures are to each other: of many
-   figures with noise the largest is too large, and may be the wrong one.
+2. refine: what promises most to be faster than the fastest, by a model of what settings do and of the machine's own
+   changes (:mod:`training.speed_model`); where that is something which was measured before, it or the fastest is once
+   more (confirm), whichever was measured less often;
+3. sample: where the model promises nothing any more, Optuna's TPE for the rest, and after each what is promising then;
+4. confirm: what may still be the fastest once more, and the fastest itself in any case.
 
-Until then no configuration is measured twice, and none that needs at least the memory of one that did not fit, or has a
-value with which every trial hung: it is answered ``pruned``. A search that goes on asks the same questions again and
-takes the answers from its journal, so it ends as if it had never stopped.
+Nothing is measured that needs at least the memory of what did not fit, or has a value with which every trial hung: it
+is answered ``pruned``. A search that goes on asks the same questions again and takes the answers from its journal, so
+it ends as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from train_config.tune_schema import SearchSection, TuneConfig
-from training.search_knowledge import Knowledge, disagreement, of_two
-from training.search_space import CHECKPOINTING, LOADER, ORDERED, SearchSpace, Value
+from training.search_knowledge import Knowledge
+from training.search_space import ORDERED, SearchSpace, Value
+from training.speed_model import SpeedModel
 from training.throughput import Measurement, Settings
 
 METRIC = "tokens_per_s"
 LEAST_TRIALS = 12
-LOADER_WAIT_SHARE = 0.1
-"""Share of a step spent waiting for batches from which the loader's settings are tried before others."""
+GAIN = 1e-3
+"""Expected gain, as a share of the speed, under which nothing is promising."""
 
-GROWTH = 0.02
-"""A budget that is faster by more than this than the one below it leaves speed to be had by a larger one."""
+WINDOWS = 2
+"""Of a trial, at the most, unless all is measured once and in full. A machine that changes its speed does so for longer
+than a trial takes: what matters is better measured again later than longer."""
 
 STARTUP_TRIALS = 6
 """Results that Optuna's TPE wants before it models; before that it samples by chance."""
@@ -52,10 +55,7 @@ MOST_BROKEN_OFF = 3
 """Trials in a row that may end without any result, not even a failure, before the search gives up."""
 
 CONFIRM = "confirm"
-"""The phase in which the fastest are measured once more."""
-
-CLOSE = 0.1
-"""What is slower than the fastest by more than this share is not taken for it, unless the machine proves noisier."""
+"""The phase of what is measured once more."""
 
 Learn = Callable[[Settings, Measurement, str], None]
 
@@ -70,15 +70,15 @@ class Proposal(NamedTuple):
 class ThroughputSearch(Searcher):
     """One configuration at a time for Ray Tune, which must not run two at once.
 
-    A trial's config is ``{"settings": ..., "best_tokens_per_s": ...}``; its last result holds ``measurement`` as JSON,
-    since Ray Tune flattens what is nested.
+    A trial's config is ``{"settings": ..., "best_tokens_per_s": ..., "max_windows": ...}``; its last result holds
+    ``measurement`` as JSON, since Ray Tune flattens what is nested.
 
     Args:
         space: the configurations.
         search: algorithm, trials, margin.
         earlier: what an earlier attempt measured, of each configuration in the order in which that was learned; it is
             not asked for again.
-        learned: called with every new result, before the next configuration is chosen.
+        learned: called with every new result, as it was measured, before the next configuration is chosen.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class ThroughputSearch(Searcher):
     ) -> None:
         super().__init__(metric=METRIC, mode="max")
         self.space = space
-        self.knowledge = Knowledge(search.memory_margin, space.shares_memory)
+        self.model = SpeedModel(space.values)
+        self.knowledge = Knowledge(search.memory_margin, space.shares_memory, self.model)
         self.max_trials = most_trials(search.search, len(space))
         self.trials = 0
         """Configurations that were measured, by this attempt or an earlier one, less those of :data:`FAULTS`."""
-        self.most_confirmed = 2 * search.search.finalists if search.search.finalists > 1 else 0
-        self.confirmed: list[Settings] = []
-        """Those that were measured once more, :attr:`most_confirmed` at the most."""
+        self.repeats = 0
+        """Trials of what was measured before."""
         self.faults = 0
         self.measuring: Proposal | None = None
         self.stopped = False
@@ -106,7 +106,6 @@ class ThroughputSearch(Searcher):
         self._earlier = {settings: list(measurements) for settings, measurements in (earlier or {}).items()}
         self._learned = learned or (lambda *_: None)
         self._seconds = 0.0
-        self._close = CLOSE
         self._sampler = _Sampler(space, search.search, self.knowledge)
         self._plan = self._make_plan()
 
@@ -115,7 +114,11 @@ class ThroughputSearch(Searcher):
         while not self._is_over() and (proposal := next(self._plan, None)) is not None:
             if not (earlier := self._earlier.get(proposal.settings)):
                 self.measuring = proposal
-                return {"settings": asdict(proposal.settings), "best_tokens_per_s": self._to_beat(proposal)}
+                return {
+                    "settings": asdict(proposal.settings),
+                    "best_tokens_per_s": self._to_beat(proposal),
+                    "max_windows": self._most_windows(),
+                }
             self._take(proposal, earlier.pop(0))
         return Searcher.FINISHED
 
@@ -131,8 +134,6 @@ class ThroughputSearch(Searcher):
             return
         self.broken_off = 0
         measurement = Measurement(**json.loads(result["measurement"]))
-        if proposal.phase == CONFIRM:
-            measurement = of_two(self.knowledge.measurements[proposal.settings], measurement)
         self._take(proposal, measurement)
         self._learned(proposal.settings, measurement, proposal.phase)
 
@@ -166,10 +167,12 @@ class ThroughputSearch(Searcher):
         best = self.knowledge.best()
         return None if best is None else self.knowledge.speed(best)
 
+    def _most_windows(self) -> int:
+        most = self._search.measurement.max_windows
+        return most if self._search.search.algorithm == "grid" else min(WINDOWS, most)
+
     def _take(self, proposal: Proposal, measurement: Measurement) -> None:
         self._seconds += measurement.seconds
-        if proposal.phase == CONFIRM:
-            self._close = max(self._close, disagreement(self.knowledge.measurements[proposal.settings], measurement))
         self.knowledge.learn(proposal.settings, measurement)
         if proposal.phase == CONFIRM:
             return
@@ -181,9 +184,17 @@ class ThroughputSearch(Searcher):
     def _make_plan(self) -> Iterator[Proposal]:
         exploring = self._explore()
         while self.trials < self.max_trials and (proposal := next(exploring, None)) is not None:
-            self.trials += 1
+            self._count(proposal)
             yield proposal
-        yield from self._confirm()
+        for proposal in self._confirm():
+            self._count(proposal)
+            yield proposal
+
+    def _count(self, proposal: Proposal) -> None:
+        if proposal.phase == CONFIRM:
+            self.repeats += 1
+        else:
+            self.trials += 1
 
     def _explore(self) -> Iterator[Proposal]:
         algorithm = self._search.search.algorithm
@@ -231,86 +242,60 @@ class ThroughputSearch(Searcher):
             yield from self._try(self.space.settings[0], "bracket")
 
     def _refine(self) -> Iterator[Proposal]:
-        """Climb: try what differs from the fastest in one setting, until nothing of that is left untried."""
-        while (best := self.knowledge.best()) is not None:
-            untried = (s for s in self._around(best) if s not in self.knowledge.measurements)
-            if (settings := next(untried, None)) is None:
-                return
-            yield from self._try(settings, "refine")
+        """What is the most promising, until nothing is."""
+        while (proposal := self._most_promising(self._untried())) is not None:
+            if proposal.phase == CONFIRM:
+                yield proposal
+            else:
+                yield from self._try(*proposal)
 
-    def _around(self, best: Settings) -> Iterator[Settings]:
-        neighbours = [(name, s) for name in self._by_promise(best) for s in self.space.neighbours(best, name)]
-        # What made another configuration slower is tried last.
-        neighbours.sort(key=lambda item: -min(0.0, self.knowledge.effect(best, item[1], item[0])))
-        yield from (settings for _, settings in neighbours)
-        yield from self._with_room_made(best)
-        yield from self._beside_faults(best)
+    def _untried(self) -> list[Settings]:
+        """What may fit, as far as is known."""
+        known = self.knowledge
+        return [s for s in self.space.settings if s not in known.measurements and known.known_not_to_fit(s) is None]
 
-    def _beside_faults(self, best: Settings) -> Iterator[Settings]:
-        """A change that crashed, hung or gave NaN, with the next budgets: it may be this budget alone that fails so."""
-        for name in self._by_promise(best):
-            for other in self.space.neighbours(best, name):
-                known = self.knowledge.measurements.get(other)
-                if known is not None and known.status in FAULTS:
-                    yield from self.space.neighbours(other, "tokens")
+    def _most_promising(self, untried: Sequence[Settings]) -> Proposal | None:
+        """By how much it is expected to be faster than the fastest, if at all; None where nothing is worth a trial."""
+        best = self.knowledge.best()
+        if best is None:
+            return None
+        again = [s for s in self.knowledge.measurements if s != best and self.knowledge.fits(s)]
+        rivals = [*untried, *(again if self._may_repeat() else [])]
+        if not rivals:
+            return None
+        gains = self.model.gains(best, rivals)
+        place = max(range(len(rivals)), key=gains.__getitem__)
+        if gains[place] < GAIN:
+            return None
+        if place < len(untried):
+            return Proposal(rivals[place], "refine")
+        trials = self.knowledge.trials
+        return Proposal(min(best, rivals[place], key=lambda s: len(trials[s])), CONFIRM)
 
-    def _by_promise(self, best: Settings) -> list[str]:
-        """Settings in the order in which a change of them is tried.
-
-        Recomputing is given up first, since that costs speed on every machine; the loader's settings come before the
-        others where it is waited for.
-        """
-        waits = self.knowledge.measurements[best].shares.get("data_wait", 0.0) > LOADER_WAIT_SHARE
-
-        def rank(name: str) -> int:
-            if name == CHECKPOINTING and best.gradient_checkpointing:
-                return 0
-            return 1 if waits and name in LOADER else 2
-
-        return sorted(self.space.varied, key=rank)
-
-    def _with_room_made(self, best: Settings) -> Iterator[Settings]:
-        """The next budget, with activations recomputed, where it is memory that keeps a larger one from being taken."""
-        ladder = self.space.ladder(best)
-        at = ladder.index(best)
-        if best.gradient_checkpointing or at + 1 == len(ladder) or self.knowledge.fits(ladder[at + 1]):
-            return
-        grew = at == 0 or self.knowledge.speed(best) > (1 + GROWTH) * self.knowledge.speed(ladder[at - 1])
-        roomier = replace(ladder[at + 1], gradient_checkpointing=True)
-        if grew and roomier in self.space:
-            yield roomier
+    def _may_repeat(self) -> bool:
+        return self.repeats < self._search.search.repeats
 
     def _sample(self, refines: bool) -> Iterator[Proposal]:
         """What Optuna suggests, as long as something is open."""
         while (settings := self._sampler.suggest()) is not None:
-            before = self.knowledge.best()
             yield from self._try(settings, "sample")
-            if refines and self.knowledge.best() != before:
+            if refines:
                 yield from self._refine()
 
     def _confirm(self) -> Iterator[Proposal]:
-        """Measure those once more that may be the fastest, as long as one that was measured once seems to be it.
+        """Measure what may be the fastest once more, and what is named as the fastest in any case.
 
-        Also one that is far ahead: only what was measured twice tells how far the machine's own speed goes up and down,
-        and what is closer to the fastest than that may have been measured in one of its slower minutes.
+        Of many figures with noise the largest is too large, and what failed once in two trials is no good answer.
         """
-        finalists = self._search.search.finalists
-        if len(self._contenders(close=1.0)) < 2:
+        if sum(map(self.knowledge.fits, self.knowledge.measurements)) < 2:
             return
-        while len(self.confirmed) < self.most_confirmed:
-            enough = len(self.confirmed) >= finalists
-            contenders = self._contenders(CLOSE if enough else self._close)
-            untried = [settings for settings in contenders if settings not in self.confirmed]
-            if not untried or (enough and self.knowledge.best() in self.confirmed):
+        while self._may_repeat() and (best := self.knowledge.best()) is not None:
+            if (proposal := self._most_promising(untried=())) is not None:
+                yield proposal
+            elif len(self.knowledge.trials[best]) < 2:
+                yield Proposal(best, CONFIRM)
+            else:
                 return
-            self.confirmed.append(untried[0])
-            yield Proposal(untried[0], CONFIRM)
-
-    def _contenders(self, close: float) -> list[Settings]:
-        """What may be the fastest, by the figures so far and how close counts as that, the fastest first."""
-        speeds = {settings: self.knowledge.speed(settings) for settings in self.knowledge.measurements}
-        least = (1 - close) * max(speeds.values(), default=0.0)
-        return sorted((s for s, speed in speeds.items() if 0 < speed >= least), key=speeds.__getitem__, reverse=True)
 
 
 def most_trials(search: SearchSection, size: int) -> int:

@@ -1,8 +1,8 @@
 """trials.jsonl: what every trial of a throughput search did, one JSON object a line; a search goes on from it.
 
 Each line is on disk before the next trial begins, so that a killed search loses the trial in progress alone. What
-stands here is not measured again by a search that goes on. Of a configuration with two lines the last one counts: it
-was measured once more at the end, and that line holds what both say.
+stands here is not measured again by a search that goes on. A configuration that was measured more than once has as many
+lines, each with what that trial gave.
 """
 
 from __future__ import annotations

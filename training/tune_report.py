@@ -236,7 +236,7 @@ def _setting_cells(trial: Trial, names: Sequence[str]) -> Iterator[Cell]:
 
 
 def _speed_cells(trial: Trial, best: Trial | None) -> Iterator[Cell]:
-    known = trial.tokens_per_s
+    known = speed(trial) or None
     yield Cell("" if known is None else f"{known:,.0f}", known)
     share = known / speed(best) if known is not None and best is not None and speed(best) else None
     yield Cell("" if share is None else f"{share:.0%}", share)
@@ -257,8 +257,9 @@ def _footnote(report: Report) -> str:
     search = report.search
     method = f" What decides the speed: {search.importance_method}." if search.importance_method else ""
     return (
-        "Speed is real tokens a second over all workers in the steady state, with the loader in the loop; of a trial "
-        "that was stopped early, the median of its windows so far. The fastest has to leave "
+        "Speed is real tokens a second over all workers in the steady state, with the loader in the loop, estimated "
+        "from all trials, which takes the machine's own changes meanwhile out; the figures as they were measured stand "
+        "under reason. The fastest has to leave "
         f"{search.margin:.0%} of the memory free.{method}"
     )
 

@@ -160,9 +160,9 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
     what = settings_text(trial.settings, space.varied)
     if trial.status == "ok":
         remark = "" if trial.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
-        return f"{what}: {speed(trial):,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
+        return f"{what}: {trial.tokens_per_s or 0:,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
     if trial.status == "pruned" and trial.tokens_per_s is not None:
-        return f"{what}: stopped at {speed(trial):,.0f} tokens/s{noise_text(trial)}"
+        return f"{what}: stopped at {trial.tokens_per_s:,.0f} tokens/s{noise_text(trial)}"
     return f"{what}: {trial.outcome} ({trial.reason})"
 
 

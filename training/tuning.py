@@ -33,8 +33,7 @@ from rich.console import Console
 from rich.status import Status
 
 from dataset.progress import conversion_bar
-from monitoring.tune_trials import NAMES, best_trial, read_trials, settings_text, speed, value_text
-from monitoring.tune_trials import Trial as SeenTrial
+from monitoring.tune_trials import NAMES, best_trial, settings_text, speed, value_text
 from train_config.errors import ConfigError, EsmerayError, ResourceError
 from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
@@ -57,6 +56,7 @@ from training.signals import StopSignals
 from training.throughput import Measurement, Settings
 from training.throughput_search import CONFIRM, METRIC, MOST_BROKEN_OFF, ThroughputSearch
 from training.trial_journal import TrialJournal, was_measured
+from training.trial_records import seen_trials, trial_records
 from training.tune_limits import KEYS
 from training.tune_results import describe, nothing_fits, print_table, write_best, write_pareto
 
@@ -215,7 +215,7 @@ def _make_tuner(
         ray_tune.with_resources(pool.trainable(search), NEXT_TO_NOTHING),
         tune_config=ray_tune.TuneConfig(
             search_alg=searcher,
-            num_samples=len(space) + searcher.most_confirmed,
+            num_samples=len(space) + search.search.repeats,
             max_concurrent_trials=1,  # trials never share a device
             reuse_actors=True,
         ),
@@ -261,7 +261,8 @@ class _PoolActor:
             from ray import tune
 
             best = trial["best_tokens_per_s"]
-            result = ray.get(actor.measure.remote(trial["settings"], measurement, best, margin))
+            windows = measurement | {"max_windows": trial["max_windows"]}
+            result = ray.get(actor.measure.remote(trial["settings"], windows, best, margin))
             for window in result["windows"][:-1]:
                 tune.report({metric: window})
             tune.report({metric: result[metric] or 0.0, "measurement": json.dumps(result)})
@@ -349,8 +350,8 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     budget_s = search.search.time_budget_s
     until = f", and none after {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
-    if (finalists := search.search.finalists) > 1:
-        lines.append(f"{'then':<21} the fastest once more, {finalists} of them if they are close")
+    if repeats := search.search.repeats:
+        lines.append(f"{'repeats':<21} the fastest, at most {repeats} of what may be it")
     return lines
 
 
@@ -359,7 +360,7 @@ def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
     searcher = ThroughputSearch(space, search)
     first: list[Settings] = []
     while len(first) < PREVIEWED and isinstance(trial := searcher.suggest(str(len(first))), dict):
-        if searcher.confirmed:
+        if searcher.repeats:
             break
         first.append(Settings(**trial["settings"]))
         same = Measurement("ok", "", tokens_per_s=1.0, windows=[1.0])
@@ -389,12 +390,12 @@ class _Progress:
             what = settings_text(asdict(proposal.settings), self.space.varied)
             which = f"trial {self.searcher.trials} of at most {self.searcher.max_trials}"
             if proposal.phase == CONFIRM:
-                which = "the fastest once more"
+                which = "once more"
             self._status.update(f"{which}: {what}")
 
     def show(self, journal: TrialJournal) -> None:
         """Leave a line for the newest trial."""
-        seen = _seen(journal)
+        seen = seen_trials(journal, self.space)
         best = best_trial(seen, self.search.memory_margin)
         mark = " (the fastest so far)" if best is seen[-1] else ""
         which = f"{self.searcher.trials}/{self.searcher.max_trials} {seen[-1].phase}"
@@ -407,10 +408,6 @@ class _Progress:
             say(line)
 
 
-def _seen(journal: TrialJournal) -> list[SeenTrial]:
-    return read_trials([trial.record() for trial in journal.trials])
-
-
 def _conclude(
     config: Config,
     search: TuneConfig,
@@ -420,7 +417,7 @@ def _conclude(
     signals: StopSignals,
     error: Exception | None,
 ) -> int:
-    trials = _seen(journal)
+    trials = seen_trials(journal, space)
     best = best_trial(trials, search.memory_margin)
     if best is not None:
         write_best(folder.best, best, trials, space, config, search)
@@ -448,6 +445,6 @@ def _write_report(folder: SearchFolder, space: SearchSpace, journal: TrialJourna
 
     values = {name: list(values) for name, values in space.values.items()}
     try:
-        write_tune_report([trial.record() for trial in journal.trials], folder.path, values)
+        write_tune_report(trial_records(journal, space), folder.path, values)
     except (OSError, ValueError, EsmerayError) as error:
         warn(f"{folder.report}: not written ({error})")

@@ -21,6 +21,7 @@ from monitoring.tune_trials import (
     pareto,
     read_trials,
     settings_text,
+    speed,
     value_text,
     varied,
 )
@@ -71,6 +72,15 @@ def test_a_trial_that_was_stopped_early_is_measured_but_never_the_best():
     trials = read_trials([record(0, 1024, 100.0), record(1, 2048, 900.0, status="pruned")])
     assert [trial.number for trial in measured(trials)] == [0, 1]
     assert best_trial(trials, 0.0).number == 0  # type: ignore[union-attr]
+
+
+def test_fastest_is_by_the_estimates_where_there_are_any():
+    lines = [record(0, 1024, 900.0) | {"estimate": 850.0}, record(1, 2048, 890.0) | {"estimate": 870.0}]
+    trials = read_trials(lines)
+    assert [speed(trial) for trial in trials] == [850.0, 870.0]
+    assert best_trial(trials, 0.0).number == 1  # type: ignore[union-attr]
+    failed = read_trials([record(2, 4096, None, status="crash") | {"estimate": 950.0}])
+    assert speed(failed[0]) == 0.0, "what could not be measured has no speed, however promising it was"
 
 
 def test_of_a_configuration_that_was_measured_twice_the_last_line_counts():

@@ -1,11 +1,11 @@
 """What follows from measurements for configurations that were not measured."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from training.search_knowledge import Knowledge, of_two
+from training.search_knowledge import Knowledge, together
+from training.speed_model import SpeedModel
 from training.throughput import Measurement, Settings
 
 TOTAL_BYTES = 1 << 30
@@ -27,32 +27,40 @@ def test_fewer_workers_have_more_of_a_shared_memory_each():
         assert knowledge.known_not_to_fit(replace(two, tokens=16384)) == two
 
 
-def test_effect_of_a_change_is_the_mean_over_the_pairs_that_differ_in_it_alone():
-    knowledge = Knowledge(0.08)
-    more, larger = replace(SETTINGS, num_workers=1), replace(SETTINGS, tokens=2048)
-    for settings, speed in ((SETTINGS, 100.0), (more, 50.0), (larger, 80.0), (replace(larger, num_workers=1), 80.0)):
-        knowledge.learn(settings, ok(speed))
-    elsewhere = replace(SETTINGS, tokens=4096)
-    assert knowledge.effect(elsewhere, replace(elsewhere, num_workers=1), "num_workers") == pytest.approx(
-        math.log(0.5) / 2
-    )
-    assert knowledge.effect(elsewhere, replace(elsewhere, amp_dtype="bf16"), "amp_dtype") == 0.0
+def test_trials_of_one_configuration_give_the_mean_and_the_largest_peak():
+    all_three = together([ok(100.0, 7), ok(90.0, 5), ok(80.0, 6)])
+    assert (all_three.tokens_per_s, all_three.windows, all_three.peak_memory_bytes) == (90.0, [100.0, 90.0, 80.0], 7)
+    assert all_three.reason == "100, 90, 80 tokens/s in 3 trials"
 
 
-def test_effect_says_nothing_of_what_does_not_fit():
-    knowledge = Knowledge(0.08)
-    knowledge.learn(SETTINGS, ok(100.0))
-    knowledge.learn(replace(SETTINGS, num_workers=1), ok(10.0, TOTAL_BYTES))
-    assert knowledge.effect(SETTINGS, replace(SETTINGS, num_workers=1), "num_workers") == 0.0
-
-
-def test_two_measurements_give_the_mean_and_the_larger_peak():
-    both = of_two(ok(100.0, 7), ok(90.0, 5))
-    assert (both.tokens_per_s, both.windows, both.peak_memory_bytes) == (95.0, [100.0, 90.0], 7)
-    assert "90 tokens/s, and 100 before" in both.reason
+def test_trial_that_was_stopped_early_counts_beside_one_that_was_not():
+    stopped = replace(ok(80.0), status="pruned", seconds=3.0)
+    for trials in ([stopped, ok(100.0)], [ok(100.0), stopped]):
+        both = together(trials)
+        assert (both.status, both.tokens_per_s, both.seconds) == ("ok", 90.0, 3.0)
+    assert together([stopped, stopped]).status == "pruned"
 
 
 @pytest.mark.parametrize("status", ["crash", "out_of_memory", "timeout", "nan"])
-def test_second_measurement_that_failed_counts_alone(status):
+def test_last_trial_that_failed_counts_alone(status):
     failed = Measurement(status, "it broke")
-    assert of_two(ok(100.0), failed) == failed
+    assert together([ok(100.0), failed]) == failed
+
+
+def test_fastest_is_what_the_model_says_where_there_is_one():
+    slow, fast = SETTINGS, replace(SETTINGS, tokens=2048)
+    # Beside each other 80 and 85; in a better minute the first one alone was measured once more.
+    trials = [(slow, 80.0, 5.0), (fast, 85.0, 5.0), (slow, 80.0, 5.0), (slow, 130.0, 300.0)]
+    by_figures, by_model = Knowledge(0.08), Knowledge(0.08, model=SpeedModel({"tokens": (1024, 2048)}))
+    for settings, speed, seconds in trials:
+        for knowledge in (by_figures, by_model):
+            knowledge.learn(settings, replace(ok(speed), windows=[speed, 0.9 * speed], seconds=seconds))
+    assert by_figures.best() == slow
+    assert by_model.best() == fast
+
+
+def test_what_was_concluded_is_no_trial():
+    knowledge = Knowledge(0.08, model=SpeedModel({"tokens": (1024, 2048)}))
+    knowledge.learn(SETTINGS, Measurement("pruned", "needs more than what did not fit"))
+    assert knowledge.trials == {} and SETTINGS in knowledge.measurements
+    assert knowledge.best() is None

@@ -100,18 +100,11 @@ def test_one_value_or_none_keeps_a_setting_fixed(tmp_path):
     assert len(space) == 4
 
 
-def test_neighbours_differ_in_one_setting_by_one_place(tmp_path):
-    space = space_of(tmp_path)
-    own = space.default
-    assert [s.tokens for s in space.neighbours(own, "tokens")] == [512, 128]
-    assert space.neighbours(own, "num_workers") == [replace(own, num_workers=1)]
-    assert space.neighbours(own, "amp_dtype") == [replace(own, amp_dtype="bf16")]
-
-
-def test_neighbour_with_more_workers_takes_the_nearest_budget_that_is_possible(tmp_path):
+def test_nearest_configuration_has_another_budget_where_its_own_is_impossible(tmp_path):
     space = space_of(tmp_path, {"workers": [1, 2]})
     largest = replace(space.default, tokens=512)
-    assert space.neighbours(largest, "workers") == [replace(largest, workers=2, tokens=256)]
+    assert space.nearest(largest) == largest
+    assert space.nearest(replace(largest, workers=2)) == replace(largest, workers=2, tokens=256)
 
 
 def test_space_without_any_configuration_is_refused_with_the_reasons(tmp_path):

@@ -2,6 +2,9 @@
 
 import json
 import math
+import random
+import re
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
@@ -139,7 +142,7 @@ def test_no_configuration_is_measured_twice_nor_one_that_needs_more_than_what_ra
     machine = MACHINES["memory limits"]
     machine.asked.clear()
     space = a_space(tmp_path)
-    run(ThroughputSearch(space, settings_for(max_trials=1000, finalists=0)), machine)
+    run(ThroughputSearch(space, settings_for(max_trials=1000, repeats=0)), machine)
     assert len(set(machine.asked)) == len(machine.asked)
     ran_out: list[Settings] = []
     for settings in machine.asked:
@@ -174,7 +177,7 @@ def test_largest_budget_is_bracketed_by_doubling_and_bisecting(budgets, largest,
     """Without a fixed global batch any budget will do; ``largest`` is how many of them fit."""
     config = tiny_config(tmp_path, **LARGE)
     values = {"tokens": budgets, "num_workers": [1], "amp_dtype": ["none"], "gradient_checkpointing": [False]}
-    search_section = {"max_trials": 1000, "finalists": 0}
+    search_section = {"max_trials": 1000, "repeats": 0}
     tune = TuneConfig.model_validate({"space": values, "keep_global_tokens": False, "search": search_section})
     space = make_space(config, tune, NODES)
     at_most = budgets[largest - 1] if largest else budgets[0] - 1
@@ -272,9 +275,9 @@ def test_value_with_which_every_trial_hangs_is_given_up(own, tmp_path):
     search = ThroughputSearch(space, settings_for())
     run(search, machine)
     assert search.knowledge.speed(search.knowledge.best()) == best
-    assert sum(s.num_workers == 1 for s in machine.asked) == 3
+    assert sum(s.num_workers == 1 for s in machine.asked) in (3, 4)
     reasons = {m.reason for s, m in search.knowledge.measurements.items() if s.num_workers == 1 and s.tokens <= 4096}
-    assert "num_workers 1 hung in each of 3 trials" in reasons
+    assert any(re.fullmatch(r"num_workers 1 hung in each of [34] trials", reason) for reason in reasons)
 
 
 def test_hangs_of_a_value_that_also_runs_are_no_reason_to_give_it_up(tmp_path):
@@ -286,28 +289,12 @@ def test_hangs_of_a_value_that_also_runs_are_no_reason_to_give_it_up(tmp_path):
     assert search.knowledge.speed(search.knowledge.best()) == best
 
 
-def test_loader_is_looked_at_first_where_it_is_waited_for(tmp_path):
-    space = a_space(tmp_path)
-
-    @dataclass
-    class Waiting(Machine):
-        def measure(self, s: Settings, best: float | None = None) -> Measurement:
-            return replace(super().measure(s, best), shares={"data_wait": 0.6})
-
-    for machine, name in ((Waiting(), "num_workers"), (Machine(), "amp_dtype")):
-        phases: dict[Settings, str] = {}
-        search = ThroughputSearch(space, settings_for(), learned=lambda s, m, phase, to=phases: to.setdefault(s, phase))
-        run(search, machine)
-        bracket = max((s for s, phase in phases.items() if phase == "bracket"), key=machine.speed)
-        refined = [s for s, phase in phases.items() if phase == "refine"]
-        assert [n for n in space.varied if getattr(refined[0], n) != getattr(bracket, n)] == [name]
-
-
 def test_grid_measures_in_full_and_the_others_stop_what_can_not_win(tmp_path):
     space = a_space(tmp_path)
     for algorithm in ("grid", "tpe"):
         search = ThroughputSearch(space, settings_for(algorithm=algorithm))
-        assert search.suggest("0")["best_tokens_per_s"] is None
+        trial = search.suggest("0")
+        assert (trial["best_tokens_per_s"], trial["max_windows"]) == (None, 6 if algorithm == "grid" else 2)
         machine = Machine()
         first = machine.measure(search.measuring.settings)
         search.on_trial_complete("0", {"measurement": json.dumps(asdict(first))})
@@ -346,68 +333,64 @@ def test_figure_that_was_too_good_is_found_out_by_measuring_the_fastest_once_mor
     space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
     true = Machine(best_tokens=4096, width=8.0)
     machine = Flattered(best_tokens=4096, width=8.0, first=lambda s: 1.025 if s.tokens == 2048 else 1.0)
-    luck, _ = confirmed_search(space, machine, finalists=0)
+    luck, _ = confirmed_search(space, machine, repeats=0)
     assert luck.knowledge.best().tokens == 2048
     search, again = confirmed_search(space, machine)
     best = search.knowledge.best()
     assert best.tokens == 4096 and {s.tokens for s in again} >= {2048, 4096}
     assert search.knowledge.speed(best) == pytest.approx(true.speed(best))
-    lucky = search.knowledge.measurements[replace(best, tokens=2048)]
-    assert lucky.tokens_per_s == pytest.approx(1.0125 * true.speed(replace(best, tokens=2048)))
-    assert len(lucky.windows) == 4
-
-
-def test_what_is_reported_as_the_fastest_was_measured_twice(tmp_path):
-    # Both that are confirmed turn out slower than the single figure of the third.
-    space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
-    flattered = {4096: 1.04, 2048: 1.03, 8192: 1.025}
-    machine = Flattered(best_tokens=4096, width=30.0, first=lambda s: flattered.get(s.tokens, 0.9))
-    search, again = confirmed_search(space, machine)
-    assert [s.tokens for s in again] == [4096, 2048, 8192]
-    assert search.knowledge.best() in again
 
 
 def test_one_that_is_far_ahead_is_measured_once_more_alone(tmp_path):
     space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
     search, again = confirmed_search(space, Machine(best_tokens=4096, width=1.0))
     assert again == [search.knowledge.best()]
-    for finalists in (0, 1):
-        assert confirmed_search(space, Machine(best_tokens=4096, width=8.0), finalists=finalists)[1] == []
-
-
-def test_lead_that_a_slow_minute_of_the_machine_gave_is_lost_when_both_are_measured_once_more(tmp_path):
-    # 2048 came in a good minute, 4096 in a slow one: far apart, but no further than the two figures of 2048.
-    space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
-    minutes = {2048: 1.2, 4096: 0.95}
-    machine = Flattered(best_tokens=4096, width=4.0, first=lambda s: minutes.get(s.tokens, 0.7))
-    first, _ = confirmed_search(space, machine, finalists=0)
-    speeds = {s.tokens: first.knowledge.speed(s) for s in first.knowledge.measurements}
-    assert speeds[4096] < 0.9 * speeds[2048] == 0.9 * max(speeds.values())
-    _, again = confirmed_search(space, machine)
-    assert [s.tokens for s in again][:2] == [2048, 4096]
+    assert confirmed_search(space, Machine(best_tokens=4096, width=8.0), repeats=0)[1] == []
 
 
 def test_configuration_that_fails_the_second_time_is_not_the_fastest(tmp_path):
     space = a_space(tmp_path, num_workers=[1], amp_dtype=["none"], gradient_checkpointing=[False])
-    search, again = confirmed_search(space, Flattered(best_tokens=4096, width=8.0, second="crash"))
-    assert len(again) == 4
+    machine = Flattered(best_tokens=4096, width=8.0, second="crash")
+    search, again = confirmed_search(space, machine, repeats=2)
+    assert len(set(again)) == len(again) == 2
     assert search.knowledge.best() not in again
     assert all(search.knowledge.measurements[s].status == "crash" for s in again)
 
 
-def test_change_that_made_another_configuration_slower_is_tried_last(tmp_path):
-    space = a_space(tmp_path)
-    machine = Machine(loader_limit=(0.3, 1.0, 1.3))
-    _, _ = confirmed_search(space, machine, finalists=0)
-    position = {
-        name: next(i for i, s in enumerate(machine.asked) if holds(s))
-        for name, holds in {
-            "bf16 with more loading": lambda s: s.amp_dtype == "bf16" and s.num_workers == 2,
-            "less loading in bf16": lambda s: s.amp_dtype == "bf16" and s.num_workers == 0,
-        }.items()
-        if any(holds(s) for s in machine.asked)
-    }
-    assert position["bf16 with more loading"] < position.get("less loading in bf16", len(machine.asked))
+@dataclass
+class Drifting(Machine):
+    """Other programs come and go: its speed wanders by a tenth (one standard deviation) within half a minute."""
+
+    seed: int = 0
+    _pace: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._pace = self._random.gauss(0, 0.1)
+
+    def measure(self, s: Settings, best: float | None = None) -> Measurement:
+        pace = math.exp(self._pace)
+        result = super().measure(s, None if best is None else best / pace)
+        kept = math.exp(-result.seconds / 30)
+        self._pace = self._pace * kept + self._random.gauss(0, 0.1 * math.sqrt(1 - kept**2))
+        if result.tokens_per_s is None:
+            return result
+        windows = [window * pace * math.exp(self._random.gauss(0, 0.05)) for window in result.windows]
+        return replace(result, tokens_per_s=statistics.mean(windows), windows=windows)
+
+
+@pytest.mark.parametrize("name", ["cache of a CPU", "the larger the faster", "loader limits", "noise"])
+def test_on_a_machine_that_changes_its_speed_what_is_found_is_mostly_among_the_fastest(name, tmp_path):
+    space = a_space(tmp_path, num_workers=[0, 1, 2])
+    shares = []
+    for seed in range(10):
+        machine = Drifting(**(asdict(MACHINES[name]) | {"faults": {}, "asked": []}), seed=seed)
+        search = ThroughputSearch(space, settings_for(seed=seed, max_trials=12))
+        run(search, machine)
+        fastest = max(machine.speed(s) for s in space.settings if machine.peak(s) <= 0.92 * TOTAL_BYTES)
+        shares.append(machine.speed(search.knowledge.best()) / fastest)
+    assert statistics.mean(shares) >= 0.95
+    assert sum(share >= 0.95 for share in shares) >= 8
 
 
 def test_trials_stop_when_the_time_is_used_up(tmp_path):

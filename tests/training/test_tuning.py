@@ -99,12 +99,12 @@ def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
     assert any("1.08 times the speed" in line for line in comment)
 
 
-def test_every_failure_is_listed_with_its_reason_and_the_fastest_alone_are_measured_twice(finished):
+def test_every_failure_is_listed_with_its_reason_and_the_fastest_alone_is_measured_twice(finished):
     trials = TrialJournal(finished.trials).trials
     assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
     again = [trial.settings for trial in trials if trial.phase == "confirm"]
     assert again == [trial.settings for trial in trials[-len(again) :]]
-    assert {(s.tokens, s.num_workers) for s in again} == {(256, 1), (256, 0)}
+    assert [(s.tokens, s.num_workers) for s in again] == [(256, 1)]
     assert len({trial.settings for trial in trials}) == len(trials) - len(again)
     seen = {(t.settings.tokens, t.settings.num_workers): t.measurement for t in trials}
     assert seen[512, 0].status == "out_of_memory"
@@ -118,7 +118,7 @@ def test_pareto_table_holds_what_no_other_beats(finished):
     rows = list(csv.DictReader(finished.pareto.open()))
     assert [row["tokens"] for row in rows] == ["256", "128", "64"]
     assert [row["fits"] for row in rows] == ["1", "1", "1"]
-    assert float(rows[0]["tokens_per_s"]) == 1356.0
+    assert float(rows[0]["tokens_per_s"]) == pytest.approx(1356.0, rel=0.01)
 
 
 def test_folder_holds_the_resolved_files_the_report_and_nothing_of_ray_tune(finished):
