@@ -307,13 +307,14 @@ def _alerts(state: RunState, moment: float) -> Panel:
     alerts = state.alerts
     if not alerts:
         return _panel(Text("none", style="dim"), "alerts")
-    lines = [_alert(alert, moment) for alert in alerts[:_MOST_ALERTS]]
+    until = "ago" if state.outcome is None else "before the end"
+    lines = [_alert(alert, moment, until) for alert in alerts[:_MOST_ALERTS]]
     more = [Text(f"and {len(alerts) - _MOST_ALERTS} more", style="dim")] if len(alerts) > _MOST_ALERTS else []
     holds = any(alert.get("state") != "cleared" for alert in alerts)
     return _panel(Group(*lines, *more), "alerts", "red" if holds else "grey50")
 
 
-def _alert(alert: Record, moment: float) -> Text:
+def _alert(alert: Record, moment: float, until: str) -> Text:
     age = duration(max(0.0, moment - float(alert.get("time") or moment)))
     over = alert.get("state") == "cleared"
     name = str(alert.get("name", "")).replace("_", " ")
@@ -321,7 +322,7 @@ def _alert(alert: Record, moment: float) -> Text:
         ("✓ " if over else "! ", "green" if over else "bold red"),
         (name, "dim" if over else "bold"),
         (f"  {alert.get('message', '')}", "dim" if over else ""),
-        (f"  {age} ago", "dim"),
+        (f"  {age} {until}", "dim"),
         overflow="ellipsis",
     )
 

@@ -266,6 +266,13 @@ def test_alerts_that_hold_come_first_and_those_over_stay(run):
     assert "none" in shown(RunState(Run(run.path.parent / "other").started().path))
 
 
+def test_age_of_an_alert_is_counted_to_the_end_of_a_run_that_has_ended(run):
+    run.started().metrics(train(1), train(8)).alert("memory", "raised", "98 % in use", BEGUN + 2)
+    assert "98 % in use  8 s ago" in shown(RunState(run.path), now=BEGUN + 10)
+    run.files.write_outcome(Outcome("finished", 0, "trained 8 steps", 8))
+    assert "98 % in use  2 s before the end" in shown(RunState(run.path), now=BEGUN + 9999)
+
+
 def test_split_of_a_step_adds_up(run):
     parts = {"forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.05, "communication_s": 0.05, "checkpoint_s": 0.01}
     run.started().metrics(*(train(step, **parts) for step in range(1, 9)))
