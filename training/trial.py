@@ -337,7 +337,7 @@ class _Trial:
         reason = f"{rate:,.0f} tokens/s"
         if status == "pruned":
             reason += ", too slow to win"
-        elif not self._agree():
+        elif len(self._windows) > 1 and not self._agree():
             reason += f", though no two of {len(self._windows)} windows agreed within {self._settings.agreement:.0%}"
         return Measurement(
             status, reason, tokens_per_s=rate, windows=self._windows, shares=self._shares(clock), **self._memory()

@@ -151,7 +151,8 @@ def _memory_evidence(around: Around) -> Iterator[str]:
         yield f"A budget of {_budget_text(around, blocked)} {how} (trial {blocked.number})."
     rise = around.rise()
     if rise is not None:
-        yield f"It is {abs(rise):.0%} {'faster' if rise >= 0 else 'slower'} than the fastest of the budget below."
+        how = "as fast as" if abs(rise) < 0.005 else f"{abs(rise):.0%} {'faster' if rise >= 0 else 'slower'} than"
+        yield f"It is {how} the fastest of the budget below."
 
 
 def _neighbour_sentences(around: Around) -> Iterator[str]:
@@ -163,7 +164,8 @@ def _neighbour_sentences(around: Around) -> Iterator[str]:
                 continue
             change = speed(other) / speed(around.best) - 1.0
             stopped = ", stopped early" if other.status == "pruned" else ""
-            yield f"With {value}: {change:+.0%}{stopped} (trial {other.number})."
+            how = "as fast" if abs(change) < 0.005 else f"{change:+.0%}"
+            yield f"With {value}: {how}{stopped} (trial {other.number})."
 
 
 def _loader_summary(waiting: float) -> str:

@@ -124,7 +124,7 @@ def _parts(report: Report) -> Iterator[str]:
         "stopped early were too slow to be the best, and are known from fewer windows.",
     )
     yield _pareto_table(report)
-    yield tag("h2", "Every trial")
+    yield tag("h2", "Every configuration")
     yield tag("p", f"{_outcomes(report.search.trials)} Click a heading to sort.")
     yield _trials_table(report)
     yield tag("footer", _footnote(report))
@@ -148,7 +148,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
             yield f"{best.memory_share:.0%}", f"of {memory_text(best.total_bytes)} of memory at its peak"
     tried = [trial for trial in search.trials if not trial.is_ruled_out]
     failed = sum(trial.status in _FAILED for trial in tried)
-    yield str(len(tried)), f"trials, {failed} of them failed"
+    yield str(len(tried)), f"configurations tried, {failed} of them failed"
     yield _duration(sum(trial.seconds for trial in search.trials)), "of measuring"
 
 
