@@ -65,8 +65,8 @@ class SearchSection(Section):
     algorithm: Literal["tpe", "random", "grid"] = Field(
         "tpe",
         description=(
-            "tpe: after the largest budget and a climb from it, as Bergstra et al. 2011, by Optuna; random: after the "
-            "largest budget, by chance; grid: every configuration, each in full."
+            "tpe: after the largest budget, what promises most by a model of speed, and as Bergstra et al. 2011, by "
+            "Optuna; random: after the largest budget, by chance; grid: every configuration, each in full."
         ),
     )
     max_trials: PositiveInt | None = Field(

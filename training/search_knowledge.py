@@ -95,6 +95,18 @@ class Knowledge:
             None,
         )
 
+    def chance_to_fit(self, settings: Settings) -> float:
+        """Rule of succession over what did not fit with no more tokens a batch, and what did with no fewer.
+
+        Of configurations that need less memory than one that did not fit, some will fit; where none did, ever fewer.
+        """
+        if self.fits(settings):
+            return 1.0
+        tokens = settings.tokens
+        failed = sum(other.tokens <= tokens for other in self._too_large)
+        fitted = sum(other.tokens >= tokens and self.fits(other) for other in self.measurements)
+        return (fitted + 1) / (fitted + failed + 1)
+
     def known_to_hang(self, settings: Settings) -> str | None:
         """A value of a setting that is to blame for hangs, in words; None if there is none.
 

@@ -263,7 +263,8 @@ class ThroughputSearch(Searcher):
         rivals = [*untried, *(again if self._may_repeat() else [])]
         if not rivals:
             return None
-        gains = self.model.gains(best, rivals)
+        chances = [self.knowledge.chance_to_fit(rival) for rival in rivals]
+        gains = [gain * chance for gain, chance in zip(self.model.gains(best, rivals), chances, strict=True)]
         place = max(range(len(rivals)), key=gains.__getitem__)
         if gains[place] < GAIN:
             return None

@@ -59,6 +59,24 @@ def test_fastest_is_what_the_model_says_where_there_is_one():
     assert by_model.best() == fast
 
 
+def test_chance_to_fit_falls_with_each_that_did_not_and_rises_with_each_larger_one_that_did():
+    knowledge = Knowledge(0.08)
+    assert knowledge.chance_to_fit(SETTINGS) == 1.0
+    too_large = Measurement("out_of_memory", "memory ran out", peak_memory_bytes=TOTAL_BYTES)
+    knowledge.learn(replace(SETTINGS, tokens=4096), too_large)
+    rooms = {
+        tokens: replace(SETTINGS, tokens=tokens, gradient_checkpointing=True, amp_dtype="bf16")
+        for tokens in (2048, 4096, 8192)
+    }
+    assert [knowledge.chance_to_fit(settings) for settings in rooms.values()] == [1.0, 1 / 2, 1 / 2]
+    knowledge.learn(replace(SETTINGS, tokens=4096, amp_dtype="bf16"), too_large)
+    assert [knowledge.chance_to_fit(settings) for settings in rooms.values()] == [1.0, 1 / 3, 1 / 3]
+    knowledge.learn(replace(rooms[4096], num_workers=1), ok(100.0))
+    assert [knowledge.chance_to_fit(settings) for settings in rooms.values()] == [1.0, 2 / 4, 1 / 3]
+    knowledge.learn(rooms[4096], ok(100.0))
+    assert knowledge.chance_to_fit(rooms[4096]) == 1.0
+
+
 def test_what_was_concluded_is_no_trial():
     knowledge = Knowledge(0.08, model=SpeedModel({"tokens": (1024, 2048)}))
     knowledge.learn(SETTINGS, Measurement("pruned", "needs more than what did not fit"))
