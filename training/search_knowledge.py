@@ -100,10 +100,10 @@ class Knowledge:
 
         Of configurations that need less memory than one that did not fit, some will fit; where none did, ever fewer.
         """
-        if self.fits(settings):
-            return 1.0
         tokens = settings.tokens
         failed = sum(other.tokens <= tokens for other in self._too_large)
+        if not failed or self.fits(settings):
+            return 1.0
         fitted = sum(other.tokens >= tokens and self.fits(other) for other in self.measurements)
         return (fitted + 1) / (fitted + failed + 1)
 
