@@ -36,9 +36,9 @@ from training.throughput import Measurement, Settings, Status
 from training.trial import PRUNE_MARGIN, measure_on_worker, staged
 
 GRACE_S = 2.0
-"""How long the other workers may take to end after one did: together or never, if it left them inside a step."""
+"""How long the other workers may take to end after one broke off by itself: it may have left them inside a step."""
 
-CHECK_TIMEOUT_S = 5.0
+CHECK_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
 
@@ -235,8 +235,9 @@ class _Group:
         while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, _ = ray.wait(list(waiting), timeout=left_s)
             for reference in done:
-                replies[waiting.pop(reference)] = _reply(reference)
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+                reply = replies[waiting.pop(reference)] = _reply(reference)
+                if not reply.agreed:  # of those that agreed a machine under load may take its time to let go
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
         return replies
 
     def in_step(self) -> bool:
@@ -312,9 +313,9 @@ class _MeasuringActor:
                 fault=order.fault,
             )
         except EsmerayError as error:
-            return Measurement("crash" if error.retryable else "refused", str(error))
+            return Measurement("crash" if error.retryable else "refused", str(error), agreed=False)
         except Exception as error:  # noqa: BLE001 - a result, too
-            return Measurement("crash", f"{type(error).__name__}: {_in_a_line(error)}")
+            return Measurement("crash", f"{type(error).__name__}: {_in_a_line(error)}", agreed=False)
 
     def add_up(self, number: int) -> int:
         """The sum of what all workers were given."""
@@ -336,9 +337,10 @@ def _reply(reference: Any) -> Measurement:
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        return Measurement("out_of_memory", f"memory ran out: Ray ended the worker ({_in_a_line(error)})")
+        reason = f"memory ran out: Ray ended the worker ({_in_a_line(error)})"
+        return Measurement("out_of_memory", reason, agreed=False)
     except (RayActorError, RayTaskError) as error:
-        return Measurement("crash", f"{PROCESS_ENDED} ({_in_a_line(error)})")
+        return Measurement("crash", f"{PROCESS_ENDED} ({_in_a_line(error)})", agreed=False)
 
 
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:

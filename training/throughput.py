@@ -92,6 +92,8 @@ class Measurement:
         shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
             ``communication``; the rest is what lies between.
         seconds: that the trial took, whole.
+        agreed: the workers ended with it together. Otherwise one broke off by itself, and others may wait for it inside
+            a step for ever.
     """
 
     status: Status
@@ -102,3 +104,4 @@ class Measurement:
     total_memory_bytes: int | None = None
     shares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    agreed: bool = True

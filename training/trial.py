@@ -77,8 +77,8 @@ def measure_on_worker(
         fault: what is to fail on purpose, on the last worker.
 
     Returns:
-        Alike on every worker where they ended together; a worker that met a failure has the ``reason``. Where memory
-        ran out inside a step of several workers, the others may wait for this one for ever.
+        Alike on every worker where they ``agreed``; a worker that met a failure has the ``reason``. Where memory ran
+        out inside a step of several workers they did not, and the others may wait for this one for ever.
 
     Raises:
         EsmerayError: the settings or the data are refused.
@@ -111,6 +111,7 @@ def _ran_out(error: Exception, meter: MemoryMeter) -> Measurement:
         f"memory ran out: {message}",
         peak_memory_bytes=meter.peak_bytes(),
         total_memory_bytes=meter.total_bytes(),
+        agreed=False,
     )
 
 
