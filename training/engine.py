@@ -341,8 +341,24 @@ def prepare_deepspeed(device: torch.device) -> None:
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    _import_muon_uncompiled()
     with compiling_alone():
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+
+
+def _import_muon_uncompiled() -> None:
+    """Load the optimizer that DeepSpeed 0.19.8 holds every other against, without compiling its kernels.
+
+    DeepSpeed would import it when the engine is made, and torch's compiler with it: over a second of a worker's start.
+    """
+    from deepspeed.runtime import compiler
+
+    compile_kernels = compiler.compile
+    compiler.compile = lambda: lambda kernel: kernel
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_kernels
 
 
 def _clear_partitioned_gradients(optimizer: Any) -> None:

@@ -125,6 +125,15 @@ def test_bf16_keeps_buffers_in_fp32(process_group):
     assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
 
 
+def test_engine_compiles_nothing_that_it_does_not_use(process_group):
+    make_engine(stage=2)
+    from deepspeed.runtime import compiler
+    from deepspeed.runtime.zero.muon import original_muon
+
+    assert not hasattr(original_muon.muon_update, "_torchdynamo_orig_callable")
+    assert compiler.compile() is torch.compile
+
+
 def test_fp16_without_gpu_is_refused(process_group):
     with pytest.raises(ResourceError, match="fp16 needs a GPU"):
         make_engine(2, "fp16")
