@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import urllib.error
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from benchmarks import fake_wandb_server as server_module
+from benchmarks import monitored_runs, monitoring
 from benchmarks.fake_wandb_server import fake_wandb_server
+from benchmarks.launching import ray_command
 from benchmarks.monitoring import (
     NO_GUARD,
     OFF,
@@ -83,9 +88,21 @@ def test_every_way_of_watching_is_compared_with_nothing_watched_and_the_guard_wi
     assert PAIRS["training, memory guard"] == (UNWATCHED, UNGUARDED)
 
 
+def watched_by_ray(store: str, config: Path) -> list[str]:
+    """train_ray.py for the first run; for the other the worker loop alone, started when the first has begun."""
+    if config.stem == "run-0":
+        return ray_command(config)
+    wait = f"while [ ! -e {config.parent}/run-0/logs/worker-0.log ]; do sleep 0.2; done; exec"
+    launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1"
+    return ["sh", "-c", f"{wait} {launcher} -m benchmarks.worker_program {config} {store}"]
+
+
 @pytest.mark.slow
-def test_real_runs_compute_in_turns_with_a_slow_server_of_wandb_and_leave_no_process(tmp_path):
-    """One worker and a toy of a model, but every process that a run has."""
+def test_real_runs_compute_in_turns_with_a_slow_server_of_wandb_and_leave_no_process(tmp_path, monkeypatch):
+    """One worker and a toy of a model, but every process that a watched run has; what it is beside has no cluster."""
+    monkeypatch.setattr(server_module, "SLOW_S", 2.0)
+    monkeypatch.setattr(monitoring, "worker_count", lambda setting: 1)
+    monkeypatch.setattr(monitored_runs, "ray_command", functools.partial(watched_by_ray, str(tmp_path / "store")))
     with closing(_cases(Setting(device="cpu", quick=True, folder=tmp_path))) as cases:  # type: ignore[type-var]
         case = next(cases)
         assert [contender.name for contender in case.contenders] == [SLOW, UNWATCHED]
