@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dataset.conversion import ensure_store
 from tests.runs import tiny_config
+from tests.worker_pair import WorkerPair
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -95,6 +96,14 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def worker_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
+    """Two processes of a gloo group for tests of two ranks."""
+    pair = WorkerPair(tmp_path_factory.mktemp("worker-pair"))
+    yield pair
+    pair.close()
 
 
 @pytest.fixture(scope="session")

@@ -404,7 +404,7 @@ def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group):
+def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_pair):
     changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
     figures = {}
     for workers in (1, 2):
@@ -412,7 +412,7 @@ def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tm
         run = run_folder(config)
         run.path.mkdir(parents=True)
         path = prepare(config, run)
-        train_with(workers, config, str(path), tmp_path)
+        train_with(workers, config, str(path), worker_pair)
         figures[workers] = validations(config)
     for one, two in zip(figures[1], figures[2], strict=True):
         names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]

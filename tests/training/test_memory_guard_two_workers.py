@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.worker_pair import WorkerPair
 from train_config.schema import Config
 from training.context import StandaloneContext
 from training.engine import TrainingEngine
@@ -26,15 +26,16 @@ ENGINES = [
 pytestmark = pytest.mark.slow
 
 
-def run_rank(rank: int, rendezvous: str, runs: list[tuple[dict, str | None]], store_path: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for config, fault in runs:
+def train_rank(rank: int, runs: list[tuple[dict, str | None]], store_path: str) -> None:
+    try:
+        for config, fault in runs:
+            TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD
+            if rank == 1 and fault is not None:
+                FAULTS[fault]()
+            train_worker(Config.model_validate(config), StandaloneContext(rank, 2, rank), store_path)
+            dist.barrier()
+    finally:
         TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD
-        if rank == 1 and fault is not None:
-            FAULTS[fault]()
-        train_worker(Config.model_validate(config), StandaloneContext(rank, 2, rank), store_path)
-        dist.barrier()
 
 
 def forward_needs_memory() -> None:
@@ -89,13 +90,10 @@ def backward_ends_without_memory() -> None:
 FAULTS = {"forward": forward_needs_memory, "backward": backward_needs_memory, "late": backward_ends_without_memory}
 
 
-def train(store_path: str, *runs: tuple[Config, str | None]) -> None:
-    """The runs one after the other in the same two processes, each with its fault."""
-    folder = run_folder(runs[0][0]).path
-    folder.mkdir(parents=True, exist_ok=True)
-    rendezvous = folder.parent / f"rendezvous-{len(list(folder.parent.glob('rendezvous-*')))}"
-    plain = [(config.model_dump(), fault) for config, fault in runs]
-    multiprocessing.spawn(run_rank, (str(rendezvous), plain, store_path), nprocs=2)
+def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -> None:
+    """The runs one after the other, each with its fault."""
+    run_folder(runs[0][0]).path.mkdir(parents=True, exist_ok=True)
+    pair.run(train_rank, [(config.model_dump(), fault) for config, fault in runs], store_path)
 
 
 def config_for(folder, **changes) -> Config:
@@ -110,8 +108,8 @@ def config_for(folder, **changes) -> Config:
 
 
 @pytest.fixture(scope="module")
-def trained(store_path, tmp_path_factory) -> dict[str, Config]:
-    """Runs that needed no new start, by name; in one pair of processes, which take longest to start."""
+def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
+    """Runs that needed no new start, by name."""
     folder = tmp_path_factory.mktemp("trained")
     runs = [("undisturbed", {}, None), ("forward", {}, "forward"), ("backward", {}, "backward")]
     for stage, amp_dtype, offload in ENGINES:
@@ -126,7 +124,7 @@ def trained(store_path, tmp_path_factory) -> dict[str, Config]:
         if "in parts" in name:
             run_folder(config).path.mkdir(parents=True)
             run_folder(config).memory_guard.write_text('{"parts": 2}')
-    train(store_path, *((configs[name], fault) for name, _, fault in runs))
+    train(worker_pair, store_path, *((configs[name], fault) for name, _, fault in runs))
     return configs
 
 
@@ -151,12 +149,12 @@ def test_broken_off_step_leaves_nothing_behind_on_either_worker(stage, amp_dtype
     assert all(torch.equal(value, weights[name]) for name, value in exported_weights(guarded).items())
 
 
-def test_running_out_when_gradients_were_added_up_starts_again_with_parts(trained, store_path, tmp_path):
+def test_running_out_when_gradients_were_added_up_starts_again_with_parts(trained, worker_pair, store_path, tmp_path):
     config = config_for(tmp_path)
-    with pytest.raises(Exception, match=r"NewStartError|Connection closed|gloo"):
-        train(store_path, (config, "late"))
+    with pytest.raises(AssertionError, match=r"NewStartError|Connection closed|gloo"):
+        train(worker_pair, store_path, (config, "late"))
     assert run_folder(config).read_outcome() is None  # so the launcher's next attempt goes on
-    train(store_path, (config, None))
+    train(worker_pair, store_path, (config, None))
     assert events(config, "resumed")[0]["step"] == 2
     assert train_losses(config) == pytest.approx(train_losses(trained["undisturbed"]), rel=1e-5)
     assert parts(config) == [(2, 2)]

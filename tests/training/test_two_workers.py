@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
+from tests.worker_pair import WorkerPair
 from tools.export import main as export
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -16,22 +15,17 @@ from training.context import StandaloneContext
 from training.worker import train_worker
 
 
-def run_rank(rank: int, world_size: int, rendezvous: str, config: dict, store_path: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    train_worker(Config.model_validate(config), StandaloneContext(rank, world_size, rank), store_path)
-    dist.barrier()
+def train_rank(rank: int, config: dict, store_path: str) -> None:
+    train_worker(Config.model_validate(config), StandaloneContext(rank, 2, rank), store_path)
 
 
-def train_with(workers: int, config: Config, store_path: str, folder: Path) -> None:
-    """Train with so many workers: one is this process, in its own process group; several are new processes."""
-    folder.mkdir(parents=True, exist_ok=True)
+def train_with(workers: int, config: Config, store_path: str, pair: WorkerPair) -> None:
+    """Train with one worker, which is this process in its own process group, or with two."""
     (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
     if workers == 1:
         train_worker(config, StandaloneContext(), store_path)
-        return
-    arguments = (workers, str(folder / f"rendezvous-{workers}"), config.model_dump(), store_path)
-    multiprocessing.spawn(run_rank, arguments, nprocs=workers)
+    else:
+        pair.run(train_rank, config.model_dump(), store_path)
 
 
 @pytest.mark.slow
@@ -40,7 +34,7 @@ def train_with(workers: int, config: Config, store_path: str, folder: Path) -> N
     [("masked_lm", 2), ("autoencoder", 3)],
     ids=["masked_lm", "autoencoder with a filler"],
 )
-def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group):
+def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, process_group, worker_pair):
     changes = {
         "model": {"task": task},
         "batch": {"global_tokens": 256 * batches_per_step},
@@ -48,7 +42,7 @@ def test_two_workers_match_one(task, batches_per_step, store_path, tmp_path, pro
     }
     runs = {workers: tiny_config(tmp_path / str(workers), **changes) for workers in (1, 2)}
     for workers, config in runs.items():
-        train_with(workers, config, store_path, tmp_path)
+        train_with(workers, config, store_path, worker_pair)
     one, two = train_losses(runs[1]), train_losses(runs[2])
     assert len(one) == 6
     assert two == pytest.approx(one, rel=1e-5)
