@@ -78,15 +78,18 @@ def _run_stage(stage: Stage, run: Run, line: Line) -> None:
     # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
         setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=line.doing)
-        with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
-            for case in cases:
-                origin = _origin(stage, run)
+        try:
+            with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
+                for case in cases:
+                    origin = _origin(stage, run)
 
-                def show(what: str, name: str = case.name) -> None:
-                    line.doing(f"{name} · {what}")
+                    def show(what: str, name: str = case.name) -> None:
+                        line.doing(f"{name} · {what}")
 
-                measured = measure_case(case, device, QUICK if run.quick else FULL, show)
-                _keep(case_result(stage, case, measured, device, origin), run, stage)
+                    measured = measure_case(case, device, QUICK if run.quick else FULL, show)
+                    _keep(case_result(stage, case, measured, device, origin), run)
+        finally:
+            _draw(run, stage)
 
 
 def _origin(stage: Stage, run: Run) -> Origin:
@@ -99,15 +102,22 @@ def _origin(stage: Stage, run: Run) -> Origin:
     )
 
 
-def _keep(case: CaseResult, run: Run, stage: Stage) -> None:
+def _keep(case: CaseResult, run: Run) -> None:
     """Write the results with this case among them, and say what it gave."""
     results = merged(read_results(run.output, run.machine), [case], stage_names())
     write_results(run.output, results)
     replace_file(run.output / "results.md", markdown(results).encode())
+    print("\n".join(_lines(case)), flush=True)
+
+
+def _draw(run: Run, stage: Stage) -> None:
+    """The picture of what was measured so far, and the stage's own files."""
+    results = read_results(run.output, run.machine)
+    if not results.cases:
+        return
     replace_file(run.output / "results.png", png(results))
     for name, content in stage.files(results).items():
         replace_file(run.output / name, content)
-    print("\n".join(_lines(case)), flush=True)
 
 
 def _lines(case: CaseResult) -> list[str]:

@@ -80,6 +80,7 @@ def test_ctrl_c_keeps_the_cases_that_are_finished(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         run_stages([toy_stage("conversion", interrupted)], a_run(tmp_path))
     assert [case.case for case in read_results(tmp_path, MACHINE).cases] == ["first"]
+    assert (tmp_path / "results.png").stat().st_size > 1000
 
 
 def test_a_stage_that_measures_wrong_work_fails_and_the_next_has_its_turn(
