@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.runs import tiny_config
 from tests.worker_pair import WorkerPair
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.hookimpl(optionalhook=True)
