@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import train_ray as program
+from train_config.command_line import run
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
 
@@ -15,6 +18,7 @@ SEARCH = REPOSITORY / "train_config" / "tune_throughput.yaml"
 
 
 def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    """The program, as a user starts it."""
     return subprocess.run(
         [sys.executable, str(REPOSITORY / "train_ray.py"), *arguments],
         capture_output=True,
@@ -23,6 +27,19 @@ def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
         timeout=120,
         env=os.environ | {"COLUMNS": "200"},
     )
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess]:
+    """Call train_ray.py in this process, which has loaded what it needs, from an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> subprocess.CompletedProcess:
+        code = run(program.main, list(arguments))
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return call
 
 
 def test_help_lists_every_setting(tmp_path):
@@ -49,9 +66,9 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(tmp_path):
+def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path):
     options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
-    result = train_ray("--dry-run", "--tune", str(SEARCH), *options, cwd=tmp_path)
+    result = called("--dry-run", "--tune", str(SEARCH), *options)
     assert result.returncode == 0, result.stderr
     for line in (
         "token budget          4,096, 8,192",
@@ -79,9 +96,15 @@ def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, tmp_path):
-    result = train_ray(*arguments, cwd=tmp_path)
+def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, called):
+    result = called(*arguments)
     assert result.returncode == code, result.stderr
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_program_leaves_with_the_code_of_the_mistake(tmp_path):
+    result = train_ray("--config", "none.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: none.yaml: can't be read")
