@@ -39,6 +39,9 @@ $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
 train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
 	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)
 
+# Two processes of as many threads as there are cores wait for each other: tests of models took twice the CPU time.
+test test-fast: export OMP_NUM_THREADS := 1
+
 test: $(VENV)/.installed-dev  ## all tests
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
