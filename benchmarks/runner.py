@@ -111,9 +111,9 @@ def _keep(case: CaseResult, run: Run) -> None:
 
 
 def _draw(run: Run, stage: Stage) -> None:
-    """The picture of what was measured so far, and the stage's own files."""
+    """The picture of what was measured so far, and the stage's own files, if any of its cases was."""
     results = read_results(run.output, run.machine)
-    if not results.cases:
+    if not any(case.stage == stage.name for case in results.cases):
         return
     replace_file(run.output / "results.png", png(results))
     for name, content in stage.files(results).items():
