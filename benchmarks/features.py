@@ -53,14 +53,14 @@ class Heads:
         from monitoring.metrics_log import read_metrics
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.classification import prepare
+        from training.classification import prepare, write_names
         from training.run_folder import RunFolder
 
         name = f"run-{next(self._numbers)}"
         config = Config.model_validate(self._settings(name, cached))
         run = RunFolder(config.run.storage_path, config.run.name)
-        run.path.mkdir(parents=True)
-        path = prepare(config, run)
+        path = prepare(config, run.stores)
+        write_names(config, run, path)
         config_path = self.setting.folder / f"{name}.yaml"
         config_path.write_text(dump_config(config), encoding="utf-8")
         is_first = cached and not (path.parent / "features").exists()

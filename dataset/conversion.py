@@ -87,10 +87,9 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         DataError: the source can't be read, or ``data.store`` is damaged or was made of something else.
         ResourceError: the disk is full or can't be written.
     """
-    ready = _source_store(data)
-    if ready is not None:
-        return _of_residues(Store(ready, verify="full")).path
-    target = absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
+    if _source_store(data) is not None:
+        return _of_residues(Store(data.source[0], verify="full")).path
+    target = store_location(data, default_root)
     with exclusive(target):
         if target.exists():
             _check_made_of(Store(target, verify="full"), data)
@@ -99,6 +98,18 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         else:
             _convert_locked(FastaSource(data.source), target, data.ingest, progress, None, option=config_option)
     return target
+
+
+def store_location(data: DataSection, default_root: Path) -> Path:
+    """Where the store of a run's data lies, or will; see :func:`ensure_store`.
+
+    Raises:
+        DataError: a file of the source is missing, or the settings do not fit together.
+    """
+    ready = _source_store(data)
+    if ready is not None:
+        return absolute(ready)
+    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
 
 
 def _convert_locked(

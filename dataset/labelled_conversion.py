@@ -86,17 +86,29 @@ def ensure_labelled_store(
         ConfigError: settings that do not fit together, or not with the files.
         ResourceError: the disk is full or can't be written.
     """
-    ready = _source_store(data)
-    if ready is not None:
-        return _fitting(LabelledStore(ready, verify="full"), data, tokenizer).path
-    _check_settings(data, tokenizer)
-    target = absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data, tokenizer)
+    target = labelled_store_location(data, tokenizer, default_root)
+    if _source_store(data) is not None:
+        return _fitting(LabelledStore(target, verify="full"), data, tokenizer).path
     with exclusive(target):
         if target.exists():
             _check_made_of(LabelledStore(target, verify="full"), data, tokenizer)
         else:
             _make(data, tokenizer, target, progress)
     return target
+
+
+def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
+    """Where the labelled store of a run's data lies, or will; see :func:`ensure_labelled_store`.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+        DataError: a file of the source is missing.
+    """
+    ready = _source_store(data)
+    if ready is not None:
+        return absolute(ready)
+    _check_settings(data, tokenizer)
+    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data, tokenizer)
 
 
 def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:

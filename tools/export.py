@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import tyro
 
 from train_config.errors import CheckpointError, ConfigError
-from train_config.loading import load_config
 from training.checkpoint import CheckpointFolder, CheckpointStore, best
 from training.run_folder import RunFolder
 
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     from training.finishing import export_state
 
     state = full_precision_state(folder)
-    print(export_state(state, load_config(run.config), run, folder.step, output))
+    print(export_state(state, folder, run, output))
     return 0
 
 

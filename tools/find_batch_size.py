@@ -107,19 +107,20 @@ def _searched(
     """What was measured on what, the search that is done, and its workers."""
     from dataset.progress import conversion_bar
     from training import cluster
-    from training.driver import prepare_data, with_absolute_paths
+    from training.driver import measure, prepare_data, with_absolute_paths, write_names
     from training.measuring_pool import MeasuringPool
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
         with conversion_bar("preparing the data") as progress:
-            store_path = prepare_data(config, run, progress)
+            store_path = prepare_data(config, run.stores, progress)
+        write_names(config, run, store_path)
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
         with cluster.connected(config.ray):
             signals.reinstall()
             workers = cluster.place_workers(config.ray, cluster.cluster_resources())
-            largest = -(-_training_tokens(config, run, store_path) // workers.count)
+            largest = -(-measure(config, store_path)[0].tokens // workers.count)
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:
                 pool.start(workers.count)
@@ -161,18 +162,6 @@ def _search(
     )
     search.run()
     return search
-
-
-def _training_tokens(config: Config, run: RunFolder, store_path: Path) -> int:
-    """Tokens of an epoch."""
-    from dataset.store import Store
-    from training.data_size import size_of_store
-
-    if config.model.task != "classifier":
-        return size_of_store(Store(store_path), config.data).tokens
-    from training.classification import measure  # here: it loads torchmetrics
-
-    return measure(config, run, store_path)[0].tokens
 
 
 @contextmanager

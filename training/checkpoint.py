@@ -5,6 +5,7 @@
             manifest.json        position, config, store and each rank's files with size and SHA-256
             deepspeed/...        the shards, written by DeepSpeed
             rng-rank-00000.pt    random states of each rank
+            label_mappings.json, tokenizer/...   of a classifier: what its outputs and tokens mean
         step-00000020.partial/   being written, or left by a process that was killed
         latest                   name of the newest complete one, for people and other tools
 
@@ -20,12 +21,14 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from train_config.errors import CheckpointError
+from train_config.schema import Config
 from training.run_folder import write_atomically
 
 FORMAT_VERSION: Literal[2] = 2
@@ -120,6 +123,20 @@ class CheckpointFolder:
             raise CheckpointError(f"{path}: damaged (its digest does not match)")
         return manifest
 
+    def config(self) -> Config:
+        """The config that the checkpoint was written with.
+
+        Raises:
+            CheckpointError: the manifest is damaged, or its config is not one of this version.
+        """
+        try:
+            return Config.model_validate(self.manifest().config)
+        except ValidationError as error:
+            raise CheckpointError(
+                f"{self.path / MANIFEST}: its config can't be read ({error.errors()[0]['msg']}): "
+                "export it with the version of Esmeray that wrote it"
+            ) from error
+
     def verify(self, ranks: Iterable[int] | None = None) -> Manifest:
         """Check size and SHA-256 of the files of these ranks (all of them by default).
 
@@ -166,6 +183,18 @@ class CheckpointStore:
     def final_path(self, step: int) -> Path:
         """Where the complete checkpoint of this step lies."""
         return self.root / _name(step)
+
+    def folder(self, step: int) -> CheckpointFolder:
+        """The complete checkpoint of this step."""
+        return CheckpointFolder(self.final_path(step))
+
+    def newest_intact(self) -> CheckpointFolder | None:
+        """The newest complete checkpoint whose manifest can be read; its other files are not looked at."""
+        for folder in self.complete():
+            with suppress(CheckpointError):
+                folder.manifest()
+                return folder
+        return None
 
     def latest(self) -> str | None:
         """What the ``latest`` file names."""

@@ -151,6 +151,8 @@ class CheckpointWriter:
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
         """Write ``(name, state)`` pairs and the manifest of this checkpoint, its ``files`` still empty.
 
+        A state of ``bytes`` is written as it is, any other by ``torch.save``.
+
         Waits for the checkpoint before, if that is still being written.
 
         Raises:
@@ -225,7 +227,10 @@ def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _HashingFile(path)
     try:
-        torch.save(state, file)  # type: ignore[arg-type]
+        if isinstance(state, bytes):
+            file.write(state)
+        else:
+            torch.save(state, file)  # type: ignore[arg-type]
     finally:
         digest = file.close()
     return FileEntry(name=name, size_bytes=file.size_bytes, sha256=digest)

@@ -9,6 +9,7 @@ Shape legend: N sequences, C labels.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from dataset.cropping import fixed_crop
 from dataset.feature_batches import FeatureSource
-from dataset.label_space import LabelSpace
+from dataset.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labelled_batches import LabelledSource, Labels
 from dataset.labelled_conversion import ensure_labelled_store
 from dataset.labelled_store import LabelledStore
@@ -42,7 +43,7 @@ from model.task import TaskModel, targets_of
 from train_config.errors import ConfigError
 from train_config.loading import dump_config
 from train_config.schema import Config
-from train_config.section import STORES
+from training.checkpoint import CheckpointFolder
 from training.collective import ControlGroup
 from training.context import WorkerContext
 from training.data_size import DataSize
@@ -51,7 +52,7 @@ from training.experiment import Experiment
 from training.features import ensure_features, fingerprint, is_pooled
 from training.finishing import load_trained
 from training.metric_sums import MetricSums
-from training.run_folder import RunFolder
+from training.run_folder import TOKENIZER, RunFolder
 
 BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 
@@ -70,6 +71,9 @@ class ClassificationExperiment(Experiment):
         stage_dir = config.data.stage_dir
         self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
         self._tokenizer = open_tokenizer(run.tokenizer)
+        self._names = {MAPPINGS_FILE: (path / MAPPINGS_FILE).read_bytes()} | {
+            f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
+        }
         self.checksum = self._labelled.checksum
         tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
@@ -129,6 +133,10 @@ class ClassificationExperiment(Experiment):
     def record_name(self, record: int) -> str:
         """Its id in the store."""
         return self._labelled.store.id(record)
+
+    def names(self) -> dict[str, bytes]:
+        """Label names and tokenizer."""
+        return self._names
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Layer-wise decay of the backbone's learning rate."""
@@ -220,12 +228,12 @@ class ClassificationExperiment(Experiment):
         )
 
 
-def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = None) -> Path:
-    """Make, or find, the labelled store and its tokens, and put what names classes and tokens into the run's folder.
+def prepare(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
+    """Make, or find, the labelled store and its tokens.
 
     Args:
         config: the resolved config.
-        run: gets ``tokenizer/`` and ``label_mappings.json``.
+        root: folder of the stores.
         progress: called while the sequences are read.
 
     Returns:
@@ -235,17 +243,26 @@ def prepare(config: Config, run: RunFolder, progress: ProgressCallback | None = 
         ConfigError, DataError: the source or its labels are refused.
     """
     _best_metric(config)
-    root = run.path.parent / STORES
     path = ensure_labelled_store(config.data, config.model.tokenizer, root, progress)
     labelled = LabelledStore(path)
-    source = config.model.backbone.source
-    trained = path.with_name(f"{path.name}-tokenizer-{config.model.tokenizer.vocabulary_size}")
-    tokenizer = load_tokenizer(config.model.tokenizer, source, lambda: _training_texts(labelled), trained)
-    ensure_tokens(labelled.store, tokenizer, path.parent, progress)
-    run.tokenizer.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(run.tokenizer)
-    labelled.label_space.save(run.path)
+    ensure_tokens(labelled.store, _tokenizer(config, labelled), path.parent, progress)
     return path
+
+
+def write_names(config: Config, run: RunFolder, path: Path) -> None:
+    """Put label names and tokenizer of the prepared data into the folder of a run that was accepted."""
+    labelled = LabelledStore(path)
+    shutil.rmtree(run.tokenizer, ignore_errors=True)
+    run.tokenizer.mkdir(parents=True)
+    _tokenizer(config, labelled).save(run.tokenizer)
+    labelled.label_space.save(run.path)
+
+
+def _tokenizer(config: Config, labelled: LabelledStore) -> SequenceTokenizer:
+    """The config's tokenizer; one that is trained on the labelled store lies beside it."""
+    path, section = labelled.path, config.model.tokenizer
+    trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
+    return load_tokenizer(section, config.model.backbone.source, lambda: _training_texts(labelled), trained)
 
 
 def _training_texts(labelled: LabelledStore) -> list[str]:
@@ -271,13 +288,14 @@ def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))
 
 
-def measure(config: Config, run: RunFolder, path: Path) -> tuple[DataSize, ParameterCount]:
+def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
     """Training records with their tokens, and the model's parameters, counted.
 
     Raises:
         ConfigError: the backbone, the adapter or the head is impossible, or can't take these sequences.
     """
-    labelled, tokenizer = LabelledStore(path), open_tokenizer(run.tokenizer)
+    labelled = LabelledStore(path)
+    tokenizer = _tokenizer(config, labelled)
     tokens = ensure_tokens(labelled.store, tokenizer, path.parent)
     source = LabelledSource(tokens, None, max_length=config.data.max_length, crop="start")
     lengths_N, cropped = source.token_lengths(labelled.training), source.count_cropped(labelled.training)
@@ -340,21 +358,21 @@ def estimate(config: Config) -> tuple[DataSize, ParameterCount]:
         ConfigError, DataError: as :func:`prepare`.
     """
     with TemporaryDirectory() as folder:
-        run = RunFolder(folder, config.run.name)
-        run.path.mkdir()
-        return measure(config, run, prepare(config, run))
+        return measure(config, prepare(config, Path(folder)))
 
 
 def export_trained(
-    state: Mapping[str, Tensor], config: Config, run: RunFolder, folder: Path, facts: dict[str, Any]
+    state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path, facts: dict[str, Any]
 ) -> Path:
     """Write the Hugging Face folder of a classifier in which ``state`` was trained.
 
     Raises:
         CheckpointError: the state does not fit the config's model.
     """
-    tokenizer = open_tokenizer(run.tokenizer)
-    space = LabelSpace.load(run.path)
+    config = checkpoint.config()
+    # Checkpoints of earlier versions have no names of their own.
+    names = checkpoint.path if (checkpoint.path / MAPPINGS_FILE).is_file() else run.path
+    tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
     model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
     load_trained(model, state, run)
     return export_classifier(model, folder, tokenizer, resolved_config=dump_config(config), facts=facts, overwrite=True)

@@ -1,4 +1,4 @@
-"""Whether a run of this name may start, goes on, or is done: settled before anything is started."""
+"""Whether a run of this name may start, resumes, or is finished: decided before anything of it is written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dataset.publishing import writing
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import load_config
 from train_config.schema import Config
@@ -27,7 +28,7 @@ FIXED = (
     "deepspeed.stage",
     "deepspeed.offload_optimizer",
 )
-"""Settings that a checkpoint can't be continued without. The data itself is known by the store's checksum."""
+"""Settings that can't change once there is a checkpoint. The data itself is known by the store's checksum."""
 
 FREE = ("model.backbone.gradient_checkpointing", "model.classifier.patience", "model.classifier.bootstrap")
 
@@ -44,17 +45,33 @@ HARMLESS = (
     "data.store",
     "data.source",
 )
+"""Settings that change nothing of the result, or that :func:`check_data` looks after."""
+
+STEPS = ("training.epochs", "training.max_steps")
+
+UNSEEN = (
+    *HARMLESS,
+    *FREE,
+    "deepspeed.config",
+    "training.log_every_steps",
+    "training.memory_guard",
+    "training.cpu_memory_limit_mib",
+)
+"""Settings that the result of a finished run does not show."""
 
 
 @contextmanager
 def locked(run: RunFolder) -> Iterator[None]:
-    """Keep a second process from training the same run.
+    """Keep a second process from training the same run. A folder with nothing but the lock is removed at the end.
 
     Raises:
-        ResourceError: another process does.
+        ResourceError: another process does, or the folder can't be written.
     """
-    run.path.mkdir(parents=True, exist_ok=True)
-    with (run.path / ".lock").open("a+") as file:
+    lock = run.path / ".lock"
+    with writing(run.path):
+        run.path.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a+")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -62,15 +79,21 @@ def locked(run: RunFolder) -> Iterator[None]:
             raise ResourceError(
                 f"{run.path}: is being trained by process {file.read().strip()}: wait, or choose another run.name"
             ) from error
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+        with writing(run.path):
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+        try:
+            yield
+        finally:
+            if [*run.path.iterdir()] == [lock]:  # the command was refused before it began
+                lock.unlink()
+                run.path.rmdir()
 
 
 def check_resume(run: RunFolder, config: Config) -> list[str]:
-    """Check what ``run.resume`` allows and that a run that goes on is still the same.
+    """Check what ``run.resume`` allows and that the settings of a run that resumes are still the same.
 
     Returns:
         Remarks on settings that changed and may.
@@ -124,13 +147,52 @@ def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) ->
     )
 
 
+def check_data(run: RunFolder, config: Config, checksum: str) -> None:
+    """Refuse other data than the newest checkpoint was trained on.
+
+    Args:
+        run: the run's folder.
+        config: names the data.
+        checksum: of that data's store.
+
+    Raises:
+        CheckpointError: it differs; says both sources and checksums.
+    """
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
+        return
+    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(config.data.source)
+    raise CheckpointError(
+        f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
+        f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
+        "restore that data, or choose another run.name"
+    )
+
+
 def is_finished(run: RunFolder, config: Config) -> bool:
-    """Whether the run reached its end and no more steps are asked for."""
+    """Whether the run reached its end and no more steps are asked for.
+
+    Raises:
+        ConfigError: it did, and a setting that its result depends on is another one now.
+    """
     outcome = run.read_outcome()
     if not run.exists or outcome is None or outcome.status != "finished":
         return False
-    earlier = load_config(run.config).training
-    return (earlier.epochs, earlier.max_steps) == (config.training.epochs, config.training.max_steps)
+    changed = differences(load_config(run.config).model_dump(), config.model_dump())
+    if any(within(key, STEPS) for key in changed):
+        if config.training.max_steps is not None and config.training.max_steps <= outcome.step:
+            raise ConfigError(
+                f"training.max_steps: the run {run.path.name} is finished, with {outcome.step} steps, now "
+                f"{config.training.max_steps}: raise it to train further, or choose another run.name"
+            )
+        return False
+    for key, (old, new) in changed.items():
+        if not within(key, UNSEEN):
+            raise ConfigError(
+                f"{key}: the run {run.path.name} is finished, trained with {old!r}, now {new!r}: set it back, choose "
+                "another run.name, or raise training.max_steps or training.epochs to train further with it"
+            )
+    return True
 
 
 def quarantine_ray_snapshot(run: RunFolder) -> str | None:
@@ -146,7 +208,7 @@ def quarantine_ray_snapshot(run: RunFolder) -> str | None:
     try:
         json.loads(aside.read_text())
     except ValueError:
-        return f"Ray's {path.name} was damaged and is now {aside.name}; the run goes on from its own checkpoints"
+        return f"Ray's {path.name} was damaged and is now {aside.name}; the run resumes from its own checkpoints"
     return None
 
 

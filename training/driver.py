@@ -11,9 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from dataset.conversion import ensure_store
+from dataset.conversion import ensure_store, store_location
+from dataset.labelled_conversion import labelled_store_location
+from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback, conversion_bar
 from dataset.store import Store
 from model.memory import ParameterCount, count_parameters
@@ -26,10 +29,17 @@ from monitoring.wandb_sink import new_run_id
 from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
-from train_config.section import STORES
 from training import cluster
+from training.checkpoint import CheckpointStore
 from training.cluster import Workers
-from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
+from training.continuing import (
+    check_data,
+    check_resume,
+    check_worker_count,
+    is_finished,
+    locked,
+    quarantine_ray_snapshot,
+)
 from training.data_size import DataSize, estimate_size, size_of_store
 from training.engine import check_precision, settings_path
 from training.planning import make_plan
@@ -77,45 +87,92 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 
 def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
+    """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
     remarks = check_resume(run, config)
-    if is_finished(run, config):
-        say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
-        return 0
-    if cluster.find(config.ray) == cluster.LOCAL:
+    finished = is_finished(run, config)
+    if not finished and cluster.find(config.ray) == cluster.LOCAL:
         _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
     with conversion_bar("preparing the data") as progress:
-        store_path = prepare_data(config, run, progress)
-    remarks += filter(None, [quarantine_ray_snapshot(run)])
+        store_path = prepare_data(config, run.stores, progress)
+    check_data(run, config, data_checksum(config, store_path))
+    if finished:
+        say(_finished(run, config))
+        return 0
+    size = measure(config, store_path)
     for remark in remarks:
         warn(remark)
-    return _train_on_cluster(config, run, store_path, signals)
+    return _train_on_cluster(config, run, store_path, size, signals)
+
+
+def _finished(run: RunFolder, config: Config) -> str:
+    return (
+        f"run {config.run.name} is finished: {run.export} "
+        "(raise training.max_steps or training.epochs to train it further)"
+    )
 
 
 def dry_run(config: Config) -> int:
-    """Print the resolved config and the plan; start nothing."""
+    """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
+    run = RunFolder(config.run.storage_path, config.run.name)
+    resolved = with_absolute_paths(config, run)
+    remarks = check_resume(run, resolved)
+    finished = is_finished(run, resolved)
     workers = cluster.place_workers(config.ray, resources_to_plan_with(config))
+    if not finished and config.ray.address in (None, cluster.LOCAL):
+        _check_placed(config, run, workers)
+    if CheckpointStore(run.checkpoints).newest_intact() is not None:
+        check_data(run, config, _checksum_of_source(config, run.stores))
     plan = make_plan(config, workers, *_estimate(config))
+    for remark in remarks:
+        warn(remark)
     print(dump_config(config))
     print("\n".join(plan.lines()))
+    if finished:
+        print(_finished(run, config))
     return 0
 
 
-def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
-    """The folder of the data, made if need be."""
+def prepare_data(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
+    """The folder of the data, made in ``root`` if need be."""
     if config.model.task != "classifier":
-        return ensure_store(config.data, run.path.parent / STORES, progress)
+        return ensure_store(config.data, root, progress)
     from training.classification import prepare  # here: it loads torchmetrics
 
-    return prepare(config, run, progress)
+    return prepare(config, root, progress)
 
 
-def _measure(config: Config, run: RunFolder, store_path: Path) -> tuple[DataSize, ParameterCount]:
+def write_names(config: Config, run: RunFolder, path: Path) -> None:
+    """Put what names a classifier's outputs and tokens into the folder of a run that was accepted."""
+    if config.model.task == "classifier":
+        from training.classification import write_names
+
+        write_names(config, run, path)
+
+
+def data_checksum(config: Config, path: Path) -> str:
+    """Identity of prepared data, hex."""
+    return LabelledStore(path).checksum if config.model.task == "classifier" else Store(path).checksum
+
+
+def _checksum_of_source(config: Config, root: Path) -> str:
+    """As :func:`data_checksum`, of data that is not prepared yet or is; nothing is left in ``root``."""
+    data = config.data
+    is_labelled = config.model.task == "classifier"
+    path = labelled_store_location(data, config.model.tokenizer, root) if is_labelled else store_location(data, root)
+    if path.exists():
+        return data_checksum(config, prepare_data(config, root))
+    unplaced = config.model_copy(update={"data": data.model_copy(update={"store": None})})
+    with TemporaryDirectory() as folder:
+        return data_checksum(config, prepare_data(unplaced, Path(folder)))
+
+
+def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
     """Size of the prepared data and of the model."""
     if config.model.task != "classifier":
-        return size_of_store(Store(store_path), config.data), count_parameters(config.model)
+        return size_of_store(Store(path), config.data), count_parameters(config.model)
     from training.classification import measure
 
-    return measure(config, run, store_path)
+    return measure(config, path)
 
 
 def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
@@ -146,22 +203,28 @@ def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
     return [cluster.NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
 
 
-def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
+def _train_on_cluster(
+    config: Config, run: RunFolder, store_path: Path, size: tuple[DataSize, ParameterCount], signals: StopSignals
+) -> int:
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = cluster.place_workers(config.ray, cluster.cluster_resources())
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
-        plan = make_plan(config, workers, *_measure(config, run, store_path))
+        plan = make_plan(config, workers, *size)
         say(f"run {config.run.name}: {run.path}")
         say(
             f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
             + (f", dashboard http://{dashboard}" if dashboard else "")
         )
         say("\n".join(plan.lines()[1:]))
+        if remark := quarantine_ray_snapshot(run):
+            warn(remark)
         run.clear_requests()
         write_atomically(run.config, dump_config(config))
+        write_names(config, run, store_path)
+        say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
         signals.hand_over(run.request_stop)
         run_id = _wandb_run_id(run)
         watcher = _watch(config, run, run_id, plan.total_steps)

@@ -60,6 +60,10 @@ class Experiment(ABC):
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
         """Measure what the model needs to know of the data before the first step. Every worker calls it."""
 
+    def names(self) -> dict[str, bytes]:
+        """Files that say what the model's inputs and outputs mean, by name; they go into each checkpoint."""
+        return {}
+
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Share of the learning rate of each parameter; 1 for those that are not named."""
         return {}

@@ -16,30 +16,33 @@ from model.registry import build_model
 from monitoring.metrics_log import read_metrics
 from train_config.errors import CheckpointError
 from train_config.loading import dump_config
-from train_config.schema import Config
+from training.checkpoint import CheckpointFolder
 from training.engine import TrainingEngine
 from training.run_folder import RunFolder, write_atomically
 
 
-def export_final(engine: TrainingEngine, config: Config, run: RunFolder, rank: int, step: int) -> None:
-    """Export the trained model in fp32. Every worker calls it; rank 0 writes."""
+def export_final(engine: TrainingEngine, checkpoint: CheckpointFolder, run: RunFolder, rank: int) -> None:
+    """Export the trained model in fp32, as its checkpoint describes it. Every worker calls it; rank 0 writes."""
     state = engine.full_precision_state()
     if rank == 0:
-        export_state(state, config, run, step, run.export)
+        export_state(state, checkpoint, run, run.export)
 
 
-def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, step: int, folder: Path) -> Path:
+def export_state(state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path) -> Path:
     """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
 
+    Config, tokenizer and label names are the checkpoint's: those in the run's folder may be of later data.
+
     Raises:
-        CheckpointError: the state does not fit the config's model.
+        CheckpointError: the checkpoint is damaged, or the state does not fit its config's model.
     """
+    config, step = checkpoint.config(), checkpoint.step
     facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
     facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
     if config.model.task == "classifier":
         from training.classification import export_trained  # here: it loads torchmetrics
 
-        return export_trained(state, config, run, folder, facts)
+        return export_trained(state, checkpoint, run, folder, facts)
     model = build_model(config.model, config.run.seed)
     load_trained(model, state, run)
     return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)

@@ -27,7 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from train_config.section import STORES
+
 logger = logging.getLogger(__name__)
+
+TOKENIZER = "tokenizer"
+"""Folder of a classifier's tokenizer, in a run and in its checkpoints."""
 
 Status = Literal["finished", "stopped", "diverged", "failed"]
 
@@ -47,6 +52,7 @@ class RunFolder:
 
     def __init__(self, storage_path: str | Path, name: str):
         self.path = Path(storage_path).expanduser().resolve() / name
+        self.stores = self.path.parent / STORES
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.curves = self.path / "curves.png"
@@ -54,7 +60,7 @@ class RunFolder:
         self.nonfinite = self.path / "nonfinite"
         self.export = self.path / "export"
         self.logs = self.path / "logs"
-        self.tokenizer = self.path / "tokenizer"
+        self.tokenizer = self.path / TOKENIZER
         self.monitoring = self.path / "monitoring"
         self.alerts = self.path / "alerts.jsonl"
         self.memory_guard = self.path / "memory_guard.json"

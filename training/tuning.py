@@ -48,6 +48,7 @@ from training.driver import (
     until_signal,
     warn,
     with_absolute_paths,
+    write_names,
 )
 from training.measuring_pool import MeasuringPool
 from training.run_folder import RunFolder, write_atomically
@@ -143,13 +144,14 @@ def _tune_locked(
     if cluster.find(config.ray) == cluster.LOCAL:
         make_space(config, search, [*cluster.local_resources()])  # refuses what can be refused before Ray starts
     with conversion_bar("preparing the data") as progress:
-        store_path = prepare_data(measured, folder, progress)
-    write_atomically(folder.config, dump_config(config))
-    write_atomically(folder.tune, dump_config(search))
+        store_path = prepare_data(measured, folder.stores, progress)
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         _check_hardware(folder, journal)
         space = make_space(config, search, cluster.cluster_resources())
+        write_atomically(folder.config, dump_config(config))
+        write_atomically(folder.tune, dump_config(search))
+        write_names(measured, folder, store_path)
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(_space_lines(space, search)))
         if journal.trials:

@@ -135,7 +135,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
         worker.writer.wait()
     if outcome.status == "finished":
         step = _load_best(worker) if worker.experiment.exports_best else outcome.step
-        export_final(worker.engine, worker.config, worker.run, worker.context.rank, step)
+        export_final(worker.engine, worker.checkpoints.folder(step), worker.run, worker.context.rank)
     worker.control.all_true(True)  # every shard is on disk
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
@@ -179,6 +179,8 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
     rank, config = worker.context.rank, worker.config
     shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
+    if rank == 0:
+        shards += worker.experiment.names().items()
     manifest = Manifest(
         position=position,
         world_size=worker.context.world_size,

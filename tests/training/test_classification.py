@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,16 @@ from monitoring.metrics_log import read_metrics
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.test_two_workers import train_with
+from tools.export import main as export_command
 from train_config.errors import ConfigError
+from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training import experiment, features
-from training.classification import ClassificationExperiment, estimate, prepare
+from training.checkpoint import CheckpointStore
+from training.classification import ClassificationExperiment, estimate, prepare, write_names
 from training.context import StandaloneContext
-from training.run_folder import Outcome
+from training.run_folder import Outcome, RunFolder
 from training.trial import measure_on_worker, staged
 from training.worker import train_worker
 
@@ -58,11 +62,18 @@ def config_of(folder: Path, table: Path, **changes: dict) -> Config:
     return tiny_config(folder, **merged(merged(CLASSIFIER, {"data": {"source": [str(table)]}}), changes))
 
 
-def train(config: Config) -> tuple[Outcome, Path]:
+def prepared(config: Config) -> Path:
+    """The data, and the folder of a run that was accepted."""
     run = run_folder(config)
-    run.path.mkdir(parents=True, exist_ok=True)
-    run.clear_requests()
-    path = prepare(config, run)
+    path = prepare(config, run.stores)
+    write_names(config, run, path)
+    run.config.write_text(dump_config(config))
+    return path
+
+
+def train(config: Config) -> tuple[Outcome, Path]:
+    run_folder(config).clear_requests()
+    path = prepared(config)
     return train_worker(config, StandaloneContext(), str(path)), path
 
 
@@ -130,6 +141,38 @@ def test_classes_are_named_beside_the_model(trained):
     assert labelled.label_space.names == ("acid", "base", "greasy")
 
 
+def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_folder(trained, tmp_path):
+    run = copy_of(trained[0], tmp_path)
+    text = (run.path / "label_mappings.json").read_text()
+    (run.path / "label_mappings.json").write_text(text.replace("acid", "salt").replace("greasy", "sugar"))
+    run.config.write_text(run.config.read_text().replace("max_length: 62", "max_length: 10"))
+    shutil.rmtree(run.tokenizer)
+    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    exported = ClassifierPipeline.load(tmp_path / "model")
+    assert exported.label_space.names == ("acid", "base", "greasy")
+    assert exported.max_length == 62
+
+
+def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(trained, tmp_path):
+    run = copy_of(trained[0], tmp_path)
+    folder = CheckpointStore(run.checkpoints).complete()[0]
+    manifest = folder.manifest()
+    shards = [entry for entry in manifest.files[0] if entry.name.endswith(".pt")]
+    assert len(shards) < len(manifest.files[0])
+    for entry in set(manifest.files[0]) - set(shards):
+        (folder.path / entry.name).unlink()
+    older = manifest.model_copy(update={"files": {0: shards}}).sealed()
+    (folder.path / "manifest.json").write_text(older.model_dump_json())
+    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    assert ClassifierPipeline.load(tmp_path / "model").label_space.names == ("acid", "base", "greasy")
+
+
+def copy_of(config: Config, folder: Path) -> RunFolder:
+    """The run's folder, to be changed."""
+    shutil.copytree(run_folder(config).path, folder / config.run.name)
+    return RunFolder(folder, config.run.name)
+
+
 def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_group):
     changes = {
         "model": {"classifier": {"patience": 2}},
@@ -145,8 +188,7 @@ def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_gr
 def test_a_stopped_run_goes_on_to_the_same_end(trained, table, tmp_path, process_group):
     config = config_of(tmp_path, table)
     run = run_folder(config)
-    run.path.mkdir(parents=True)
-    path = prepare(config, run)
+    path = prepared(config)
 
     class StoppingContext(StandaloneContext):
         def report(self, metrics):
@@ -262,8 +304,7 @@ def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, p
 
 def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, tmp_path, process_group, monkeypatch):
     config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
-    run_folder(config).path.mkdir(parents=True)
-    path = str(prepare(config, run_folder(config)))
+    path = str(prepared(config))
     assert staged(config, path) == path
     [copy] = (tmp_path / "local").iterdir()
     read_whole = []
@@ -280,9 +321,8 @@ def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, t
 
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
-    run = run_folder(config)
     with pytest.raises(ConfigError, match=r"of multiclass has no figure 'fmax'; it has .*accuracy"):
-        prepare(config, run)
+        prepare(config, tmp_path)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -409,9 +449,7 @@ def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tm
     figures = {}
     for workers in (1, 2):
         config = config_of(tmp_path / str(workers), table, **changes)
-        run = run_folder(config)
-        run.path.mkdir(parents=True)
-        path = prepare(config, run)
+        path = prepared(config)
         train_with(workers, config, str(path), worker_pair)
         figures[workers] = validations(config)
     for one, two in zip(figures[1], figures[2], strict=True):
