@@ -215,7 +215,7 @@ def describe_validation(record: Record) -> str:
 def describe_event(record: Record) -> str | None:
     """An event in one phrase; None for those that the line itself or the end of the run tells."""
     step, event = record["step"], record["event"]
-    if event in ("started", "finished", "stopped"):
+    if event in ("started", "finished", "stopped", "diverged", "failed"):
         return None
     if event == "checkpoint":
         return f"step {step}: checkpoint saved"

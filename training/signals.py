@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: ask once, wait a while, then end in any case."""
+"""Ctrl-C and SIGTERM: say so at once, ask once, wait a while, then end in any case."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -42,6 +43,7 @@ class StopSignals:
         self.raised: int | None = None
         """The signal that was raised for, before the hand-over."""
         self._on_request: Callable[[], None] | None = None
+        self._reply = "stopping"
         self._deadline = float("inf")
         self._asked_at = float("-inf")
         self._before: dict[int, object] = {}
@@ -58,9 +60,14 @@ class StopSignals:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
-    def hand_over(self, on_request: Callable[[], None]) -> None:
-        """From now on ask instead of raising."""
-        self._on_request = on_request
+    def hand_over(self, on_request: Callable[[], None], reply: str) -> None:
+        """From now on ask instead of raising.
+
+        Args:
+            on_request: called for the first signal.
+            reply: what the person is told then, at once.
+        """
+        self._on_request, self._reply = on_request, reply
 
     def reinstall(self) -> None:
         """Install the handlers anew: ray.init replaces that of SIGTERM by one that ends the process."""
@@ -101,10 +108,16 @@ class StopSignals:
             if now - self._asked_at <= REPEAT_S:
                 return  # the first one's exception is on its way through what ends workers and removes files
             self.raised, self._asked_at = signum, now
+            self._say()
             raise Interrupted(signum)
         if self.received is None:
             self.received, self._asked_at = signum, now
             self._deadline = now + GRACE_S
+            self._say()
             self._on_request()
         elif now - self._asked_at > REPEAT_S:
             self._deadline = 0.0
+
+    def _say(self) -> None:
+        # To the descriptor: the signal may have interrupted a print, which must not be entered twice.
+        os.write(2, f"\n{self._reply}\n".encode())

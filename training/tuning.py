@@ -191,7 +191,7 @@ def _run(
             ray_tune_logger.setLevel(logging.CRITICAL)  # to Ray Tune the trial that ends here has failed
             pool.kill()
 
-    signals.hand_over(searcher.stop)
+    signals.hand_over(searcher.stop, "stopping after what was measured so far")
     with ExitStack() as stack:
         stack.callback(ray_tune_logger.setLevel, ray_tune_logger.level)
         stack.enter_context(progress.console_status())

@@ -225,6 +225,7 @@ def test_signal_saves_ends_within_30_s_and_leaves_no_process(signum, tmp_path):
     output = finish(process)
     assert time.monotonic() - begun < 30
     assert process.returncode == 128 + signum, output
+    assert output.count("stopping, saving a checkpoint") == 1
     saved = CheckpointStore(run_folder(config).checkpoints).complete()
     assert saved[0].step == steps_done(config)
     _, alive = psutil.wait_procs(family, timeout=10)

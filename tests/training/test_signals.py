@@ -49,10 +49,20 @@ def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
     assert cleaned
 
 
+def test_signal_is_answered_at_once(capfd):
+    with pytest.raises(Interrupted), StopSignals():
+        send(signal.SIGINT)
+    assert capfd.readouterr().err == "\nstopping\n"
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "stopping, saving a checkpoint")
+        send(signal.SIGINT)
+        assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
+
+
 def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
     asked = []
     with StopSignals() as stop:
-        stop.hand_over(lambda: asked.append(True))
+        stop.hand_over(lambda: asked.append(True), "stopping")
         send(signal.SIGTERM)
         send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
         assert (len(asked), stop.exit_code, stop.expired) == (1, 143, False)
