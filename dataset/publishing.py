@@ -74,9 +74,14 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _DISK_FULL:
+        if is_disk_full(error):
             raise disk_full(target, str(error)) from error
         raise ResourceError(f"{target}: can't be written: {error.strerror or error}") from error
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk, or the share of it that this user may fill, has no room left."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 def disk_full(target: Path, reason: str) -> ResourceError:

@@ -9,6 +9,7 @@ has is for those who write and show it. NaN and infinities, which JSON lacks, be
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -65,7 +66,7 @@ class MetricsLog:
         line = encode_record({**record, "time": record.get("time", time.time())})
         written = os.write(self._descriptor, line)
         if written != len(line):
-            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written; is the disk full?")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def rewind(self, step: int) -> int:
         """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
@@ -103,11 +104,14 @@ class MetricsLog:
     def _replace(self, lines: Iterable[bytes]) -> None:
         """Put ``lines`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = self._open()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,22 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the real data of development is not at {folder}")
     return folder
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """``with full_disk(n):`` no file can grow beyond n bytes, as on a disk that has no more room."""
+
+    @contextmanager
+    def limited(size_bytes: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture(scope="session")

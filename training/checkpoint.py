@@ -211,7 +211,7 @@ class CheckpointStore:
         """Remove what killed processes left half-written; returns what was removed."""
         leftovers = sorted(self.root.glob(f"step-*{PARTIAL_SUFFIX}")) if self.root.is_dir() else []
         for path in leftovers:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
         return leftovers
 
     def discard_after(self, step: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +25,10 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from dataset.publishing import sync
+from dataset.publishing import is_disk_full, sync
 from train_config.errors import CheckpointError, ResourceError
 from training.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
+from training.failures import no_space
 from training.run_folder import write_atomically
 
 PEERS_TIMEOUT_S = 600.0
@@ -185,17 +187,23 @@ class CheckpointWriter:
             error, self._error = self._error, None
             if not isinstance(error, OSError):
                 raise error
+            if is_disk_full(error):
+                raise ResourceError(no_space(f"a checkpoint in {self._store.root}")) from error
             raise ResourceError(f"checkpoint in {self._store.root} could not be written: {error}") from error
 
     def _write_all(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
+        partial = self._store.partial_path(manifest.position.step)
         try:
-            partial = self._store.partial_path(manifest.position.step)
             entries = [_write_shard(partial, name, state) for name, state in shards]
             write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
             if self._rank == 0:
                 self._complete(partial, manifest)
         except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._error = error
+            for name, _ in shards:
+                (partial / name).unlink(missing_ok=True)
+            if self._rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
         files = {rank: self._entries_of(partial, rank) for rank in range(self._world_size)}
@@ -231,6 +239,10 @@ def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
             file.write(state)
         else:
             torch.save(state, file)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # torch 2.13 raises "unexpected pos" over what the disk refused
+        raise
     finally:
         digest = file.close()
     return FileEntry(name=name, size_bytes=file.size_bytes, sha256=digest)

@@ -6,6 +6,7 @@ workers; what it measures comes back through metrics.jsonl in the run's folder.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from dataset.conversion import ensure_store, store_location
 from dataset.labelled_conversion import labelled_store_location
 from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback, conversion_bar
+from dataset.publishing import writing
 from dataset.store import Store
 from model.memory import ParameterCount, count_parameters
 from monitoring.alerts import AlertSink
@@ -42,8 +44,9 @@ from training.continuing import (
 )
 from training.data_size import DataSize, estimate_size, size_of_store
 from training.engine import check_precision, settings_path
+from training.failures import no_space
 from training.planning import make_plan
-from training.run_folder import Outcome, RunFolder, write_atomically
+from training.run_folder import RESERVE_BYTES, Outcome, RunFolder, write_atomically
 from training.signals import StopSignals
 
 WATCHER_TIMEOUT_S = 30.0
@@ -219,14 +222,15 @@ def _train_on_cluster(
             + (f", dashboard http://{dashboard}" if dashboard else "")
         )
         say("\n".join(plan.lines()[1:]))
-        if remark := quarantine_ray_snapshot(run):
-            warn(remark)
-        run.clear_requests()
-        write_atomically(run.config, dump_config(config))
-        write_names(config, run, store_path)
+        with writing(run.path):
+            if remark := quarantine_ray_snapshot(run):
+                warn(remark)
+            run.clear_requests()
+            write_atomically(run.config, dump_config(config))
+            write_names(config, run, store_path)
+            run_id = _wandb_run_id(run)
         say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
-        signals.hand_over(run.request_stop)
-        run_id = _wandb_run_id(run)
+        signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
         watcher = _watch(config, run, run_id, plan.total_steps)
         fit = Fit(_make_trainer(config, workers, store_path, run_id))
         try:
@@ -318,6 +322,8 @@ def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int)
         )
         return signals.exit_code
     if outcome is None:
+        if shutil.disk_usage(run.path).free < RESERVE_BYTES:
+            raise ResourceError(no_space(run.path)) from fit.error
         tried = f", also after {max_failures} more tries" if getattr(fit.error, "worker_failures", None) else ""
         raise ResourceError(
             f"training broke off{tried}: {_reason(fit.error)} (the workers' logs are in {run.logs})"

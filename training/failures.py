@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from dataset.publishing import is_disk_full
 from train_config.errors import DivergenceError, EsmerayError, ResourceError
 from training.checkpoint import Position
 from training.memory_guard import REMEDY
@@ -21,7 +22,7 @@ def repeatable(error: Exception) -> int | None:
     """
     if isinstance(error, EsmerayError):
         return None if error.retryable else error.exit_code
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or is_disk_full(error):
         return ResourceError.exit_code
     if isinstance(error, OSError):
         return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
@@ -36,7 +37,17 @@ def described(error: Exception) -> str:
         return str(error)
     if is_out_of_memory(error):
         return f"memory ran out: {REMEDY}"
+    if is_disk_full(error):
+        return no_space(getattr(error, "filename", None) or "a file of the run")
     return f"{type(error).__name__}: {error}"
+
+
+def no_space(where: object) -> str:
+    """In a line: the disk that ``where`` lies on is full."""
+    return (
+        f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
+        "command then resumes from the last complete checkpoint"
+    )
 
 
 def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer"
 """Folder of a classifier's tokenizer, in a run and in its checkpoints."""
 
+RESERVE_BYTES = 16_384
+"""Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
+
 Status = Literal["finished", "stopped", "diverged", "failed"]
 
 
@@ -67,6 +70,7 @@ class RunFolder:
         self.wandb_run_id = self.path / "wandb_run_id"
         self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
         self._outcome = self.path / "outcome.json"
+        self._reserve = self.path / ".outcome.reserve"
         self._stop = self.path / "stop.requested"
 
     @property
@@ -83,12 +87,15 @@ class RunFolder:
         return self._stop.exists()
 
     def clear_requests(self) -> None:
-        """Forget how an earlier attempt ended and what was asked of it."""
+        """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
         self._stop.unlink(missing_ok=True)
         self._outcome.unlink(missing_ok=True)
+        if self.path.exists():
+            self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Record how the run ended."""
+        """Record how the run ended, also on a full disk."""
+        self._reserve.unlink(missing_ok=True)
         write_atomically(self._outcome, json.dumps(asdict(outcome), indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
@@ -105,8 +112,11 @@ class RunFolder:
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing: temporary name, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from monitoring.metrics_log import read_metrics
 from train_config.errors import EsmerayError
 from train_config.schema import Config
 from training.building import Worker, build
-from training.checkpoint import CheckpointFolder, Manifest, Position, best
+from training.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
 from training.checkpoint_writer import CheckpointWriter
 from training.collective import StepAgreement
 from training.context import WorkerContext
@@ -55,6 +55,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     if (earlier := run.read_outcome()) is not None:
+        _sweep(CheckpointStore(run.checkpoints), context.rank)
         return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
         worker = build(config, context, run, store_path, wandb_run_id)
@@ -131,7 +132,9 @@ def loop(worker: Worker, position: Position) -> Outcome:
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, leave word of how it ended."""
-    if outcome.status != "failed":
+    if outcome.status == "failed":
+        _sweep(worker.checkpoints, worker.context.rank)
+    else:
         worker.writer.wait()
     if outcome.status == "finished":
         step = _load_best(worker) if worker.experiment.exports_best else outcome.step
@@ -145,6 +148,12 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     worker.experiment.close()
     worker.engine.close()
     return outcome
+
+
+def _sweep(checkpoints: CheckpointStore, rank: int) -> None:
+    """Leave no half-written checkpoint of a run that ends here."""
+    if rank == 0:
+        checkpoints.sweep()
 
 
 def _load_best(worker: Worker) -> int:

@@ -80,3 +80,11 @@ def test_manifest_that_was_touched_is_refused(tmp_path):
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CheckpointError, match="digest"):
         CheckpointFolder(path.parent).manifest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_full_disk_leaves_nothing_of_the_checkpoint_and_says_what_to_do(tmp_path, full_disk, rank):
+    files = writer(CheckpointStore(tmp_path), rank=rank, world_size=2)
+    with full_disk(16_384), pytest.raises(ResourceError, match=r"the disk is full.*free some space.*then resumes"):
+        files.write([("small.pt", torch.ones(1)), ("large.pt", torch.ones(100_000))], a_manifest(1, world_size=2))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -366,6 +366,19 @@ def test_only_faults_of_machines_are_tried_again(error, exit_code):
     assert repeatable(error) == exit_code
 
 
+def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(store_path, tmp_path, full_disk):
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
+    run = run_folder(config)
+    run.path.mkdir()
+    with full_disk(32_768):
+        outcome = train(config, store_path)
+        assert train_worker(config, StandaloneContext(), store_path) == outcome, "tried again by the launcher"
+    assert (outcome.status, outcome.exit_code) == ("failed", 4)
+    assert "the disk is full" in outcome.message
+    assert run.read_outcome() == outcome
+    assert not [path for path in run.path.rglob("*") if path.name.endswith((".tmp", ".partial", ".reserve"))]
+
+
 def test_bug_ends_the_run_at_once(store_path, tmp_path, monkeypatch):
     def broken(*arguments):
         raise TypeError("a bug")
