@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
     from training.measuring_pool import MeasuringPool
-    from training.run_folder import RunFolder
 
 _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
@@ -109,6 +108,7 @@ def _searched(
     from training import cluster
     from training.driver import prepare_data, with_absolute_paths
     from training.measuring_pool import MeasuringPool
+    from training.placement import place_workers
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
@@ -118,7 +118,7 @@ def _searched(
         show("starting Ray")
         with cluster.connected(config.ray):
             signals.reinstall()
-            workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+            workers = place_workers(config.ray, cluster.cluster_resources())
             largest = -(-_training_tokens(config, run, store_path) // workers.count)
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:

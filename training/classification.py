@@ -46,7 +46,8 @@ from train_config.section import STORES
 from training.collective import ControlGroup
 from training.context import WorkerContext
 from training.data_size import DataSize
-from training.engine import TrainingEngine, deepspeed_settings
+from training.deepspeed_settings import deepspeed_settings
+from training.engine import TrainingEngine
 from training.experiment import Experiment
 from training.features import ensure_features, fingerprint, is_pooled
 from training.finishing import load_trained

@@ -28,10 +28,10 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.section import STORES
 from training import cluster
-from training.cluster import Workers
 from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
 from training.data_size import DataSize, estimate_size, size_of_store
-from training.engine import check_precision, settings_path
+from training.deepspeed_settings import check_precision, settings_path
+from training.placement import NodeResources, Workers, local_resources, place_workers
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
 from training.signals import StopSignals
@@ -82,7 +82,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
         return 0
     if cluster.find(config.ray) == cluster.LOCAL:
-        _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
+        _check_placed(config, run, place_workers(config.ray, local_resources()))
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run, progress)
     remarks += filter(None, [quarantine_ray_snapshot(run)])
@@ -93,7 +93,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing."""
-    workers = cluster.place_workers(config.ray, resources_to_plan_with(config))
+    workers = place_workers(config.ray, resources_to_plan_with(config))
     plan = make_plan(config, workers, *_estimate(config))
     print(dump_config(config))
     print("\n".join(plan.lines()))
@@ -133,9 +133,9 @@ def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
     check_worker_count(run, workers.count)
 
 
-def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
+def resources_to_plan_with(config: Config) -> list[NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
-    local = cluster.local_resources()
+    local = local_resources()
     if config.ray.address in (None, cluster.LOCAL):
         return local
     count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
@@ -143,13 +143,13 @@ def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
     warn(
         f"the cluster at {config.ray.address} is not asked in a dry run: planned for {count} workers like this machine"
     )
-    return [cluster.NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
+    return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
 
 
 def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
-        workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+        workers = place_workers(config.ray, cluster.cluster_resources())
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
