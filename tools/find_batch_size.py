@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
     from training.measuring_pool import MeasuringPool
+    from training.run_folder import RunFolder
 
 _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
@@ -170,7 +171,7 @@ def _training_tokens(config: Config, run: RunFolder, store_path: Path) -> int:
 
     if config.model.task != "classifier":
         return size_of_store(Store(store_path), config.data).tokens
-    from training.classification import measure  # here: it loads torchmetrics
+    from training.labelled_data import measure
 
     return measure(config, run, store_path)[0].tokens
 

@@ -104,7 +104,7 @@ def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> 
     """The folder of the data, made if need be."""
     if config.model.task != "classifier":
         return ensure_store(config.data, run.path.parent / STORES, progress)
-    from training.classification import prepare  # here: it loads torchmetrics
+    from training.labelled_data import prepare
 
     return prepare(config, run, progress)
 
@@ -113,7 +113,7 @@ def _measure(config: Config, run: RunFolder, store_path: Path) -> tuple[DataSize
     """Size of the prepared data and of the model."""
     if config.model.task != "classifier":
         return size_of_store(Store(store_path), config.data), count_parameters(config.model)
-    from training.classification import measure
+    from training.labelled_data import measure
 
     return measure(config, run, store_path)
 
@@ -122,7 +122,7 @@ def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
     """Size of the data and of the model, with nothing prepared."""
     if config.model.task != "classifier":
         return estimate_size(config.data), count_parameters(config.model)
-    from training.classification import estimate
+    from training.labelled_data import estimate
 
     return estimate(config)
 

@@ -23,8 +23,9 @@ from train_config.errors import ConfigError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training import experiment, features
-from training.classification import ClassificationExperiment, estimate, prepare
+from training.classification import ClassificationExperiment
 from training.context import StandaloneContext
+from training.labelled_data import estimate, prepare
 from training.run_folder import Outcome
 from training.trial import measure_on_worker, staged
 from training.worker import train_worker

@@ -2,7 +2,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import REPOSITORY
+from train_config.errors import ResourceError
 from train_config.schema import RaySection
 from training.cluster import LOCAL, WATCHES, connected, find, missing_now
 from training.placement import Workers
