@@ -53,7 +53,7 @@ class Heads:
         from monitoring.metrics_log import read_metrics
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.classification import prepare, write_names
+        from training.labelled_data import prepare, write_names
         from training.run_folder import RunFolder
 
         name = f"run-{next(self._numbers)}"

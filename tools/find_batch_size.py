@@ -109,6 +109,7 @@ def _searched(
     from training import cluster
     from training.driver import measure, prepare_data, with_absolute_paths, write_names
     from training.measuring_pool import MeasuringPool
+    from training.placement import place_workers
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
@@ -119,7 +120,7 @@ def _searched(
         show("starting Ray")
         with cluster.connected(config.ray):
             signals.reinstall()
-            workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+            workers = place_workers(config.ray, cluster.cluster_resources())
             largest = -(-measure(config, store_path)[0].tokens // workers.count)
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:

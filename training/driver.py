@@ -33,7 +33,6 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from training import cluster
 from training.checkpoint import CheckpointStore
-from training.cluster import Workers
 from training.continuing import (
     check_data,
     check_resume,
@@ -43,8 +42,9 @@ from training.continuing import (
     quarantine_ray_snapshot,
 )
 from training.data_size import DataSize, estimate_size, size_of_store
-from training.engine import check_precision, settings_path
+from training.deepspeed_settings import check_precision, settings_path
 from training.failures import no_space
+from training.placement import NodeResources, Workers, local_resources, place_workers
 from training.planning import make_plan
 from training.run_folder import RESERVE_BYTES, Outcome, RunFolder, write_atomically
 from training.signals import StopSignals
@@ -94,7 +94,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     remarks = check_resume(run, config)
     finished = is_finished(run, config)
     if not finished and cluster.find(config.ray) == cluster.LOCAL:
-        _check_placed(config, run, cluster.place_workers(config.ray, cluster.local_resources()))
+        _check_placed(config, run, place_workers(config.ray, local_resources()))
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run.stores, progress)
     check_data(run, config, data_checksum(config, store_path))
@@ -120,7 +120,7 @@ def dry_run(config: Config) -> int:
     resolved = with_absolute_paths(config, run)
     remarks = check_resume(run, resolved)
     finished = is_finished(run, resolved)
-    workers = cluster.place_workers(config.ray, resources_to_plan_with(config))
+    workers = place_workers(config.ray, resources_to_plan_with(config))
     if not finished and config.ray.address in (None, cluster.LOCAL):
         _check_placed(config, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
@@ -139,7 +139,7 @@ def prepare_data(config: Config, root: Path, progress: ProgressCallback | None =
     """The folder of the data, made in ``root`` if need be."""
     if config.model.task != "classifier":
         return ensure_store(config.data, root, progress)
-    from training.classification import prepare  # here: it loads torchmetrics
+    from training.labelled_data import prepare
 
     return prepare(config, root, progress)
 
@@ -147,7 +147,7 @@ def prepare_data(config: Config, root: Path, progress: ProgressCallback | None =
 def write_names(config: Config, run: RunFolder, path: Path) -> None:
     """Put what names a classifier's outputs and tokens into the folder of a run that was accepted."""
     if config.model.task == "classifier":
-        from training.classification import write_names
+        from training.labelled_data import write_names
 
         write_names(config, run, path)
 
@@ -173,7 +173,7 @@ def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
     """Size of the prepared data and of the model."""
     if config.model.task != "classifier":
         return size_of_store(Store(path), config.data), count_parameters(config.model)
-    from training.classification import measure
+    from training.labelled_data import measure
 
     return measure(config, path)
 
@@ -182,7 +182,7 @@ def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
     """Size of the data and of the model, with nothing prepared."""
     if config.model.task != "classifier":
         return estimate_size(config.data), count_parameters(config.model)
-    from training.classification import estimate
+    from training.labelled_data import estimate
 
     return estimate(config)
 
@@ -193,9 +193,9 @@ def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
     check_worker_count(run, workers.count)
 
 
-def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
+def resources_to_plan_with(config: Config) -> list[NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
-    local = cluster.local_resources()
+    local = local_resources()
     if config.ray.address in (None, cluster.LOCAL):
         return local
     count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
@@ -203,7 +203,7 @@ def resources_to_plan_with(config: Config) -> list[cluster.NodeResources]:
     warn(
         f"the cluster at {config.ray.address} is not asked in a dry run: planned for {count} workers like this machine"
     )
-    return [cluster.NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
+    return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
 
 
 def _train_on_cluster(
@@ -211,7 +211,7 @@ def _train_on_cluster(
 ) -> int:
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
-        workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+        workers = place_workers(config.ray, cluster.cluster_resources())
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)

@@ -27,11 +27,11 @@ from train_config.errors import EsmerayError, ResourceError
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training import cluster
-from training.cluster import Workers
 from training.context import StandaloneContext
+from training.deepspeed_settings import check_precision
 from training.device import choose_device
-from training.engine import check_precision
 from training.injected_faults import Fault, Faults
+from training.placement import Workers, place_workers
 from training.throughput import Measurement, Settings, Status
 from training.trial import PRUNE_MARGIN, measure_on_worker, staged
 
@@ -108,7 +108,7 @@ class MeasuringPool:
         """
         try:
             config = settings.applied(self._config, self._keep_global_tokens)
-            workers = cluster.place_workers(config.ray, cluster.cluster_resources())
+            workers = place_workers(config.ray, cluster.cluster_resources())
             if not self._inference:
                 check_precision(config.training, workers.device)
         except EsmerayError as error:
@@ -122,7 +122,7 @@ class MeasuringPool:
             ResourceError: the cluster does not have the place, or not now.
         """
         section = self._config.ray.model_copy(update={"num_workers": workers})
-        self._ready(cluster.place_workers(section, cluster.cluster_resources()))
+        self._ready(place_workers(section, cluster.cluster_resources()))
 
     def close(self) -> None:
         """End the workers."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from dataset.count_labels import UNCHANGED, count_lines
 from model.memory import MemoryEstimate, ParameterCount, estimate_memory
 from train_config.schema import Config
-from training.cluster import Workers
 from training.data_size import DataSize
-from training.engine import check_precision, deepspeed_settings
+from training.deepspeed_settings import check_precision, deepspeed_settings
+from training.placement import Workers
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from typing import Any
 from train_config.errors import ConfigError, ResourceError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
 from train_config.tune_schema import TuneConfig
-from training import cluster
-from training.cluster import NodeResources
+from training.placement import NodeResources, place_workers
 from training.throughput import Settings
 
 Value = int | str | bool | None
@@ -104,7 +103,7 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
         ConfigError: no combination is left; says why they were left out.
         ResourceError: the cluster can't hold the experiment's own workers.
     """
-    placed = cluster.place_workers(config.ray, nodes)
+    placed = place_workers(config.ray, nodes)
     own = Settings.of(config, placed.count)
     values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
     if search.space.tokens is None:
@@ -194,7 +193,7 @@ def _budgets(config: Config, own: int) -> tuple[int, ...]:
 
 def _can_place(config: Config, nodes: list[NodeResources], count: int) -> bool:
     try:
-        cluster.place_workers(config.ray.model_copy(update={"num_workers": count}), nodes)
+        place_workers(config.ray.model_copy(update={"num_workers": count}), nodes)
     except ResourceError:
         return False
     return True

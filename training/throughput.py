@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from train_config.errors import ConfigError
 from train_config.schema import Config
-from training.engine import deepspeed_settings
+from training.deepspeed_settings import deepspeed_settings
 
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
 

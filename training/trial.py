@@ -29,8 +29,9 @@ from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.collective import ControlGroup
 from training.context import WorkerContext
+from training.deepspeed_settings import check_precision
 from training.device import apply_device_settings
-from training.engine import StepResult, TrainingEngine, check_precision
+from training.engine import StepResult, TrainingEngine
 from training.injected_faults import Fault, happen
 from training.memory_meter import MemoryMeter, is_out_of_memory
 from training.run_folder import RunFolder

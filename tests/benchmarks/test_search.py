@@ -18,8 +18,8 @@ from benchmarks.search_faults import FAULT_RULES, FaultySearch, found_with_fault
 from benchmarks.search_runs import FINALISTS, SPACE, TURNS, Found, Judged, Searches, read_found, words
 from benchmarks.stage import Setting, WrongWorkError
 from train_config.loading import dump_config
-from training.cluster import NodeResources
 from training.injected_faults import Faults
+from training.placement import NodeResources
 from training.search_space import make_space
 from training.throughput import Measurement, Settings
 from training.trial_journal import TrialJournal

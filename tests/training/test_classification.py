@@ -27,8 +27,9 @@ from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training import experiment, features
 from training.checkpoint import CheckpointStore
-from training.classification import ClassificationExperiment, estimate, prepare, write_names
+from training.classification import ClassificationExperiment
 from training.context import StandaloneContext
+from training.labelled_data import estimate, prepare, write_names
 from training.run_folder import Outcome, RunFolder
 from training.trial import measure_on_worker, staged
 from training.worker import train_worker

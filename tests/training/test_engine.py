@@ -13,7 +13,8 @@ from train_config.schema import DeepSpeedSection, TrainingSection
 from training.checkpoint import CheckpointFolder, CheckpointStore
 from training.checkpoint_writer import CheckpointWriter
 from training.consolidation import full_precision_state
-from training.engine import TrainingEngine, deepspeed_settings
+from training.deepspeed_settings import deepspeed_settings
+from training.engine import TrainingEngine
 
 CPU = torch.device("cpu")
 SEQUENCES = ["MKTAYIAKQR", "GAVLIPFW", "MSTNQDEHKRC"]

@@ -7,8 +7,8 @@ from dataset.splitting import split_records
 from dataset.store import Store
 from model.memory import count_parameters
 from tests.runs import tiny_config
-from training.cluster import Workers
 from training.data_size import estimate_size, size_of_store
+from training.placement import Workers
 from training.planning import make_plan
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)

@@ -257,7 +257,7 @@ def find_ray() -> Finding:
     import ray
     from ray._private.accelerators import NvidiaGPUAcceleratorManager
 
-    from training.cluster import local_resources
+    from training.placement import local_resources
 
     ((cores, gpus),) = local_resources()
     counted = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
