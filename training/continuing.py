@@ -30,7 +30,12 @@ FIXED = (
 )
 """Settings that can't change once there is a checkpoint. The data itself is known by the store's checksum."""
 
-FREE = ("model.backbone.gradient_checkpointing", "model.classifier.patience", "model.classifier.bootstrap")
+FREE = (
+    "model.backbone.gradient_checkpointing",
+    "model.classifier.patience",
+    "model.classifier.bootstrap",
+    "data.labels.validation_source",
+)
 
 HARMLESS = (
     "ray",
@@ -44,6 +49,7 @@ HARMLESS = (
     "data.prefetch",
     "data.store",
     "data.source",
+    "data.labels.validation_source",
 )
 """Settings that change nothing of the result, or that :func:`check_data` looks after."""
 
