@@ -19,7 +19,7 @@ from model.autoencoder import ESM2Autoencoder
 from model.backbone import load_network
 from model.interchange import export
 from model.registry import build_model
-from tests.model.support import random_sequences, residue_batch, segments, tiny_section
+from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
 from tests.model.test_esm2 import Malicious
 from train_config.errors import ConfigError, DataError, ResourceError
 from train_config.schema import BackboneSection
@@ -51,7 +51,7 @@ def batch():
 def assert_same_output(packed, batch, alone):
     """``alone`` gives the same as ``packed`` for each sequence by itself."""
     for ours, tokens in zip(segments(packed, batch), segments(batch.tokens, batch), strict=True):
-        torch.testing.assert_close(ours, alone(tokens[None])[0], atol=1e-5, rtol=1e-5)
+        assert_near(ours, alone(tokens[None])[0])
 
 
 def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_path, masked_lm, batch):
