@@ -17,6 +17,16 @@ _OPEN_AUTOENCODER = """from model.autoencoder import ESM2Autoencoder
 autoencoder = ESM2Autoencoder.from_pretrained("FOLDER")
 latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) tensor for each sequence
 features, residue_logits = autoencoder.decode(latents)
+```
+
+The backbone alone, without Esmeray:
+
+```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+backbone = AutoModel.from_pretrained("FOLDER", add_pooling_layer=False)
+features = backbone(**tokenizer("MKTAYIAKQR", return_tensors="pt")).last_hidden_state
 """
 
 _OPEN_MASKED_LM = """from transformers import AutoTokenizer, EsmForMaskedLM
@@ -53,7 +63,7 @@ def _description(model: TaskModel) -> str:
         return (
             f"# ESM-2 autoencoder\n\nCompresses the features of each residue from {model.backbone.hidden_size} to "
             f"{model.latent_size} channels ({model.compression_ratio:g} times) and reconstructs features and residues. "
-            f"The backbone is an ESM-2 with {size}; `AutoModel` opens it from this folder.\n"
+            f"The backbone is an ESM-2 with {size}.\n"
         )
     return f"# ESM-2 masked language model\n\nAn ESM-2 with {size}, which predicts hidden residues of proteins.\n"
 

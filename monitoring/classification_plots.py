@@ -64,11 +64,11 @@ class Curve(NamedTuple):
 
 
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
-    """Draw which classes are taken for which, each row as shares of a true class: right in blue, wrong in red.
+    """Draw which classes are predicted as which, each row as shares of a true class: right in blue, wrong in red.
 
     Args:
         path: the PNG.
-        counts_CC: (C, C) rows of each true class (first axis) that were taken for each class.
+        counts_CC: (C, C) rows of each true class (first axis) that were predicted as each class.
         names: C names.
     """
     total, right, num_classes = int(counts_CC.sum()), int(np.trace(counts_CC)), len(names)
@@ -94,8 +94,8 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
         lines(places[1:] - 0.5, -0.5, len(labels) - 0.5, color=GRID, linewidth=0.6)
     axes.tick_params(colors=INK, labelsize=font)
     axes.spines[:].set_color(GREY)
-    axes.set_xlabel("taken for (right in blue, wrong in red; the darker, the larger a share of its row)", color=INK)
-    axes.set_ylabel("truth", color=INK)
+    axes.set_xlabel("predicted\n(right in blue, wrong in red;\ndarker: larger share of its row)", color=INK)
+    axes.set_ylabel("true class", color=INK)
     if len(labels) <= _NUMBERED_CLASSES:
         _write_counts(axes, counts_CC, shares_CC)
     save(figure, path)
@@ -115,7 +115,7 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     roc, precision = figure.subplots(1, 2)
     heading(roc, "Recall against false positives (ROC)")
     heading(precision, "Precision against recall")
-    for axes, x, y in ((roc, "share of the others taken for it", "recall"), (precision, "recall", "precision")):
+    for axes, x, y in ((roc, "share of the others predicted as it", "recall"), (precision, "recall", "precision")):
         style(axes)
         axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
         axes.set_xlabel(x, color=INK)
@@ -147,17 +147,19 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
     figure = new_figure(6.4, 7.2, f"Calibration error {error:.3f}")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     centres, width, filled = (np.arange(CALIBRATION_BINS) + 0.5) / CALIBRATION_BINS, 0.94 / CALIBRATION_BINS, counts > 0
-    heading(above, "How often it is so")
-    above.bar(centres[filled], right[filled], width, color=BLUE, label="outcome")
+    heading(above, "Observed frequency against confidence")
+    above.bar(centres[filled], right[filled], width, color=BLUE, label="observed")
     gaps = (right - sure)[filled]
     hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "hatch": "////", "linewidth": 0.8}
     above.bar(centres[filled], gaps, width, bottom=sure[filled], label="gap to the confidence", **hatched)
-    above.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="as sure as right")
+    above.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="perfect calibration")
     above.set_ylim(0, 1.02)
+    above.set_ylabel("share that is right", color=INK)
     legend(above)
-    heading(below, "Share of the predictions")
+    heading(below, "Predictions of each confidence")
     below.bar(centres, counts / max(len(confidences), 1), width, color=GREY)
     below.set_xlabel("confidence", color=INK)
+    below.set_ylabel("share of all", color=INK)
     for axes in (above, below):
         style(axes)
         axes.set_xlim(0, 1)

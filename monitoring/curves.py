@@ -31,6 +31,9 @@ from monitoring.metrics_log import Record
 SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""
 
+LOWEST_METRIC = -1.0
+"""Where the axis of the metrics ends; lower values are marked there."""
+
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:
     """Draw the curves of a run to ``path``, a PNG, which is replaced only when the new one is complete.
@@ -94,21 +97,29 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
 def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
     heading(axes, "Validation")
     names = {
-        "residue_recovery": ("residue recovery", GREEN),
-        "feature_r2": ("feature R²", BLUE),
+        "residue_recovery": ("recovery, share of residues right", GREEN),
+        "feature_r2": ("feature R², variance explained", BLUE),
         "accuracy": ("accuracy", GREEN),
+        "f1_macro": ("macro F1", ORANGE),
         "mcc": ("MCC", BLUE),
-        "f1_micro": ("micro F1", ORANGE),
+        "f1_micro": ("micro F1", BLUE),
         "spearman": ("Spearman", GREEN),
-        "r2": ("R²", BLUE),
+        "r2": ("R², variance explained", BLUE),
     }
+    if any("mcc" in record for record in validations):
+        del names["f1_micro"]  # which is the accuracy, where a record has one class
     lowest = 0.0
     for name, (label, color) in names.items():
         steps, values = _series(validations, name)
-        if len(steps):
-            axes.plot(steps, values, color=color, label=f"{label} (last {values[-1]:.3f})", **_points(steps))
-            lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
-    axes.set_ylim(max(lowest * 1.05, -1.0), 1.0)
+        if not len(steps):
+            continue
+        axes.plot(steps, values, color=color, label=f"{label} (last {values[-1]:.3f})", **_points(steps))
+        lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
+        if (below := values < LOWEST_METRIC).any():
+            label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"
+            bottom = np.full(below.sum(), LOWEST_METRIC)
+            axes.plot(steps[below], bottom, "v", color=color, markersize=8, clip_on=False, label=label)
+    axes.set_ylim(max(lowest * 1.05, LOWEST_METRIC), 1.0)
     if not axes.lines:
         axes.text(0.5, 0.5, "no validation yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     legend(axes)

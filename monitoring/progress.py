@@ -25,15 +25,17 @@ RATE_STEPS = 50
 """Steps over which tokens/s and the time left are averaged."""
 MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the figures."""
+BAR_COLUMNS = 20
 
-_VALIDATION_FIGURES = {
-    "residue_recovery": "recovery",
-    "feature_r2": "R²",
-    "accuracy": "accuracy",
-    "mcc": "MCC",
-    "spearman": "Spearman",
-    "r2": "R²",
+_METRICS = {
+    "residue_recovery": ("recovery", "share of the residues that are predicted right"),
+    "feature_r2": ("R²", "share of the features' variance that is reconstructed; below 0: worse than their mean"),
+    "accuracy": ("accuracy", None),
+    "mcc": ("MCC", "Matthews' correlation of predicted and true classes; 0 is chance, 1 is perfect"),
+    "spearman": ("Spearman", "rank correlation of predicted and measured values"),
+    "r2": ("R²", "share of the targets' variance that is predicted; below 0: worse than their mean"),
 }
+"""Metrics of a validation: what each is called, and what it is."""
 
 
 class ProgressSink:
@@ -80,6 +82,7 @@ class _Figures:
         self.step = 0
         self._steps: deque[Record] = deque(maxlen=RATE_STEPS)
         self._validation: Record | None = None
+        self._defined = False
 
     def take(self, record: Record) -> None:
         if record["kind"] == "train":
@@ -92,23 +95,37 @@ class _Figures:
         elif record["kind"] == "event":  # the workers know the number of steps exactly, the driver from an estimate
             self.total_steps = record.get("total_steps", self.total_steps)
 
-    def describe(self) -> list[str]:
-        """Step, loss, tokens/s, lr, time left and last validation, as far as known; a narrow terminal cuts the last."""
-        parts = [f"step {self.step}/{self.total_steps}"]
-        if not self._steps:
-            return parts
-        last = self._steps[-1]
-        parts += [f"loss {_number(last.get('loss'))}", f"{_thousands(self._tokens_per_s())} tokens/s"]
-        if last.get("learning_rate") is not None:
-            parts.append(f"lr {last['learning_rate']:.2e}")
-        left_s = self._seconds_left()
-        if left_s:
-            parts.append(f"{_duration(left_s)} left")
-        if last.get("skipped_steps"):
-            parts.append(f"{last['skipped_steps']} skipped")
-        if self._validation is not None:
-            parts.append(describe_validation(self._validation))
-        return parts
+    def describe(self, columns: float = math.inf) -> str:
+        """Step, loss, tokens/s, lr, time left and last validation, as far as known.
+
+        Of a line longer than ``columns`` the learning rate is left out, then the speed, the loss and the time left.
+        """
+        parts = {"step": f"step {self.step}/{self.total_steps}"}
+        if self._steps:
+            last = self._steps[-1]
+            parts["loss"] = f"loss {_number(last.get('loss'))}"
+            parts["speed"] = f"{_thousands(self._tokens_per_s())} tokens/s"
+            if last.get("learning_rate") is not None:
+                parts["rate"] = f"lr {last['learning_rate']:.2e}"
+            if left_s := self._seconds_left():
+                parts["left"] = f"{_duration(left_s)} left"
+            if last.get("skipped_steps"):
+                parts["skipped"] = f"{last['skipped_steps']} skipped"
+            if self._validation is not None:
+                parts["validation"] = describe_validation(self._validation)
+        for name in ("rate", "speed", "loss", "left"):
+            if len(" · ".join(parts.values())) <= columns:
+                break
+            parts.pop(name, None)
+        return " · ".join(parts.values())
+
+    def definitions(self) -> str | None:
+        """The metrics of the first validation in words; None later, or where they need none."""
+        if self._defined or self._validation is None:
+            return None
+        self._defined = True
+        known = [f"  {word}: {what}" for name, (word, what) in _METRICS.items() if what and name in self._validation]
+        return "\n".join(known) or None
 
     def _seconds_left(self) -> float | None:
         """At the pace of the last steps; None while that is unknown."""
@@ -133,9 +150,9 @@ class _Line:
 
     def __init__(self, figures: _Figures, console: Console) -> None:
         self._figures = figures
-        columns: list[ProgressColumn] = [_FigureColumn(figures)]
+        columns: list[ProgressColumn] = [_FigureColumn(figures, console)]
         if console.width >= MIN_BAR_COLUMNS:
-            columns.insert(0, BarColumn(bar_width=20, table_column=Column(min_width=20)))
+            columns.insert(0, BarColumn(bar_width=BAR_COLUMNS, table_column=Column(min_width=BAR_COLUMNS)))
         self._progress = Progress(*columns, console=console, refresh_per_second=4)
         self._task = self._progress.add_task("", total=figures.total_steps)
         self._progress.start()
@@ -147,6 +164,8 @@ class _Line:
         elif record["kind"] == "alert":
             style = "yellow" if record["state"] == "raised" else None
             self._progress.console.print(describe_alert(record), markup=False, highlight=False, style=style)
+        elif definitions := self._figures.definitions():
+            self._progress.console.print(definitions, markup=False, highlight=False, style="dim")
         self._progress.update(self._task, completed=self._figures.step, total=self._figures.total_steps)
 
     def close(self) -> None:
@@ -154,14 +173,15 @@ class _Line:
 
 
 class _FigureColumn(ProgressColumn):
-    """The figures, cut at the edge of the terminal rather than wrapped."""
+    """The figures, in one line of the terminal."""
 
-    def __init__(self, figures: _Figures) -> None:
+    def __init__(self, figures: _Figures, console: Console) -> None:
         super().__init__()
-        self._figures = figures
+        self._figures, self._console = figures, console
 
     def render(self, task: Task) -> Text:
-        return Text(" · ".join(self._figures.describe()))
+        beside = BAR_COLUMNS + 1 if self._console.width >= MIN_BAR_COLUMNS else 0
+        return Text(self._figures.describe(self._console.width - beside))
 
     def get_table_column(self) -> Column:
         """One row, whatever the width."""
@@ -186,6 +206,8 @@ class _PlainLines:
                 self._print_state()
         elif record["kind"] == "validation":
             self._print(f"step {record['step']}: {describe_validation(record)}")
+            if definitions := self._figures.definitions():
+                self._print(definitions)
         elif record["kind"] == "event" and (line := describe_event(record)):
             self._print(line)
         elif record["kind"] == "alert":
@@ -196,7 +218,7 @@ class _PlainLines:
             self._print_state()
 
     def _print_state(self) -> None:
-        self._print(" · ".join(self._figures.describe()))
+        self._print(self._figures.describe())
         self._shown_step = self._figures.step
         self._next_s = self._clock() + self._every_s
 
@@ -206,9 +228,7 @@ class _PlainLines:
 
 def describe_validation(record: Record) -> str:
     """The figures of a validation record in one phrase."""
-    figures = [
-        f"{word} {record[name]:.3f}" for name, word in _VALIDATION_FIGURES.items() if record.get(name) is not None
-    ]
+    figures = [f"{word} {record[name]:.3f}" for name, (word, _) in _METRICS.items() if record.get(name) is not None]
     return ", ".join([f"validation loss {_number(record.get('loss'))}", *figures])
 
 

@@ -7,7 +7,9 @@ In: the folder of a run, which need not be there yet, may be written to meanwhil
 
 from __future__ import annotations
 
+import fcntl
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,8 @@ SAMPLES_BYTES = 1 << 18
 """Of a worker's samples, of which the last alone is shown."""
 QUIET_S = 60.0
 """Without news for this long, a run that has not ended is said to be quiet; or three times the usual, if longer."""
+LOCK = ".lock"
+"""The file that the process which trains holds a lock on."""
 STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
 
 
@@ -34,7 +38,7 @@ class Status:
     """How a run stands.
 
     Attributes:
-        word: "not begun", "starting", "running", "quiet", or how it ended.
+        word: "not begun", "starting", "running", "quiet", "broken off", or how it ended.
         note: more of it, for a person.
     """
 
@@ -68,6 +72,8 @@ class RunState:
         self._config_text = ""
         self.config: Mapping[str, Any] = {}
         self.outcome: Mapping[str, Any] | None = None
+        self.broken_off = False
+        """The process that trained has ended without an outcome."""
         self.workers: dict[int, Worker] = {}
         self.hosts: dict[str, Mapping[str, float]] = {}
         self._seen = _Seen()
@@ -87,7 +93,10 @@ class RunState:
             for record in tail.poll():
                 self._take_sample(record)
         self._read_config()
+        # Before the outcome, which is written while the lock is held.
+        lock_is_free = self._is_on_this_host() and _is_unlocked(self.folder / LOCK)
         self.outcome = _read_object(self.folder / "outcome.json")
+        self.broken_off = lock_is_free and self.outcome is None
 
     @property
     def name(self) -> str:
@@ -137,6 +146,11 @@ class RunState:
         damaged = sum(tail.damaged for tail in tails)
         return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} passed over"] if damaged else [])
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes, unless the run is resumed."""
+        return self.outcome is not None or self.broken_off
+
     def last_news(self) -> float | None:
         """Unix seconds of the latest record."""
         times = [self._seen.last_s, *(worker.time for worker in self.workers.values())]
@@ -146,12 +160,14 @@ class RunState:
     def moment(self, now: float) -> float:
         """What ages are counted to: now, or the end of a run that has ended."""
         news = self.last_news()
-        return news if self.outcome is not None and news is not None else max(now, news or now)
+        return news if self.has_ended and news is not None else max(now, news or now)
 
     def status(self, now: float) -> Status:
         """How the run stands at ``now`` (Unix seconds)."""
         if self.outcome is not None:
             return Status(str(self.outcome.get("status", "ended")), str(self.outcome.get("message", "")))
+        if self.broken_off:
+            return Status("broken off", "its process ended without an outcome (killed?); the same command resumes it")
         news = self.last_news()
         if news is None:
             if self._config_text:
@@ -170,7 +186,7 @@ class RunState:
     def left_s(self) -> float | None:
         """At the pace of the last steps; None while it is unknown, or nothing is left."""
         step_s = self.seconds_per_step()
-        if step_s is None or self.total_steps is None or self.outcome is not None:
+        if step_s is None or self.total_steps is None or self.has_ended:
             return None
         return max(0.0, step_s * (self.total_steps - self.step))
 
@@ -211,6 +227,10 @@ class RunState:
         """The last steps, without those from before a restart: what lies between is no part of a step."""
         recent = self.steps[-RATE_STEPS:]
         return [record for record in recent if _time(record) >= self._seen.begun_s] or recent[-1:]
+
+    def _is_on_this_host(self) -> bool:
+        """Whether all workers are: a lock that is held on another host may not be seen through shared storage."""
+        return {worker.host for worker in self.workers.values()} == {socket.gethostname()}
 
     def _sample_files(self) -> list[Path]:
         try:
@@ -306,6 +326,16 @@ def _read_object(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError):
         return None  # not there, or half-written: it is read again
     return value if isinstance(value, dict) else None
+
+
+def _is_unlocked(path: Path) -> bool:
+    """Whether no process of this host holds the lock; False where that can't be known."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or no such file, or a storage without locks
+        return False
+    return True
 
 
 def _at(config: Mapping[str, Any], *keys: str) -> Any:

@@ -115,7 +115,7 @@ def _progress(state: RunState, share: float | None) -> Text:
 def _times(state: RunState, now: float) -> list[str]:
     parts = []
     if (elapsed := state.elapsed_s(now)) is not None:
-        parts.append(f"{duration(elapsed)} so far" if state.outcome is None else f"took {duration(elapsed)}")
+        parts.append(f"{duration(elapsed)} so far" if not state.has_ended else f"took {duration(elapsed)}")
     if (left := state.left_s()) is not None:
         parts.append(f"{duration(left)} left")
     return parts
@@ -267,7 +267,7 @@ def _workers(state: RunState, moment: float) -> Panel:
         ("worker", lambda worker: f"{worker.rank}"),
         ("on", lambda worker: worker.host),
         ("step", lambda worker: f"{worker.step:,}"),
-        ("seen", lambda worker: _seen(worker, moment, ended=state.outcome is not None)),
+        ("seen", lambda worker: _seen(worker, moment, ended=state.has_ended)),
         ("memory", lambda worker: _gib(worker, "rss_bytes")),
         ("CPU", lambda worker: _said(worker, "cpu_percent", "{:.0f}%")),
         ("GPU memory", lambda worker: _gib(worker, "torch_reserved_bytes")),
@@ -307,7 +307,7 @@ def _alerts(state: RunState, moment: float) -> Panel:
     alerts = state.alerts
     if not alerts:
         return _panel(Text("none", style="dim"), "alerts")
-    until = "ago" if state.outcome is None else "before the end"
+    until = "before the end" if state.has_ended else "ago"
     lines = [_alert(alert, moment, until) for alert in alerts[:_MOST_ALERTS]]
     more = [Text(f"and {len(alerts) - _MOST_ALERTS} more", style="dim")] if len(alerts) > _MOST_ALERTS else []
     holds = any(alert.get("state") != "cleared" for alert in alerts)

@@ -66,7 +66,6 @@ class Trial:
         seconds: that the trial took.
         phase: of the search: bracket, refine, sample, grid or confirm.
         windows: tokens a second of each stretch of steps that was timed.
-        estimate: tokens a second at the speed that the machine has on the whole; None where that is not known.
     """
 
     number: int
@@ -80,11 +79,10 @@ class Trial:
     seconds: float
     phase: str
     windows: tuple[float, ...] = ()
-    estimate: float | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trial:
-        """Read a line of trials.jsonl, or such a record with an estimate.
+        """Read a line of trials.jsonl.
 
         Raises:
             KeyError: it has no settings or no measurement.
@@ -107,7 +105,6 @@ class Trial:
             seconds=float(measurement.get("seconds") or 0.0),
             phase=record.get("phase") or "",
             windows=windows,
-            estimate=record.get("estimate"),
         )
 
     @property
@@ -153,8 +150,8 @@ def measured(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def speed(trial: Trial) -> float:
-    """Tokens a second, by the estimate if there is one; 0 where nothing was measured."""
-    return (trial.estimate or trial.tokens_per_s or 0.0) if trial.tokens_per_s else 0.0
+    """Tokens a second; 0 where nothing was measured."""
+    return trial.tokens_per_s or 0.0
 
 
 def best_trial(trials: Sequence[Trial], margin: float) -> Trial | None:
@@ -163,13 +160,9 @@ def best_trial(trials: Sequence[Trial], margin: float) -> Trial | None:
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that no other beats in both speed and memory, the fastest first.
-
-    The ones that were stopped early are among them: too slow to be the best, they may well be the fastest of those that
-    take as little memory.
-    """
+    """Those measured to the end that no other of them beats in both speed and memory, the fastest first."""
     front: list[Trial] = []
-    known = [trial for trial in measured(trials) if trial.peak_bytes is not None]
+    known = [trial for trial in completed(trials) if trial.peak_bytes is not None]
     for trial in sorted(known, key=lambda trial: (-speed(trial), trial.peak_bytes)):
         if not front or trial.peak_bytes < front[-1].peak_bytes:  # type: ignore[operator]
             front.append(trial)

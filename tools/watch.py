@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=int(os.environ.get("COLUMNS") or _PLAIN_WIDTH))
-    if console.is_terminal and not arguments.once and state.outcome is None:
+    if console.is_terminal and not arguments.once and not state.has_ended:
         _watch(state, console, arguments.interval)
     console.print(draw_run(state, time.time(), console.width))
     if arguments.svg is not None:
@@ -67,7 +67,7 @@ def _watch(state: RunState, console: Console, interval_s: float) -> None:
     """Until the run has ended, or Ctrl-C."""
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while state.outcome is None:
+            while not state.has_ended:
                 live.update(draw_run(state, time.time(), console.width), refresh=True)
                 time.sleep(interval_s)
                 state.update()

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from training.search_space import needs_at_least
-from training.speed_model import SpeedModel
 from training.throughput import Measurement, Settings
 from training.trial_journal import was_measured
 
@@ -44,11 +43,10 @@ class Knowledge:
     Args:
         memory_margin: share of the memory that has to stay free.
         shares_memory: whether the workers of a machine share its memory, so that fewer of them have more each.
-        model: learns of every trial as well, and tells the fastest; without one the figures do.
     """
 
-    def __init__(self, memory_margin: float, shares_memory: bool = False, model: SpeedModel | None = None) -> None:
-        self._margin, self._shares_memory, self._model = memory_margin, shares_memory, model
+    def __init__(self, memory_margin: float, shares_memory: bool = False) -> None:
+        self._margin, self._shares_memory = memory_margin, shares_memory
         self.measurements: dict[Settings, Measurement] = {}
         """What all trials of a configuration say together."""
         self.trials: dict[Settings, list[Measurement]] = {}
@@ -65,24 +63,19 @@ class Knowledge:
         self.measurements[settings] = together(trials)
         if is_too_large(measurement, self._margin):
             self._too_large.append(settings)
-        if self._model is not None:
-            self._model.learn(settings, measurement)
 
     def fits(self, settings: Settings) -> bool:
         """Whether it was measured and fits."""
         return settings in self.measurements and fits(self.measurements[settings], self._margin)
 
     def speed(self, settings: Settings) -> float:
-        """Tokens per second; 0 where it is not known or does not fit."""
+        """Tokens per second, the mean of its trials; 0 where it is not known or does not fit."""
         return (self.measurements[settings].tokens_per_s or 0.0) if self.fits(settings) else 0.0
 
     def best(self) -> Settings | None:
         """The fastest that was measured to the end and fits."""
         complete = [s for s, m in self.measurements.items() if m.status == "ok" and self.fits(s)]
-        if self._model is None or not complete:
-            return max(complete, key=self.speed, default=None)
-        estimates = self._model.tokens_per_s(complete)
-        return complete[max(range(len(complete)), key=estimates.__getitem__)]
+        return max(complete, key=self.speed, default=None)
 
     def known_not_to_fit(self, settings: Settings) -> Settings | None:
         """A configuration that did not fit though it needs no more memory than this one."""

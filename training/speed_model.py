@@ -91,10 +91,6 @@ class SpeedModel:
         elif was_measured(measurement) and measurement.status != "out_of_memory":
             self._faults.append(self._places(settings))
 
-    def knows_any(self) -> bool:
-        """Whether any figure was learned; nothing can be estimated before."""
-        return bool(self._visits)
-
     def tokens_per_s(self, configurations: Sequence[Settings]) -> list[float]:
         """Of each, at the speed that the machine has on the whole.
 

@@ -91,7 +91,7 @@ class ThroughputSearch(Searcher):
         super().__init__(metric=METRIC, mode="max")
         self.space = space
         self.model = SpeedModel(space.values)
-        self.knowledge = Knowledge(search.memory_margin, space.shares_memory, self.model)
+        self.knowledge = Knowledge(search.memory_margin, space.shares_memory)
         self.max_trials = most_trials(search.search, len(space))
         self.trials = 0
         """Configurations that were measured, by this attempt or an earlier one, less those of :data:`FAULTS`."""
@@ -174,6 +174,7 @@ class ThroughputSearch(Searcher):
     def _take(self, proposal: Proposal, measurement: Measurement) -> None:
         self._seconds += measurement.seconds
         self.knowledge.learn(proposal.settings, measurement)
+        self.model.learn(proposal.settings, measurement)
         if proposal.phase == CONFIRM:
             return
         if measurement.status in FAULTS and self.faults < self.max_trials:

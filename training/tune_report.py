@@ -120,8 +120,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield tag("h2", "Speed and memory")
     yield tag(
         "p",
-        "Configurations that no other beats in both: take a slower one to leave more memory free. Those that were "
-        "stopped early were too slow to be the best, and are known from fewer windows.",
+        "Configurations, measured to the end, that no other beats in both; a slower one leaves more memory free.",
     )
     yield _pareto_table(report)
     yield tag("h2", "Every configuration")
@@ -202,7 +201,6 @@ def _pareto_table(report: Report) -> str:
         Row(
             [
                 Cell(str(trial.number), trial.number),
-                Cell(trial.outcome),
                 *_setting_cells(trial, report.names),
                 *_speed_cells(trial, best),
                 *_memory_cells(trial),
@@ -211,8 +209,8 @@ def _pareto_table(report: Report) -> str:
         )
         for trial in pareto(report.search.trials)
     ]
-    header = ["trial", "outcome", *(NAMES[name] for name in report.names), "tokens/s", "of the best", "peak memory"]
-    return table([*header, "of all"], rows)
+    header = ["trial", *(NAMES[name] for name in report.names), "tokens/s", "of the best", "peak memory", "of all"]
+    return table(header, rows)
 
 
 def _trials_table(report: Report) -> str:
@@ -257,9 +255,8 @@ def _footnote(report: Report) -> str:
     search = report.search
     method = f" What decides the speed: {search.importance_method}." if search.importance_method else ""
     return (
-        "Speed is real tokens a second over all workers in the steady state, with the loader in the loop, estimated "
-        "from all trials, which takes the machine's own changes meanwhile out; the figures as they were measured stand "
-        "under reason. The fastest has to leave "
+        "Speed is real tokens a second over all workers in the steady state, with the loader in the loop; of a "
+        "configuration with several trials their mean, each of them under reason. The fastest has to leave "
         f"{search.margin:.0%} of the memory free.{method}"
     )
 

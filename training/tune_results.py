@@ -100,15 +100,13 @@ def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpac
 
 
 def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> None:
-    """Write the trials that no other beats in both speed and peak memory, the fastest first.
+    """Write the trials, measured to the end, that no other beats in both speed and peak memory, the fastest first.
 
-    Columns: trial, outcome (measured or stopped early), tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if
-    the margin stays free), settings.
+    Columns: trial, tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if the margin stays free), settings.
     """
     rows: list[dict[str, Any]] = [
         {
             "trial": trial.number,
-            "outcome": trial.outcome,
             "tokens_per_s": f"{speed(trial):.1f}",
             "peak_memory_bytes": trial.peak_bytes,
             "total_memory_bytes": trial.total_bytes,
@@ -117,7 +115,7 @@ def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> N
         }
         for trial in pareto(trials)
     ]
-    header = ["trial", "outcome", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
+    header = ["trial", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
     text = io.StringIO()
     writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
@@ -160,7 +158,7 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
     what = settings_text(trial.settings, space.varied)
     if trial.status == "ok":
         remark = "" if trial.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
-        return f"{what}: {trial.tokens_per_s or 0:,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
+        return f"{what}: {speed(trial):,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
     if trial.status == "pruned" and trial.tokens_per_s is not None:
         return f"{what}: stopped at {trial.tokens_per_s:,.0f} tokens/s{noise_text(trial)}"
     return f"{what}: {trial.outcome} ({trial.reason})"

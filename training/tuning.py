@@ -398,12 +398,12 @@ class _Progress:
 
     def show(self, journal: TrialJournal) -> None:
         """Leave a line for the newest trial."""
-        seen = seen_trials(journal, self.space)
+        seen = seen_trials(journal)
         best = best_trial(seen, self.search.memory_margin)
         mark = " (the fastest so far)" if best is seen[-1] else ""
         which = f"{self.searcher.trials}/{self.searcher.max_trials} {seen[-1].phase}"
         if seen[-1].phase == CONFIRM:
-            which = "once more"
+            which = "once more, mean of its trials" if seen[-1].status == "ok" else "once more"
         line = f"{which}: {describe(seen[-1], self.space, self.search.memory_margin)}{mark}"
         if self._status is not None:
             self._status.console.print(line, highlight=False, markup=False)
@@ -420,7 +420,7 @@ def _conclude(
     signals: StopSignals,
     error: Exception | None,
 ) -> int:
-    trials = seen_trials(journal, space)
+    trials = seen_trials(journal)
     best = best_trial(trials, search.memory_margin)
     if best is not None:
         write_best(folder.best, best, trials, space, config, search)
@@ -448,6 +448,6 @@ def _write_report(folder: SearchFolder, space: SearchSpace, journal: TrialJourna
 
     values = {name: list(values) for name, values in space.values.items()}
     try:
-        write_tune_report(trial_records(journal, space), folder.path, values)
+        write_tune_report(trial_records(journal), folder.path, values)
     except (OSError, ValueError, EsmerayError) as error:
         warn(f"{folder.report}: not written ({error})")

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,6 +58,19 @@ def without_targets(batch: PackedBatch) -> PackedBatch:
     """A filler: every token is ignored."""
     assert batch.targets is not None
     return dataclasses.replace(batch, targets=torch.full_like(batch.targets, IGNORED_TARGET))
+
+
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
+
+
+def assert_near(actual: Tensors, expected: Tensors, tolerance: float = 1e-5) -> None:
+    """Tensors that differ by at most ``tolerance`` of the largest magnitude among all that are expected.
+
+    Processors add up in different orders, so that a small value beside large ones is off by as much as these are.
+    """
+    every = [expected] if isinstance(expected, Tensor) else expected
+    largest = max(float(tensor.detach().abs().max()) for tensor in every)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * largest)
 
 
 def segments(values: Tensor, batch: PackedBatch) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, Qwen2Config
 
 from model.attention import PACKED_ATTENTION, packed_attention
+from tests.model.support import assert_near
 
 
 def attend(q, k, v, cu_seqlens, **kwargs):
@@ -36,7 +37,7 @@ def test_each_sequence_attends_to_itself_alone(lengths, causal, scaling):
         if causal:
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
         alone = (scores.softmax(-1) @ v[:, :, part]).transpose(1, 2)
-        torch.testing.assert_close(packed[:, part], alone, atol=1e-5, rtol=1e-5)
+        assert_near(packed[:, part], alone)
         start += length
 
 
@@ -96,7 +97,7 @@ def test_other_transformers_become_padding_free_with_it(config):
             max_seqlen=12,
         ).last_hidden_state[0]
         alone = torch.cat([reference(row[None]).last_hidden_state[0] for row in rows])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    assert_near(together, alone)
 
 
 @pytest.mark.parametrize("causal", [False, True])

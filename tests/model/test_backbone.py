@@ -12,7 +12,15 @@ from torch import nn
 
 from dataset.tokenizer import pack_sequences
 from model.backbone import EsmBackbone, load_backbone, load_network
-from tests.model.support import TINY, masked_batch, random_sequences, save_network, segments, without_targets
+from tests.model.support import (
+    TINY,
+    assert_near,
+    masked_batch,
+    random_sequences,
+    save_network,
+    segments,
+    without_targets,
+)
 from train_config.errors import ConfigError, DataError
 from train_config.schema import BackboneSection
 
@@ -45,8 +53,7 @@ def test_packed_features_equal_one_at_a_time(reference, packed, batch):
     assert len({(tokens == 32).float().mean().item() for tokens in segments(batch.tokens, batch)}) > 3
     with torch.no_grad():
         together = segments(packed(batch), batch)
-    for ours, theirs in zip(together, features_alone(reference, batch), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert_near(together, features_alone(reference, batch))
 
 
 def test_packed_features_equal_a_padded_batch(reference, packed, batch):
@@ -56,7 +63,7 @@ def test_packed_features_equal_a_padded_batch(reference, packed, batch):
         theirs = reference.esm(padded, attention_mask=(padded != 1).long()).last_hidden_state
         ours = segments(packed(batch), batch)
     for index, row in enumerate(ours):
-        torch.testing.assert_close(row, theirs[index, : len(row)], atol=1e-5, rtol=1e-5)
+        assert_near(row, theirs[index, : len(row)])
 
 
 def test_features_of_a_protein_do_not_depend_on_its_neighbours(packed):
@@ -64,8 +71,7 @@ def test_features_of_a_protein_do_not_depend_on_its_neighbours(packed):
     with torch.no_grad():
         forward = segments(packed(batch := pack_sequences(sequences)), batch)
         backward = segments(packed(batch := pack_sequences(sequences[::-1])), batch)[::-1]
-    for one, other in zip(forward, backward, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert_near(forward, backward)
 
 
 def test_bf16_features_point_the_same_way(reference, packed, batch):
@@ -88,8 +94,7 @@ def test_esm1b_variants_match_one_at_a_time(tmp_path, batch, changes):
     backbone = load_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0).eval()
     with torch.no_grad():
         together = segments(backbone(batch), batch)
-    for ours, theirs in zip(together, features_alone(network, batch), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert_near(together, features_alone(network, batch))
 
 
 def test_a_protein_beyond_the_absolute_positions_is_refused(tmp_path):
@@ -205,5 +210,4 @@ def test_real_proteins_match_one_at_a_time(reference, packed, shared_data):
     batch = masked_batch(sequences, [0.15] * 5)
     with torch.no_grad():
         together = segments(packed(batch), batch)
-    for ours, theirs in zip(together, features_alone(reference, batch), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert_near(together, features_alone(reference, batch))

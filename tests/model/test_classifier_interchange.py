@@ -16,7 +16,7 @@ from inference.classification import ClassifierPipeline
 from model.classifier_interchange import export_classifier, load_classifier
 from model.lora import is_adapted
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
-from tests.model.support import random_sequences, save_network
+from tests.model.support import assert_near, random_sequences, save_network
 from tests.model.test_esm2 import Malicious
 from train_config.errors import ConfigError, DataError
 
@@ -57,7 +57,7 @@ def own_logits(model, tokenizer, text):
 def assert_card_gives_the_same(folder, model, tokenizer):
     for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
         expected = own_logits(model, tokenizer, text)
-        torch.testing.assert_close(card_names(folder, text)["logits"], expected, atol=1e-5, rtol=1e-5)
+        assert_near(card_names(folder, text)["logits"], expected)
 
 
 @pytest.mark.parametrize("form", ["none", "merged", "adapter"])
@@ -84,7 +84,7 @@ def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, cro
     for text in texts:
         expected = torch.from_numpy(made.predict([text]).probabilities)
         found = card_names(folder, text)["result"].reshape(-1, expected.shape[1])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert_near(found, expected)
     card = " ".join((folder / "README.md").read_text().split())
     part = "the first 3 and the last 2 are looked at" if crop == "ends" else "the first 5 are looked at"
     assert f"Of a text of more than 5 tokens, special ones not counted, {part}" in card
@@ -140,7 +140,7 @@ def test_a_classifier_is_restored_whole(tmp_path, source, form):
     for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
         expected, actual = own_logits(model, tokenizer, text), own_logits(restored, same_tokenizer, text)
         if form == "merged":
-            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+            assert_near(actual, expected)
         else:
             assert torch.equal(actual, expected)
 

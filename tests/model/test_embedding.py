@@ -12,7 +12,7 @@ from dataset.tokenizer import pack_sequences
 from model.backbone import EsmBackbone, load_network
 from model.embedding import embed, optimize_for_inference
 from model.prepacked import PrepackedLinear
-from tests.model.support import random_sequences
+from tests.model.support import assert_near, random_sequences
 from train_config.errors import DataError
 from train_config.schema import BackboneSection
 
@@ -50,8 +50,9 @@ def test_bf16_points_the_same_way_for_each_protein(backbone, expected):
 def test_prepacked_layers_give_the_same(network, backbone):
     plain = EsmBackbone(copy.deepcopy(network.esm)).eval().bfloat16()
     optimized = optimize_for_inference(backbone)
-    assert any(isinstance(module, PrepackedLinear) for module in optimized.modules())
-    torch.testing.assert_close(embed(plain, SEQUENCES), embed(optimized, SEQUENCES), atol=1e-2, rtol=1e-2)
+    packs = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # not so on a processor without AVX-512
+    assert any(isinstance(module, PrepackedLinear) for module in optimized.modules()) == packs
+    assert_near(embed(optimized, SEQUENCES), embed(plain, SEQUENCES), 2e-2)
 
 
 def test_fp32_layers_are_left_as_they_are(backbone):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from model.heads import LightAttention, build_head
-from tests.model.support import Operators, batch_of_lengths, segments
+from tests.model.support import Operators, assert_near, batch_of_lengths, segments
 from train_config.classifier_schema import ClassifierSection
 
 CHANNELS = 6
@@ -42,12 +42,11 @@ def test_packed_light_attention_is_that_of_the_paper_for_each_sequence(kernel, p
     rows = [row[prefix : len(row) - suffix] for row in segments(features, batch)]
     expected = torch.stack([of_the_paper(module, row) for row in rows])
     pooled = module(features, batch)
-    torch.testing.assert_close(pooled, expected, atol=1e-5, rtol=1e-5)
+    assert_near(pooled, expected)
     inputs = [features, *module.parameters()]
     ours = torch.autograd.grad((pooled * weights).sum(), inputs)
     theirs = torch.autograd.grad((expected * weights).sum(), inputs)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert_near(ours, theirs)
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), AROUND)
@@ -121,7 +120,7 @@ def test_a_head_of_bf16_takes_and_gives_fp32(kind, light, dtype):
     features = torch.randn(4, CHANNELS, dtype=dtype)
     exact, outputs = head(features.float()), copy.deepcopy(head).bfloat16()(features)
     assert outputs.dtype == torch.float32
-    torch.testing.assert_close(outputs, exact, atol=0.05, rtol=0.05)
+    assert_near(outputs, exact, 0.05)
 
 
 def test_outputs_are_not_rounded_to_the_dtype_of_the_weights():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import re
 import resource
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForMaskedLM, EsmTokenizer
 
 from dataset.tokenizer import encode
@@ -16,7 +19,7 @@ from model.autoencoder import ESM2Autoencoder
 from model.backbone import load_network
 from model.interchange import export
 from model.registry import build_model
-from tests.model.support import random_sequences, residue_batch, segments, tiny_section
+from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
 from tests.model.test_esm2 import Malicious
 from train_config.errors import ConfigError, DataError, ResourceError
 from train_config.schema import BackboneSection
@@ -48,7 +51,7 @@ def batch():
 def assert_same_output(packed, batch, alone):
     """``alone`` gives the same as ``packed`` for each sequence by itself."""
     for ours, tokens in zip(segments(packed, batch), segments(batch.tokens, batch), strict=True):
-        torch.testing.assert_close(ours, alone(tokens[None])[0], atol=1e-5, rtol=1e-5)
+        assert_near(ours, alone(tokens[None])[0])
 
 
 def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_path, masked_lm, batch):
@@ -124,6 +127,23 @@ def test_card_and_config_tell_of_the_run(tmp_path, autoencoder):
     assert "from 32 to 8 channels (4 times)" in card and "10,000 proteins" in card
     assert "| feature_r2 | 0.912346 |" in card and "| torch |" in card and "residue\\|recovery" in card
     assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
+
+
+@pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
+def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task):
+    folder = export(request.getfixturevalue(task), tmp_path / "model")
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == (2 if task == "autoencoder" else 1)
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())
+    transformers.logging.add_handler(handler)
+    try:
+        for block in blocks:
+            exec(compile(block.replace("FOLDER", str(folder)), "card", "exec"), {})  # noqa: S102
+    finally:
+        transformers.logging.remove_handler(handler)
+    assert logged == [], "such as weights of a pooler that are made up"
 
 
 def test_no_file_of_an_export_is_a_pickle(tmp_path, autoencoder):

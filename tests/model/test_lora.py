@@ -12,7 +12,7 @@ from transformers import AutoModel
 from dataset.tokenizer import pack_sequences
 from model.backbones import build_backbone
 from model.lora import adapt, is_adapted, load_adapter, merge, merged_state, save_adapter, target_layers
-from tests.model.support import random_sequences
+from tests.model.support import assert_near, random_sequences
 from train_config.classifier_schema import LoraSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import BackboneSection
@@ -101,7 +101,7 @@ def test_a_second_adapter_is_refused():
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
 def test_an_adapter_starts_as_nothing_and_learns_alone(source):
     plain, made = backbone(source)(BATCH), adapted(source, learnt=False)
-    torch.testing.assert_close(made(BATCH), plain, rtol=0, atol=1e-6)
+    assert_near(made(BATCH), plain)
     learning = trainable(made)
     assert learning and all("lora_A" in name or "lora_B" in name for name in learning)
     made = adapted(source)
@@ -117,7 +117,7 @@ def test_merging_keeps_the_features_and_removes_the_adapter(source):
     assert not torch.allclose(features, backbone(source)(BATCH), atol=1e-2)
     names = backbone(source).state_dict().keys()
     merge(made)
-    torch.testing.assert_close(made(BATCH), features, rtol=0, atol=1e-5)
+    assert_near(made(BATCH), features)
     assert made.state_dict().keys() == names and not is_adapted(made) and not trainable(made)
 
 
@@ -129,8 +129,7 @@ def test_the_merged_state_is_that_of_merging_and_changes_nothing():
     merge(made)
     merged = made.model.state_dict()
     assert state.keys() == merged.keys()
-    for name, tensor in state.items():
-        torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-6)
+    assert_near(list(state.values()), [merged[name] for name in state])
 
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2"])
@@ -142,7 +141,7 @@ def test_peft_opens_what_was_saved(source, tmp_path):
     save_adapter(made, tmp_path, base="base")
     network = PeftModel.from_pretrained(AutoModel.from_pretrained(tmp_path / "base"), str(tmp_path)).eval()
     tokens = BATCH.tokens[-42:]
-    torch.testing.assert_close(network(tokens[None]).last_hidden_state[0], made(BATCH)[-42:], rtol=0, atol=1e-5)
+    assert_near(network(tokens[None]).last_hidden_state[0], made(BATCH)[-42:])
 
 
 def test_an_adapter_is_restored_whole(tmp_path):

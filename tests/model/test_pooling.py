@@ -17,7 +17,7 @@ from model.pooling import (
     residue_mask,
     sum_over_residues,
 )
-from tests.model.support import batch_of_lengths, random_sequences, segments
+from tests.model.support import assert_near, batch_of_lengths, random_sequences, segments
 
 RAGGED = [5, 1, 40, 2]
 AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
@@ -40,9 +40,9 @@ def test_pooled_packed_equals_one_at_a_time(pool, prefix, suffix):
     weights = torch.randn(len(RAGGED), 7)
     expected = torch.stack([ALONE[pool](rows) for rows in residues_of(features, batch, prefix, suffix)])
     pooled = pool(features, batch, prefix, suffix)
-    torch.testing.assert_close(pooled, expected, atol=1e-5, rtol=1e-5)
+    assert_near(pooled, expected)
     gradients = [torch.autograd.grad((result * weights).sum(), features)[0] for result in (pooled, expected)]
-    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+    assert_near(*gradients)
 
 
 @pytest.mark.parametrize("pool", ALONE)

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from sklearn import metrics
 
+from monitoring import classification_plots
 from monitoring.classification_plots import (
     IGNORED,
     draw_confusion,
@@ -39,6 +42,28 @@ def test_pictures_show_something(tmp_path, classes):
     draw_reliability(tmp_path / "reliability.png", scores, targets)
     for name in ("confusion", "ranking", "reliability"):
         drawn(tmp_path / f"{name}.png")
+
+
+@pytest.fixture
+def figures(monkeypatch) -> list[Figure]:
+    """What would have been saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(classification_plots, "save", lambda figure, path: saved.append(figure))
+    return saved
+
+
+@pytest.mark.parametrize("classes", [2, 8])
+def test_no_text_of_the_confusion_matrix_is_clipped(figures, classes):
+    draw_confusion("unused.png", np.eye(classes, dtype=int) * 1000, tuple("abcdefgh"[:classes]))
+    figures[0].draw_without_rendering()
+    for text in figures[0].findobj(Text):
+        left, bottom, right, top = text.get_window_extent().extents
+        assert left >= 0 and bottom >= 0 and right <= figures[0].bbox.x1 and top <= figures[0].bbox.y1, text.get_text()
+
+
+def test_axes_of_the_reliability_plot_are_named(figures):
+    draw_reliability("unused.png", *case()[:2])
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["share that is right", "share of all"]
 
 
 def test_seventy_seven_classes_have_room_for_their_names(tmp_path):

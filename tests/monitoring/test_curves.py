@@ -1,6 +1,7 @@
 import numpy as np
 from matplotlib import image
 
+from monitoring import curves
 from monitoring.curves import draw_curves, smooth
 
 
@@ -31,6 +32,30 @@ def test_run_that_has_just_begun_can_be_drawn(tmp_path):
     draw_curves(records(1), tmp_path / "one.png", "one step")
     assert (tmp_path / "empty.png").exists()
     assert (tmp_path / "one.png").exists()
+
+
+def validation_of(monkeypatch, validations: list[dict]):
+    """The panel of the metrics, as it is drawn."""
+    figures = []
+    monkeypatch.setattr(curves, "save", lambda figure, path: figures.append(figure))
+    draw_curves([{"kind": "validation", "loss": 1.0, **record} for record in validations], "unused.png", "a run")
+    return figures[0].axes[1]
+
+
+def test_r2_below_the_axis_is_marked_and_its_lowest_value_said(monkeypatch):
+    axes = validation_of(monkeypatch, [{"step": step, "feature_r2": value} for step, value in ((0, -28.5), (10, 0.5))])
+    assert axes.get_ylim()[0] == -1.0
+    marks = next(line for line in axes.lines if line.get_label() == "below -1, down to -28.5")
+    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([0], [-1.0])
+    assert len(validation_of(monkeypatch, [{"step": 0, "feature_r2": -0.9}]).lines) == 1
+
+
+def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(monkeypatch):
+    figures = {"accuracy": 0.9, "f1_macro": 0.5, "f1_micro": 0.9}
+    labels = [line.get_label() for line in validation_of(monkeypatch, [{"step": 0, "mcc": 0.4, **figures}]).lines]
+    assert labels == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
+    of_labels = validation_of(monkeypatch, [{"step": 0, **figures}]).lines
+    assert [line.get_label() for line in of_labels][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]
 
 
 def test_smoothing_is_the_mean_of_the_finite_points_before():

@@ -41,8 +41,35 @@ def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
     sink.write({"kind": "validation", "step": 100, "loss": 1.0, "residue_recovery": 0.5})
     sink.close()
     lines = stream.getvalue().splitlines()
-    assert 10 <= len(lines) <= 12
+    assert 11 <= len(lines) <= 13  # one of them says what recovery is
     assert "step 100: validation loss 1.0000, recovery 0.500" in lines
+
+
+@pytest.mark.parametrize("make", [io.StringIO, Terminal])
+def test_metrics_are_defined_once_where_they_first_appear(make):
+    stream = make()
+    sink = ProgressSink(10, stream=stream)
+    for step in (1, 2):
+        sink.write(train(step))
+        sink.write({"kind": "validation", "step": step, "loss": 1.0, "residue_recovery": 0.5, "feature_r2": 0.4})
+    sink.close()
+    assert stream.getvalue().count("recovery: share of the residues that are predicted right") == 1
+    assert stream.getvalue().count("R²: share of the features' variance") == 1
+
+
+@pytest.mark.parametrize("columns", [70, 80, 100, 130, 150])
+def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    sink = ProgressSink(120, stream=stream)
+    sink.write({"kind": "validation", "step": 40, "loss": 0.1712, "residue_recovery": 1.0, "feature_r2": 0.841})
+    for step in (85, 86):
+        sink.write(train(step))
+    sink.close()
+    line = next(line for line in reversed(stream.getvalue().splitlines()) if "step 86/120" in line)
+    assert "recovery 1.000, R² 0.841" in line
+    assert ("12.3k tokens/s · lr 1.00e-03" in line) == (columns >= 130)
+    assert ("loss 2.5000 · 0:34 left" in line) == (columns == 100)
 
 
 def test_total_is_taken_from_the_workers():

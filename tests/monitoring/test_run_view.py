@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from monitoring.recent_records import RecentRecords
 from monitoring.run_state import RunState
 from monitoring.run_view import amount, draw_run, duration
 from monitoring.text_charts import bar, chart, stacked_bar
+from training.continuing import locked
 from training.run_folder import Outcome, RunFolder
 
 BEGUN = 1_750_000_000.0
@@ -125,6 +127,30 @@ def test_run_that_fell_silent_is_told(run):
     run.started().metrics(train(1), train(2))
     state = RunState(run.path)
     assert "quiet" not in shown(state, now=BEGUN + 30)
+    assert "quiet" in shown(state, now=BEGUN + 300)
+
+
+def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
+    run.started().metrics(train(1), train(2)).sample(0, {}, time=BEGUN + 1, host=socket.gethostname())
+    state = RunState(run.path)
+    with locked(run.files):
+        assert "running" in shown(state, now=BEGUN + 2)
+        assert not state.has_ended
+    text = shown(state, now=BEGUN + 2)
+    assert "broken off" in text
+    assert "the same command resumes it" in text
+    assert "left" not in text
+    assert state.has_ended
+    with locked(run.files):
+        assert "running" in shown(state, now=BEGUN + 2), "resumed"
+
+
+def test_lock_of_another_host_says_nothing(run):
+    run.started().metrics(train(1), train(2)).sample(0, {}, time=BEGUN + 1, host="another")
+    with locked(run.files):
+        pass
+    state = RunState(run.path)
+    assert "running" in shown(state, now=BEGUN + 2)
     assert "quiet" in shown(state, now=BEGUN + 300)
 
 

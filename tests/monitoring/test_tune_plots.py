@@ -21,7 +21,6 @@ from monitoring.tune_trials import (
     pareto,
     read_trials,
     settings_text,
-    speed,
     value_text,
     varied,
 )
@@ -74,15 +73,6 @@ def test_a_trial_that_was_stopped_early_is_measured_but_never_the_best():
     assert best_trial(trials, 0.0).number == 0  # type: ignore[union-attr]
 
 
-def test_fastest_is_by_the_estimates_where_there_are_any():
-    lines = [record(0, 1024, 900.0) | {"estimate": 850.0}, record(1, 2048, 890.0) | {"estimate": 870.0}]
-    trials = read_trials(lines)
-    assert [speed(trial) for trial in trials] == [850.0, 870.0]
-    assert best_trial(trials, 0.0).number == 1  # type: ignore[union-attr]
-    failed = read_trials([record(2, 4096, None, status="crash") | {"estimate": 950.0}])
-    assert speed(failed[0]) == 0.0, "what could not be measured has no speed, however promising it was"
-
-
 def test_of_a_configuration_that_was_measured_twice_the_last_line_counts():
     twice = [record(0, 1024, 100.0), record(1, 2048, 90.0), record(2, 1024, 80.0)]
     assert [(trial.number, trial.tokens_per_s) for trial in read_trials(twice)] == [(1, 90.0), (2, 80.0)]
@@ -93,15 +83,9 @@ def test_the_pareto_table_has_what_no_other_beats_in_both(trials: list[Trial]):
     assert [trial.number for trial in pareto([*trials, beaten])] == [2, 1, 0]
 
 
-def test_the_pareto_table_has_what_was_stopped_early_and_is_beaten_by_none():
-    slow_and_small = Trial.from_record(record(3, 1024, 60.0, 100, status="pruned"))
-    beaten = Trial.from_record(record(4, 1024, 60.0, 400, status="pruned"))
-    front = pareto([*read_trials(RECORDS[:2]), slow_and_small, beaten])
-    assert [(trial.number, trial.outcome) for trial in front] == [
-        (1, "measured"),
-        (0, "measured"),
-        (3, "stopped early"),
-    ]
+def test_the_pareto_table_has_no_trial_that_was_stopped_early():
+    stopped = [Trial.from_record(record(3, 1024, speed, 100, status="pruned")) for speed in (60.0, 900.0)]
+    assert [trial.number for trial in pareto([*read_trials(RECORDS[:2]), *stopped])] == [1, 0]
 
 
 def test_a_trial_that_was_stopped_early_has_the_median_speed_of_its_windows():

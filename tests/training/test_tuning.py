@@ -1,7 +1,9 @@
 """Whole searches: Ray Tune on a real cluster, with a pool that answers from a formula, and with real workers."""
 
+import contextlib
 import csv
 import functools
+import io
 import logging
 import os
 import signal
@@ -30,7 +32,7 @@ STATUSES = {(512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
 
 
 class FormulaPool:
-    """Stands in for :class:`MeasuringPool`: the middle budget is the fastest."""
+    """Stands in for :class:`MeasuringPool`: the middle budget is the fastest, once more a little less so."""
 
     def __init__(
         self, config: Config, store_path: Path, *, keep_global_tokens: bool = True, delay_s: float = 0.0
@@ -48,6 +50,8 @@ class FormulaPool:
         if (status := STATUSES.get((settings.tokens, settings.num_workers))) is not None:
             return Measurement(status, f"injected {status}", seconds=1.0)
         speed = 1000.0 + settings.tokens + 100 * settings.num_workers
+        if settings.num_workers and best_tokens_per_s is None:  # what is measured once more has nothing to beat
+            speed *= 0.98
         return Measurement(
             "ok",
             "",
@@ -84,9 +88,11 @@ def trials_of(tmp_path: Path) -> list:
 @pytest.fixture(scope="module")
 def finished(ray_address, tmp_path_factory):
     """A search that met every kind of failure."""
-    folder = tmp_path_factory.mktemp("finished")
-    assert tune(an_experiment(folder, ray_address), a_search(), FormulaPool) == 0
-    return SearchFolder(folder, "fast")
+    folder = SearchFolder(tmp_path_factory.mktemp("finished"), "fast")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert tune(an_experiment(folder.path.parent, ray_address), a_search(), FormulaPool) == 0
+    (folder.path / "printed.txt").write_text(printed.getvalue())
+    return folder
 
 
 def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
@@ -95,8 +101,19 @@ def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
     assert (best.ray.num_workers, best.model.backbone.hidden_size) == (1, 16)
     assert best.run.name == "tiny-fastest"
     comment = [line for line in finished.best.read_text().splitlines() if line.startswith("#")]
-    assert "1,356 real tokens/s" in comment[0]
-    assert any("1.08 times the speed" in line for line in comment)
+    assert "1,342 real tokens/s" in comment[0]
+    assert any("1.07 times the speed" in line for line in comment)
+
+
+def test_the_fastest_has_one_speed_in_every_place_the_mean_of_its_trials(finished):
+    lines = (finished.path / "printed.txt").read_text().splitlines()
+    (once_more,) = (line for line in lines if line.startswith("once more"))
+    assert once_more.startswith("once more, mean of its trials: token budget 256, loader processes 1: 1,342 tokens/s")
+    assert once_more.endswith("(the fastest so far)")
+    row = next(line for line in lines if line.count("│") and "256" in line)
+    assert "1,342" in row
+    assert "1,342 tokens/s" in finished.report.read_text()
+    assert next(csv.DictReader(finished.pareto.open()))["tokens_per_s"] == "1342.4"
 
 
 def test_every_failure_is_listed_with_its_reason_and_the_fastest_alone_is_measured_twice(finished):
@@ -118,7 +135,6 @@ def test_pareto_table_holds_what_no_other_beats(finished):
     rows = list(csv.DictReader(finished.pareto.open()))
     assert [row["tokens"] for row in rows] == ["256", "128", "64"]
     assert [row["fits"] for row in rows] == ["1", "1", "1"]
-    assert float(rows[0]["tokens_per_s"]) == pytest.approx(1356.0, rel=0.01)
 
 
 def test_folder_holds_the_resolved_files_the_report_and_nothing_of_ray_tune(finished):
