@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dataset.conversion import SAMPLE, sample_source
 from dataset.fasta import find_files, is_fasta_name
+from dataset.faults import Faults
 from dataset.header_labels import compiled
 from dataset.ingest import CleanBlock, Ingest
 from dataset.label_values import Label, check_columns, has_numbers, label_reader, part, weight
@@ -143,12 +144,13 @@ def read_labelled(
     check_label_settings(labels, tokenizer)
     reader = _Reader(labels, tokenizer, ingest, with_labels, progress)
     source: list[SourceFile] | SampleSource
-    if sources == [SAMPLE]:
-        source = sample_source(sample or SampleSection())
-        reader.read_sample(sample or SampleSection())
-    else:
-        source = reader.read(find_labelled_files(sources), "training")
-    held_out = reader.read(find_labelled_files(list(held_out_sources)), "validation") if held_out_sources else []
+    with reader.faults.raised_at_end():
+        if sources == [SAMPLE]:
+            source = sample_source(sample or SampleSection())
+            reader.read_sample(sample or SampleSection())
+        else:
+            source = reader.read(find_labelled_files(sources), "training")
+        held_out = reader.read(find_labelled_files(list(held_out_sources)), "validation") if held_out_sources else []
     return reader.records(source, held_out)
 
 
@@ -212,7 +214,7 @@ class _Reader:
         self._content = tokenizer.content
         self._with_labels = with_labels
         self._progress = progress
-        self._ingest = Ingest(ingest, content=tokenizer.content, first_place=self._first_place)
+        self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
         self._label = label_reader(labels)
         self._counts = LabelledCounts()
         self._paths: list[Path] = []
@@ -226,6 +228,11 @@ class _Reader:
         self._parts: list[str] = []
         self._files: list[int] = []
         self._numbers: list[int] = []
+
+    @property
+    def faults(self) -> Faults:
+        """The records that were refused."""
+        return self._ingest.faults
 
     def read(self, paths: list[Path], part_of_files: str) -> list[SourceFile]:
         """Take the records of these files; the files as they were then."""
@@ -349,15 +356,18 @@ class _Reader:
             self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
         self._counts.records_skipped_missing_label += 1
 
-    def _first_place(self, record_id: str) -> str | None:
-        """Where the first record with an id stands."""
-        encoded = record_id.encode("utf-8")
+    def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
+        """Where the first record with each of these ids stands."""
+        wanted = {record_id.encode("utf-8"): record_id for record_id in ids}
+        found: dict[str, str] = {}
         for met in self._met:
-            if encoded in met.ids.text and encoded in (ids := met.ids.split()):
-                if met.file == NO_FILE:
-                    return "the sample"
-                return place_in_file(self._paths[met.file], met.numbers[ids.index(encoded)])
-        return None
+            if not any(encoded in met.ids.text for encoded in wanted):
+                continue
+            for encoded, number in zip(met.ids.split(), met.numbers, strict=True):
+                if encoded in wanted and wanted[encoded] not in found:
+                    place = "the sample" if met.file == NO_FILE else place_in_file(self._paths[met.file], number)
+                    found[wanted[encoded]] = place
+        return found
 
     def _report(self, bytes_of_file: int) -> None:
         if self._progress is not None:
