@@ -21,6 +21,7 @@ COUNT_LABELS = {
     "records_skipped_duplicate_id": "record{s} skipped for an id that stood before",
     "ids_renamed": "id{s} renamed that stood before",
     "records_skipped_missing_label": "record{s} skipped for want of a label",
+    "labels_without_sequence": "record{s} of labels without a sequence, left out",
     "label_values_missing": "number{s} missing in records that have others",
     "records_unseen_label": "held-out record{s} left out for a label that training lacks",
     "residues_unseen_label": "held-out residue{s} not judged, whose letter training lacks",

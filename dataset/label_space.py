@@ -108,6 +108,7 @@ class LabelSpace:
         names = tuple(sorted(found))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
+            what += " ('.', '?' and '-' mean not known)" if kind == "per_residue" else ""
             raise DataError(
                 f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or look whether data.labels names the right place"

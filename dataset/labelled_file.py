@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.conversion import SAMPLE, sample_source
+from dataset.count_labels import counted
 from dataset.fasta import find_files, is_fasta_name
 from dataset.faults import Faults
 from dataset.header_labels import compiled
@@ -31,6 +32,7 @@ from dataset.label_values import Label, check_columns, has_numbers, label_reader
 from dataset.labelled_parts import FastaParts, LabelledPart, TableParts, place_in_file, sample_parts
 from dataset.progress import ConversionProgress, ProgressCallback
 from dataset.records import Lines
+from dataset.residue_labels import ResidueLabels
 from dataset.store_format import IngestCounts, SampleSource, SourceFile
 from dataset.table import UNREADABLE_SUFFIXES, is_table_name
 from train_config.classifier_schema import LabelsSection, TokenizerSection
@@ -44,6 +46,7 @@ class LabelledCounts(IngestCounts):
     """Everything that reading, splitting and encoding changed or left out, and what remains.
 
     Attributes:
+        labels_without_sequence: labels in a file of their own whose id no sequence has.
         label_values_missing: numbers that are missing in records which have others; no loss looks at these.
         records_unseen_label: held-out records that were left out, because no training record has their label.
         residues_unseen_label: held-out residues that no loss looks at, because no training record has their letter.
@@ -51,6 +54,7 @@ class LabelledCounts(IngestCounts):
     """
 
     records_skipped_missing_label: int = 0
+    labels_without_sequence: int = 0
     label_values_missing: int = 0
     records_unseen_label: int = 0
     residues_unseen_label: int = 0
@@ -88,6 +92,7 @@ class LabelledRecords:
         counts: what was changed or left out.
         source: the files, or the embedded sample.
         held_out_source: the files whose records are validation for that.
+        labels_source: the files that hold labels and masks alone.
         origins: where each record was read.
     """
 
@@ -99,6 +104,7 @@ class LabelledRecords:
     counts: LabelledCounts
     source: list[SourceFile] | SampleSource = field(default_factory=list)
     held_out_source: list[SourceFile] = field(default_factory=list)
+    labels_source: list[SourceFile] = field(default_factory=list)
     origins: Origins | None = None
 
     def __len__(self) -> int:
@@ -216,6 +222,7 @@ class _Reader:
         self._progress = progress
         self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
         self._label = label_reader(labels)
+        self._residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
         self._counts = LabelledCounts()
         self._paths: list[Path] = []
         self._rows_before = self._bytes_before = self._bytes_total = 0
@@ -241,11 +248,15 @@ class _Reader:
         for path in paths:
             self._paths.append(path)
             if is_table_name(path):
+                if self._residue_labels is not None:
+                    raise ConfigError(
+                        f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out"
+                    )
                 table = TableParts(path, self._settings, self._content, self._with_labels, self._rows_before)
                 finished.append(self._read_file(table, part_of_files))
                 self._rows_before += table.num_rows
             else:
-                fasta = FastaParts(path, self._settings, self._with_labels)
+                fasta = FastaParts(path, self._settings, self._with_labels, self._residue_labels)
                 finished.append(self._read_file(fasta, part_of_files))
         return finished
 
@@ -259,6 +270,7 @@ class _Reader:
         if not self._ids:
             first = "" if self._first_without_label is None else f": {self._first_without_label()}"
             raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+        self._count_labels_without_sequence()
         settings, counts = self._settings, self._counts.model_copy()
         for name, value in self._ingest.counts:
             setattr(counts, name, getattr(counts, name) + value)
@@ -275,6 +287,7 @@ class _Reader:
             counts=counts,
             source=source,
             held_out_source=held_out_source,
+            labels_source=self._residue_labels.files if self._residue_labels else [],
             origins=Origins(self._paths, np.array(self._files, np.int32), np.array(self._numbers, np.int64)),
         )
 
@@ -338,9 +351,11 @@ class _Reader:
         if len(label) == raw_length == length + 1:
             return label[:-1]  # that of the final '*', which was dropped and counted
         if len(label) != length:
+            where = "" if taken.label_place is None else f" ({taken.label_place(index)})"
             raise DataError(
-                f"{taken.batch.place(index)}: {len(label)} labels for {length} residues; give each residue one "
-                "letter ('.', '?' or '-' where it is not known)"
+                f"{taken.batch.place(index)}: {counted(len(label), 'label{s}')}{where} for "
+                f"{counted(length, 'residue{s}')}; give each residue one letter ('.', '?' or '-' where it is not "
+                "known, to be neither learnt nor scored)"
             )
         return label
 
@@ -355,6 +370,17 @@ class _Reader:
             # Finding the place reads the file again, which is worth it for a refusal alone.
             self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
         self._counts.records_skipped_missing_label += 1
+
+    def _count_labels_without_sequence(self) -> None:
+        """Refuse or count labels in a file of their own whose id no sequence has."""
+        left = self._residue_labels.without_sequence() if self._residue_labels else []
+        if self._residue_labels and left and self._settings.missing_labels == "error":
+            more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
+            raise DataError(
+                f"{self._residue_labels.place(left[0])}: no sequence of data.source has this id{more}; add it, or give "
+                "--data.labels.missing_labels skip"
+            )
+        self._counts.labels_without_sequence = len(left)
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
         """Where the first record with each of these ids stands."""

@@ -22,9 +22,9 @@ class EsmerayError(Exception):
         super().__init__("; ".join(problems))
         self.problems = problems
 
-    def __reduce__(self) -> tuple[type[EsmerayError], tuple[str, ...]]:
+    def __reduce__(self) -> tuple[type[EsmerayError], tuple[str, ...], dict[str, object]]:
         """Pickled with each problem: workers' errors travel to the driver."""
-        return type(self), self.problems
+        return type(self), self.problems, self.__dict__
 
 
 class ConfigError(EsmerayError):
