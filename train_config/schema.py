@@ -77,7 +77,7 @@ class IngestSection(Section):
         "warn",
         description=(
             "Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: "
-            "refuse. Looked for where a third or more of some 300 letters or more may be such records."
+            "refuse. A few short peptides alone are never taken for that."
         ),
     )
 
