@@ -159,7 +159,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | No
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
-            if block is not None:
+            if block is not None and not ingest.faults:
                 yield block
             if progress is not None:
                 progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))

@@ -70,7 +70,7 @@ class Ingest:
 
     Attributes:
         counts: what was changed, left out or noticed.
-        faults: the records that were refused; whoever reads to the end raises them.
+        faults: the records that were refused; whoever reads raises them at the end, and makes nothing of the blocks.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Ingest:
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
-        """One batch as a block; None when the policies drop all of it, and once a record was refused."""
+        """One batch as a block, refused records included; None when the policies drop all of it."""
         self.counts.records_read += len(batch)
         records = batch.records
         if not self._is_text:
@@ -112,7 +112,7 @@ class Ingest:
             ids = records.ids.split()
             return self._block(batch, kept, [ids[index] for index in kept], sequences)
         fresh_N = self._seen.add(records.id_hashes)
-        if fresh_N.all() and not self.faults:
+        if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
 
@@ -146,7 +146,7 @@ class Ingest:
         if not fresh_N.all():
             ids, sequences = list(compress(ids, fresh_N)), list(compress(sequences, fresh_N))
             kept_N = kept_N[fresh_N]
-        if not ids or self.faults:
+        if not ids:
             return None
         return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences), kept_N)
 
@@ -181,7 +181,7 @@ class Ingest:
         if inner_header >= 0:
             problem = "'>' inside a sequence line; put the header on a line of its own"
             self.faults.add("'>' inside a sequence line", Fault(batch, index, problem, inner_header))
-            return cleaned.residues
+            return bad_to_x(cleaned.residues)
         match self._policies.bad_characters:
             case "to_x":
                 self.counts.bad_characters_to_x += cleaned.num_bad
@@ -192,7 +192,7 @@ class Ingest:
         at = first_bad(cleaned.residues)
         problem = _bad_character(chr(cleaned.residues[at]), f"give {self._option('bad_characters')} to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
-        return cleaned.residues
+        return bad_to_x(cleaned.residues)
 
     def _may_drop_empty(self, batch: RecordBatch, index: int) -> bool:
         if self._policies.empty_sequences == "skip":

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dataset.conversion import SAMPLE, sample_source
 from dataset.count_labels import counted
 from dataset.fasta import find_files, is_fasta_name
-from dataset.faults import Faults
+from dataset.faults import Fault, Faults
 from dataset.header_labels import compiled
 from dataset.ingest import CleanBlock, Ingest
 from dataset.label_values import Label, check_columns, has_numbers, label_reader, part, weight
@@ -328,7 +328,7 @@ class _Reader:
                 self._weights.append(weight(taken.weights[index]))
             self._parts.append(part_of_files if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
-            raise DataError(f"{taken.batch.place(index)}: {error}") from error
+            self.faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
 
     def _label_of(self, taken: LabelledPart, index: int, length: int, raw_length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
@@ -336,7 +336,8 @@ class _Reader:
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            raise DataError(f"{taken.batch.place(index)}: {error}") from error
+            self.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
             return None
@@ -345,27 +346,27 @@ class _Reader:
             if self._settings.missing_labels == "error":
                 self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
             self._counts.label_values_missing += len(lacking)
-        if self._settings.kind != "per_residue":
+        if self._settings.kind != "per_residue" or not length:
             return label
         assert isinstance(label, str)
         if len(label) == raw_length == length + 1:
             return label[:-1]  # that of the final '*', which was dropped and counted
         if len(label) != length:
-            where = "" if taken.label_place is None else f" ({taken.label_place(index)})"
-            raise DataError(
-                f"{taken.batch.place(index)}: {counted(len(label), 'label{s}')}{where} for "
-                f"{counted(length, 'residue{s}')}; give each residue one letter ('.', '?' or '-' where it is not "
-                "known, to be neither learnt nor scored)"
+            where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
+            problem = (
+                f"{counted(len(label), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
+                "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
             )
+            self.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
+            return None
         return label
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
-            raise DataError(
-                f"{taken.batch.place(index)}: {problem}; complete or remove the record, or give "
-                "--data.labels.missing_labels skip"
-            )
+            remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
+            self.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            return
         if self._first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.
             self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"

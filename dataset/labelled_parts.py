@@ -37,7 +37,6 @@ class LabelledPart(NamedTuple):
         weights, splits: value of each record; None where there is no such column.
         missing: what to say of the record at an index when it has no label.
         num_empty: rows that were left out, because they have no text.
-        label_place: where the label of the record at an index stands, if elsewhere than the record.
     """
 
     batch: RecordBatch
@@ -47,7 +46,6 @@ class LabelledPart(NamedTuple):
     splits: list[Any] | None
     missing: Callable[[int], str]
     num_empty: int = 0
-    label_place: Callable[[int], str] | None = None
 
 
 def place_in_file(path: Path, number: int) -> str:
@@ -297,7 +295,6 @@ def _with_residue_labels(
         weights=None,
         splits=None if settings.split_column is None else [residue_labels.part(record_id) for record_id in ids],
         missing=lambda _: f"no labels of this id in {settings.labels_file}",
-        label_place=lambda index: residue_labels.place(ids[index]),
     )
 
 

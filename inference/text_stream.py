@@ -79,7 +79,7 @@ class TextStream:
                     self.counts.records_read += part.num_empty
                     self.counts.records_skipped_empty += part.num_empty
                     block = self._ingest.clean(part.batch) if len(part.batch) else None
-                    if block is not None:
+                    if block is not None and not self._ingest.faults:
                         ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
                         share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
                         yield TextPart(ids, _texts(block), share)

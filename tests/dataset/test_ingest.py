@@ -30,7 +30,7 @@ def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
 def refused(ingest: Ingest, *batches: RecordBatch) -> tuple[str, ...]:
     with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
         for one in batches:
-            assert ingest.clean(one) is None
+            ingest.clean(one)
     return raised.value.problems
 
 

@@ -55,7 +55,7 @@ def test_headers_of_labels_say_who_is_held_out(tmp_path, sequences):
         (
             [*LABELS[:2], ("c", "E")],
             None,
-            "sequences.fasta, line 5, record 3 'c': 1 label (labels.fasta, line 5, record 3 'c') for 2 residues; give",
+            "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta for 2 residues; give each",
         ),
         (
             [*LABELS, ("a", "CCC")],
