@@ -13,11 +13,15 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+from dataset.count_labels import counted
 from dataset.fasta import FastaSource, RecordBatch, find_files
-from dataset.ingest import Ingest, config_option
+from dataset.fasta_places import places_of_ids
+from dataset.ingest import CleanBlock, Ingest, config_option
 from dataset.progress import ConversionProgress, ProgressCallback
 from dataset.publishing import exclusive, published
 from dataset.sample import GENERATOR_VERSION, sample_records
@@ -25,6 +29,7 @@ from dataset.store import Store
 from dataset.store_format import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    IngestCounts,
     SampleSource,
     SourceFile,
     StoreManifest,
@@ -36,6 +41,14 @@ from train_config.schema import DataSection, IngestSection, SampleSection
 
 SAMPLE = "sample"
 _SAMPLE_BATCH_RECORDS = 512
+
+
+class CheckedData(NamedTuple):
+    """What a store of some files would hold, and what their reading would change."""
+
+    records: int
+    residues: int
+    counts: IngestCounts
 
 
 def convert(
@@ -69,6 +82,26 @@ def convert(
     with exclusive(target):
         _refuse_existing(target, overwrite)  # another process may have made it while this one waited for the lock
         return _convert_locked(source, target, ingest, progress, map_size_bytes, option=_tool_option)
+
+
+def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
+    """Read FASTA files as :func:`convert` does, and write nothing.
+
+    Args:
+        sources, policies, progress: as of :func:`convert`.
+
+    Raises:
+        DataError: a source or record is refused, or no record is left.
+    """
+    source = FastaSource(sources)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=_tool_option)
+    records = residues = 0
+    for block in _blocks(source, ingest, progress):
+        records += len(block.lengths)
+        residues += len(block.residues)
+    if not records:
+        raise DataError(f"{', '.join(sources)}: no records are left after applying the policies")
+    return CheckedData(records, residues, ingest.counts)
 
 
 def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
@@ -121,15 +154,26 @@ def _convert_locked(
     *,
     option: Callable[[str], str],
 ) -> StoreManifest:
-    ingest = Ingest(policies, source.paths, source.kernel, option=option)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=option)
     with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
+        for block in _blocks(source, ingest, progress):
+            writer.add(block)
+        return writer.finish(source.finished, policies, ingest.counts)
+
+
+def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
+    """What goes into a store, up to the first record that is refused.
+
+    Raises:
+        DataError: what was refused, once all is read.
+    """
+    with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
-            if block is not None:
-                writer.add(block)
+            if block is not None and not ingest.faults:
+                yield block
             if progress is not None:
                 progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
-        return writer.finish(source.finished, policies, ingest.counts)
 
 
 def _tool_option(name: str) -> str:
@@ -251,6 +295,7 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
 def describe_source(source: list[SourceFile] | SampleSource) -> str:
     """What something was made of, for a message."""
     if isinstance(source, SampleSource):
-        return f"the sample ({source.records} records, {source.families} families, seed {source.seed})"
-    more = f" and {len(source) - 1} more files" if len(source) > 1 else ""
+        families = counted(source.families, "famil{ies}")
+        return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"
+    more = f" and {counted(len(source) - 1, 'more file{s}')}" if len(source) > 1 else ""
     return f"{source[0].path}{more}"

@@ -1,30 +1,44 @@
-"""What reading changed, left out or noticed, in words."""
+"""Counts in words: a noun in its number, and what reading changed, left out or noticed."""
 
 from __future__ import annotations
 
-from dataset.store_format import IngestCounts
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataset.store_format import IngestCounts
 
 COUNT_LABELS = {
-    "records_upper_cased": "records with lower-case letters, upper-cased",
+    "records_like_nucleotides": (
+        "record{s} like DNA or RNA, not protein: nearly all letters are A, C, G, T, U or N (ingest.nucleotides: error "
+        "refuses them)"
+    ),
+    "records_upper_cased": "record{s} with lower-case letters, upper-cased",
     "stops_dropped": "final '*' dropped",
     "j_to_x": "J replaced by X",
-    "bad_characters_to_x": "characters outside the alphabet replaced by X",
-    "records_skipped_bad_characters": "records skipped for characters outside the alphabet",
-    "records_skipped_empty": "records skipped for want of a sequence",
-    "records_skipped_duplicate_id": "records skipped for an id that stood before",
-    "ids_renamed": "ids renamed because they stood before",
-    "records_skipped_missing_label": "records skipped for want of a label",
-    "label_values_missing": "numbers missing in records that have others",
-    "records_unseen_label": "held-out records left out for a label that training lacks",
-    "residues_unseen_label": "held-out residues not judged, whose letter training lacks",
-    "held_out_also_in_training": "held-out records whose sequence is in training too, which flatters the figures",
+    "bad_characters_to_x": "character{s} outside the alphabet replaced by X",
+    "records_skipped_bad_characters": "record{s} skipped for characters outside the alphabet",
+    "records_skipped_empty": "record{s} skipped for want of a sequence",
+    "records_skipped_duplicate_id": "record{s} skipped for an id that stood before",
+    "ids_renamed": "id{s} renamed that stood before",
+    "records_skipped_missing_label": "record{s} skipped for want of a label",
+    "labels_without_sequence": "record{s} of labels without a sequence, left out",
+    "label_values_missing": "number{s} missing in records that have others",
+    "records_unseen_label": "held-out record{s} left out for a label that training lacks",
+    "residues_unseen_label": "held-out residue{s} not judged, whose letter training lacks",
+    "held_out_also_in_training": "held-out record{s} whose sequence is in training too, which flatters the metrics",
 }
 
 
 UNCHANGED = "every record taken as it stands"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, the ending of whose plural stands in braces: ``counted(2, "packed batch{es}")``."""
+    endings = {"s": "", "es": "", "ies": "y"} if number == 1 else {"s": "s", "es": "es", "ies": "ies"}
+    return f"{number:,} {noun.format(**endings)}"
+
+
 def count_lines(counts: IngestCounts) -> list[str]:
     """One line for everything that was changed, left out or noticed; a single one where nothing was."""
     done = [(getattr(counts, name, 0), label) for name, label in COUNT_LABELS.items()]
-    return [f"{number:,} {label}" for number, label in done if number] or [UNCHANGED]
+    return [counted(number, label) for number, label in done if number] or [UNCHANGED]

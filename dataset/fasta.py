@@ -49,6 +49,7 @@ _LARGEST_BATCH = 1.5
 _RECORDS_AT_ONCE = 256
 _CHUNK_BYTES = 256 * 1024
 _COMMENT_LINE = re.compile(rb"[\r\n][\t\x0b\x0c\x1c-\x1f ]*#")
+_NOT_TEXT = re.compile(rb"[\0\x80-\xff]")
 
 
 class Origin(NamedTuple):
@@ -95,13 +96,19 @@ class RecordBatch:
         """Sequences without line breaks."""
         return self.records.sequences
 
-    def place(self, index: int, residue: int | None = None) -> str:
-        """File, line and record of one record, or of one of its residues, for a message."""
+    def origin(self, index: int) -> tuple[Path, int] | None:
+        """File of a record and its number in it, from 1; None where it was not read from FASTA."""
         # From the end: a file that fills no batch shares its start with the one after it.
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
+        return None if origin is None else (origin.path, origin.number + index - origin.start)
+
+    def place(self, index: int, residue: int | None = None) -> str:
+        """File, line and record of one record, or of one of its residues, for a message."""
+        origin = self.origin(index)
         if origin is None:
             return f"record {self.headers[index].decode('utf-8')!r}"
-        return place_of_record(origin.path, origin.number + index - origin.start, residue)
+        path, number = origin
+        return place_of_record(path, number, residue)
 
 
 class FastaSource:
@@ -119,6 +126,7 @@ class FastaSource:
         self.finished: list[SourceFile] = []
         self._bytes_finished = 0
         self._opened: ReadAhead | None = None
+        self._damage: DataError | None = None
 
     @property
     def bytes_read(self) -> int:
@@ -129,7 +137,7 @@ class FastaSource:
         """Batches of at least :data:`BATCH_RESIDUES` residues (the last excepted), running on from file to file.
 
         Raises:
-            DataError: a file can't be read, is truncated or is not FASTA.
+            DataError: a file can't be read, is truncated or is not FASTA; after the records that stand before that.
         """
         parts: list[Records] = []
         origins: list[Origin] = []
@@ -154,38 +162,59 @@ class FastaSource:
                         yield RecordBatch(Records.joined(parts), origins)
                         parts, origins = [], [Origin(0, path, number)]
                         num_records = num_residues = 0
-            if number == 1:
-                raise DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
+            if number == 1 and self._damage is None:
+                self._damage = DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
+            if self._damage is not None:
+                break
         if parts:
             yield RecordBatch(Records.joined(parts), origins)
+        if self._damage is not None:
+            raise self._damage
 
     def _records(self, path: Path) -> Iterator[Records]:
-        with _reading(path), ReadAhead(path) as text:
-            self._opened = text
-            plain = PlainFasta(self.kernel)
-            records: Records | None = None
-            for chunk in text:
-                records = plain.feed(chunk)
-                if records is None:
-                    break
-                yield records
-            else:
-                records = plain.finish()
-                if records is not None:
-                    yield records
+        """The records of a file up to its end, or to what can't be read, which is kept until these are given out."""
+        try:
+            with _reading(path), ReadAhead(path) as text:
+                self._opened = text
+                yield from self._parsed(path, text)
+                self.finished.append(text.source_file())
+                self._bytes_finished += text.bytes_read
+                self._opened = None
+        except DataError as error:
+            self._damage = error
+
+    def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
+        plain = PlainFasta(self.kernel)
+        records: Records | None = None
+        for chunk in text:
+            records = plain.feed(chunk)
             if records is None:
-                yield from _unusual_records(_CheckedStream(_Rest(plain.unparsed(), text), path))
-            self.finished.append(text.source_file())
-            self._bytes_finished += text.bytes_read
-            self._opened = None
+                break
+            yield records
+        else:
+            records = plain.finish()
+            if records is not None:
+                yield records
+        if records is None:
+            yield from _unusual_records(_CheckedStream(_Rest(plain.unparsed(), text), path))
 
 
 def _unusual_records(checked: _CheckedStream) -> Iterator[Records]:
     reader = iter(dnaio.FastaReader(io.BufferedReader(checked, _CHUNK_BYTES)))
-    while some := list(islice(reader, _RECORDS_AT_ONCE)):
+    problem: Exception | None = None
+    while problem is None:
+        some: list[dnaio.SequenceRecord] = []
+        try:
+            some.extend(islice(reader, _RECORDS_AT_ONCE))
+        except (DataError, FileFormatError, OSError) as error:
+            problem = error  # raised once the records before it are given out
+        if not some:
+            break
         headers = [record.name.encode("ascii") for record in some]
         sequences = [record.sequence.encode("ascii") for record in some]
         yield Records.of(headers, sequences)
+    if problem is not None:
+        raise problem
 
 
 def find_files(sources: list[str]) -> list[Path]:
@@ -270,11 +299,14 @@ class _CheckedStream(io.RawIOBase):
         self._at_start = True
         self._started = False
         self._line_start = b"\n"
+        self._problem: DataError | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
+        if self._problem is not None:
+            raise self._problem
         chunk = self._waiting or self._decompressed.read(len(buffer))
         if self._at_start:
             self._at_start = False
@@ -282,13 +314,19 @@ class _CheckedStream(io.RawIOBase):
                 chunk += more
             chunk = chunk.removeprefix(BYTE_ORDER_MARK) or self._decompressed.read(len(buffer))
         chunk, self._waiting = chunk[: len(buffer)], chunk[len(buffer) :]
-        self._check(chunk)
+        if not self._started:
+            self._check_start(chunk)
+        try:
+            self._check(chunk)
+        except DataError as error:
+            self._problem = error  # for the next call: the records before it are read first
+            chunk = self._before_problem(chunk)
+            if not chunk:
+                raise
         buffer[: len(chunk)] = chunk
         return len(chunk)
 
     def _check(self, chunk: bytes) -> None:
-        if not self._started:
-            self._check_start(chunk)
         if not chunk.isascii():
             self._refuse(lambda line: not line.isascii(), "holds a byte outside ASCII; write it with plain letters")
         if b"\0" in chunk:
@@ -303,6 +341,15 @@ class _CheckedStream(io.RawIOBase):
         # Only the blanks before a '#' matter: a line with anything else in it can't become a comment.
         if self._line_start.strip():
             self._line_start = b"x"
+
+    def _before_problem(self, chunk: bytes) -> bytes:
+        """A refused chunk up to the record that is refused, and a header, at which dnaio gives the record before it."""
+        not_text, comment = _NOT_TEXT.search(chunk), _COMMENT_LINE.search(self._line_start + chunk)
+        starts = [not_text.start()] if not_text else []
+        starts += [comment.end() - len(self._line_start) - 1] if comment else []
+        sound = chunk[: min(starts)]
+        header = sound.rfind(b">")
+        return sound if header < 0 else sound[:header] + b">\n"
 
     def _check_start(self, chunk: bytes) -> None:
         start = chunk.lstrip()

@@ -69,29 +69,42 @@ def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
     Args:
         residue: index in the sequence as it was read, from 0.
     """
-    seen = -1
+    return places_of_records(path, [(number, residue)])[0]
+
+
+def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[str]:
+    """The places of several records and residues, each as :func:`place_of_record` gives it, in one pass."""
+    found: dict[tuple[int, int | None], str] = {}
+    residues: dict[int, list[int]] = {number: [] for number, _ in wanted}
+    for number, residue in wanted:
+        residues[number] += [] if residue is None else [residue]
+    seen, current, last = 0, 0, max(residues)
     for line in _scan(path):
-        if line.record < number:
+        if line.record > last:
+            break
+        if line.record not in residues:
+            continue
+        if line.record != current:
+            seen, current = 0, line.record
+            found[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
         text = line.text.strip()
-        if seen < 0:
-            seen = 0
-            if residue is None:
-                return f"{path}, line {line.number}{_in_record(line)}"
-            continue
-        if residue is not None and seen <= residue < seen + len(text):
-            return f"{path}, line {line.number}, column {residue - seen + 1}{_in_record(line)}"
+        for residue in residues[current]:
+            if seen <= residue < seen + len(text):
+                column = residue - seen + 1
+                found[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
         seen += len(text)
-    return f"{path}, record {number}"
+    return [found.get(one, f"{path}, record {one[0]}") for one in wanted]
 
 
-def place_of_id(paths: list[Path], record_id: str) -> str | None:
-    """File, line and record of the first record with this id."""
+def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
+    """File and line of the first record with each of these ids, in one pass over the files."""
+    found: dict[str, str] = {}
     for path in paths:
         for line in _scan(path):
-            if line.record_id == record_id and line.text.lstrip().startswith(">"):
-                return f"{path}, line {line.number}"
-    return None
+            if line.record_id in ids and line.record_id not in found:  # a record's first line is its header
+                found[line.record_id] = f"{path}, line {line.number}"
+    return found
 
 
 def _last_place(path: Path) -> str:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -22,12 +20,21 @@ import numpy as np
 from dataset.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
 from dataset.fasta import RecordBatch
 from dataset.fasta_kernel import Kernel
-from dataset.fasta_places import place_of_id
+from dataset.faults import Fault, Faults, PlacesOfIds
 from dataset.hash_set import HashSet64
 from dataset.records import Lines, hashes_of, lengths_of
 from dataset.store_format import IngestCounts
-from train_config.errors import DataError
 from train_config.schema import IngestSection
+
+NUCLEOTIDES = b"ACGTUNacgtun"
+NUCLEOTIDE_SHARE = 0.95
+"""From this share of such letters on, a sequence is taken for DNA or RNA. A protein has about 26 %."""
+
+_FEWEST_LETTERS = 300
+"""In batches with fewer letters nothing is taken for DNA: a few peptides may well consist of A, C, G and T."""
+
+_GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.5
+"""A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides."""
 
 
 @dataclass(frozen=True)
@@ -60,49 +67,47 @@ class Ingest:
     Ids are compared by XXH3-64. Two different ids of one source meet in it with a probability of n**2 / 2**65 (one in
     37,000 for 30 million records); the policy ``error`` looks them up before it refuses, the others would count one
     record as a duplicate.
+
+    Attributes:
+        counts: what was changed, left out or noticed.
+        faults: the records that were refused; whoever reads raises them at the end, and makes nothing of the blocks.
     """
 
     def __init__(
         self,
         policies: IngestSection,
-        paths: list[Path] | None = None,
+        places_of_ids: PlacesOfIds = lambda _: {},
         kernel: Kernel | None = None,
         *,
         content: Literal["protein", "text"] = "protein",
-        first_place: Callable[[str], str | None] | None = None,
         option: Callable[[str], str] = config_option,
     ) -> None:
         """Start with no ids seen.
 
         Args:
             policies: what to do with records that are not plain.
-            paths: the FASTA files being read, to name the first of two records with one id.
+            places_of_ids: gives the places of the first records with some ids, to name the first of two with one id.
             kernel: what is compiled, for many records.
             content: text is neither checked nor mended.
-            first_place: in place of ``paths``, gives the place of the first record with an id.
             option: how the policy of this name is given on the command line, for messages.
         """
         self.counts = IngestCounts()
+        self.faults = Faults(places_of_ids)
         self._policies = policies
         self._option = option
         self._is_text = content == "text"
-        self._first_place = first_place or partial(place_of_id, paths or [])
+        self._places_of_ids = places_of_ids
         self._seen = HashSet64(kernel)
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
-        """One batch as a block; None when the policies drop all of it.
-
-        Raises:
-            DataError: a record that the policies refuse.
-        """
+        """One batch as a block, refused records included; None when the policies drop all of it."""
         self.counts.records_read += len(batch)
         records = batch.records
-        if not records.ids.lengths.all():
-            index = int(np.argmin(records.ids.lengths))
-            raise DataError(f"{batch.place(index)}: a header without an id; write one right after '>'")
+        if not self._is_text:
+            self._notice_nucleotides(batch)
         is_plain = self._is_text or records.all_stored or all_stored(records.residues)
-        if not (is_plain and records.lengths.all()):
+        if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
             ids = records.ids.split()
             return self._block(batch, kept, [ids[index] for index in kept], sequences)
@@ -110,6 +115,21 @@ class Ingest:
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
+
+    def _notice_nucleotides(self, batch: RecordBatch) -> None:
+        """Count or refuse records of DNA or RNA, looked for where a glance at the letters of all suggests them."""
+        residues = batch.records.residues
+        glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
+        if len(residues) < _FEWEST_LETTERS or _share_of_nucleotides(glance) < _GLANCE_SHARE:
+            return
+        for index, sequence in enumerate(batch.sequences):
+            if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
+                continue
+            self.counts.records_like_nucleotides += 1
+            if self._policies.nucleotides == "error":
+                remedy = f"translate it to protein, or give {self._option('nucleotides')} warn"
+                problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
+                self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
     def _block(
         self,
@@ -135,13 +155,15 @@ class Ingest:
         kept: list[int] = []
         sequences: list[bytes] = []
         repaired: list[CleanSequence] = []
-        for index, raw in enumerate(batch.sequences):
+        for index, (raw, id_length) in enumerate(zip(batch.sequences, batch.records.ids.lengths, strict=True)):
+            if not id_length:
+                self.faults.add(
+                    "header{s} without an id", Fault(batch, index, "a header without an id; write one right after '>'")
+                )
+                continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
             residues = self._without_bad(batch, index, cleaned)
-            if residues is None:
-                continue
-            if not residues:
-                self._drop_empty(batch, index)
+            if residues is None or (not residues and self._may_drop_empty(batch, index)):
                 continue
             kept.append(index)
             sequences.append(residues)
@@ -157,9 +179,9 @@ class Ingest:
             return cleaned.residues
         inner_header = cleaned.residues.find(b">")
         if inner_header >= 0:
-            raise DataError(
-                f"{batch.place(index, inner_header)}: '>' inside a sequence line; put the header on a line of its own"
-            )
+            problem = "'>' inside a sequence line; put the header on a line of its own"
+            self.faults.add("'>' inside a sequence line", Fault(batch, index, problem, inner_header))
+            return bad_to_x(cleaned.residues)
         match self._policies.bad_characters:
             case "to_x":
                 self.counts.bad_characters_to_x += cleaned.num_bad
@@ -168,16 +190,20 @@ class Ingest:
                 self.counts.records_skipped_bad_characters += 1
                 return None
         at = first_bad(cleaned.residues)
-        remedy = f"give {self._option('bad_characters')} to_x (or skip)"
-        raise DataError(f"{batch.place(index, at)}: {_bad_character(chr(cleaned.residues[at]), remedy)}")
+        problem = _bad_character(chr(cleaned.residues[at]), f"give {self._option('bad_characters')} to_x (or skip)")
+        self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
+        return bad_to_x(cleaned.residues)
 
-    def _drop_empty(self, batch: RecordBatch, index: int) -> None:
-        if self._policies.empty_sequences == "error":
-            raise DataError(
-                f"{batch.place(index)}: a header without a sequence; complete or remove the record, "
-                f"or give {self._option('empty_sequences')} skip"
-            )
-        self.counts.records_skipped_empty += 1
+    def _may_drop_empty(self, batch: RecordBatch, index: int) -> bool:
+        if self._policies.empty_sequences == "skip":
+            self.counts.records_skipped_empty += 1
+            return True
+        problem = (
+            "a header without a sequence; complete or remove the record, "
+            f"or give {self._option('empty_sequences')} skip"
+        )
+        self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
+        return False
 
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
         """Apply the policy to ids that are not new: say in place who stays, and under which name."""
@@ -195,13 +221,12 @@ class Ingest:
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         name = record_id.decode("utf-8")
-        place, first = batch.place(index), self._first_place(name)
-        if first is not None and f"{place},".startswith(f"{first},"):
-            return  # two ids with one hash: this is the first record of its id
-        raise DataError(
-            f"{place}: the id {name!r} stands already in {first or 'an earlier record'}; "
-            f"make ids unique, or give {self._option('duplicate_ids')} first (or rename)"
-        )
+        if not self.faults:  # otherwise nothing is made of the records in any case
+            first = self._places_of_ids({name}).get(name)
+            if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
+                return  # two ids with one hash: this is the first record of its id
+        remedy = f"make ids unique, or give {self._option('duplicate_ids')} first (or rename)"
+        self.faults.add("id{s} that stood before", Fault(batch, index, remedy, repeats=name))
 
     def _renamed(self, record_id: bytes) -> bytes:
         number = self._next_suffix.get(record_id, 2)
@@ -209,6 +234,10 @@ class Ingest:
             number += 1
         self._next_suffix[record_id] = number + 1
         return b"%b.%d" % (record_id, number)
+
+
+def _share_of_nucleotides(letters: bytes) -> float:
+    return 1 - len(letters.translate(None, NUCLEOTIDES)) / len(letters)
 
 
 def _bad_character(character: str, remedy: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.count_labels import counted
 from train_config.classifier_schema import TargetKind
 from train_config.errors import DataError
 
@@ -94,7 +95,9 @@ class LabelSpace:
         if isinstance(labels, np.ndarray):
             for column, values_N in zip(columns, labels.T, strict=True):
                 if np.isnan(values_N).all():
-                    raise DataError(f"column {column!r} has no number in any of {len(labels):,} training records")
+                    raise DataError(
+                        f"column {column!r} has no number in any of {counted(len(labels), 'training record{s}')}"
+                    )
             return cls(kind, tuple(columns))
         if kind == "multilabel":
             found = {name for names in labels for name in names}
@@ -105,8 +108,9 @@ class LabelSpace:
         names = tuple(sorted(found))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
+            what += " ('.', '?' and '-' mean not known)" if kind == "per_residue" else ""
             raise DataError(
-                f"the label {what} of {len(labels):,} training records, so there is nothing to learn: "
+                f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or look whether data.labels names the right place"
             )
         if kind == "binary" and len(names) > 2:

@@ -28,7 +28,7 @@ from dataset.conversion import (
     same_files,
     sample_source,
 )
-from dataset.fasta import BATCH_RECORDS, BATCH_RESIDUES
+from dataset.fasta import BATCH_RECORDS, BATCH_RESIDUES, find_files
 from dataset.ingest import CleanBlock
 from dataset.label_space import IGNORED_TARGET, MAPPINGS_FILE, LabelSpace, UnseenLabelError
 from dataset.labelled_file import (
@@ -61,7 +61,7 @@ from dataset.store_format import (
     signed_json,
 )
 from dataset.store_writer import StoreWriter
-from train_config.classifier_schema import TokenizerSection
+from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import DataSection
 
@@ -143,6 +143,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             settings=_settings(data, tokenizer),
             source=records.source,
             held_out_source=records.held_out_source,
+            labels_source=records.labels_source,
             sequences_checksum=store_checksum,
             files={name: file_xxh128(folder / name) for name in (LABELS_FILE, MAPPINGS_FILE)},
             checksum=checksum,
@@ -285,7 +286,7 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     """What the content of a labelled store depends on, besides its files."""
     settings: dict[str, Any] = {
         "content": tokenizer.content,
-        "labels": data.labels.model_dump(mode="json", exclude={"validation_source"}),
+        "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
         "ingest": data.ingest.model_dump(mode="json"),
     }
     if data.labels.split in ("hash", "stratified"):
@@ -303,10 +304,17 @@ def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
     described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
         described.append(file_identities(find_labelled_files(data.labels.validation_source)))
+    if data.labels.labels_file:
+        described.append(file_identities(_labels_files(data.labels)))
     if data.source == [SAMPLE]:
         return name_of_content("sample-labelled", [*described, sample_source(data.sample).model_dump()])
     paths = find_labelled_files(data.source)
     return name_of_content(f"{paths[0].name.split('.')[0]}-labelled", [*described, file_identities(paths)])
+
+
+def _labels_files(labels: LabelsSection) -> list[Path]:
+    """The files that hold labels and masks alone."""
+    return [path for name in (labels.labels_file, labels.mask_file) if name for path in find_files([name])]
 
 
 def _source_store(data: DataSection) -> Path | None:
@@ -349,6 +357,8 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     held_out = data.labels.validation_source
     if not same_files(manifest.held_out_source, find_labelled_files(held_out) if held_out else []):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
+    if not same_files(manifest.labels_source, _labels_files(data.labels)):
+        raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
     asked = _settings(data, tokenizer)
     for key in sorted(asked.keys() | manifest.settings.keys()):
         if asked.get(key) != manifest.settings.get(key):

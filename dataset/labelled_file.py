@@ -23,13 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.conversion import SAMPLE, sample_source
+from dataset.count_labels import counted
 from dataset.fasta import find_files, is_fasta_name
+from dataset.faults import Fault, Faults
 from dataset.header_labels import compiled
 from dataset.ingest import CleanBlock, Ingest
 from dataset.label_values import Label, check_columns, has_numbers, label_reader, part, weight
 from dataset.labelled_parts import FastaParts, LabelledPart, TableParts, place_in_file, sample_parts
 from dataset.progress import ConversionProgress, ProgressCallback
 from dataset.records import Lines
+from dataset.residue_labels import ResidueLabels
 from dataset.store_format import IngestCounts, SampleSource, SourceFile
 from dataset.table import UNREADABLE_SUFFIXES, is_table_name
 from train_config.classifier_schema import LabelsSection, TokenizerSection
@@ -43,6 +46,7 @@ class LabelledCounts(IngestCounts):
     """Everything that reading, splitting and encoding changed or left out, and what remains.
 
     Attributes:
+        labels_without_sequence: labels in a file of their own whose id no sequence has.
         label_values_missing: numbers that are missing in records which have others; no loss looks at these.
         records_unseen_label: held-out records that were left out, because no training record has their label.
         residues_unseen_label: held-out residues that no loss looks at, because no training record has their letter.
@@ -50,6 +54,7 @@ class LabelledCounts(IngestCounts):
     """
 
     records_skipped_missing_label: int = 0
+    labels_without_sequence: int = 0
     label_values_missing: int = 0
     records_unseen_label: int = 0
     residues_unseen_label: int = 0
@@ -87,6 +92,7 @@ class LabelledRecords:
         counts: what was changed or left out.
         source: the files, or the embedded sample.
         held_out_source: the files whose records are validation for that.
+        labels_source: the files that hold labels and masks alone.
         origins: where each record was read.
     """
 
@@ -98,6 +104,7 @@ class LabelledRecords:
     counts: LabelledCounts
     source: list[SourceFile] | SampleSource = field(default_factory=list)
     held_out_source: list[SourceFile] = field(default_factory=list)
+    labels_source: list[SourceFile] = field(default_factory=list)
     origins: Origins | None = None
 
     def __len__(self) -> int:
@@ -143,12 +150,13 @@ def read_labelled(
     check_label_settings(labels, tokenizer)
     reader = _Reader(labels, tokenizer, ingest, with_labels, progress)
     source: list[SourceFile] | SampleSource
-    if sources == [SAMPLE]:
-        source = sample_source(sample or SampleSection())
-        reader.read_sample(sample or SampleSection())
-    else:
-        source = reader.read(find_labelled_files(sources), "training")
-    held_out = reader.read(find_labelled_files(list(held_out_sources)), "validation") if held_out_sources else []
+    with reader.faults.raised_at_end():
+        if sources == [SAMPLE]:
+            source = sample_source(sample or SampleSection())
+            reader.read_sample(sample or SampleSection())
+        else:
+            source = reader.read(find_labelled_files(sources), "training")
+        held_out = reader.read(find_labelled_files(list(held_out_sources)), "validation") if held_out_sources else []
     return reader.records(source, held_out)
 
 
@@ -212,8 +220,9 @@ class _Reader:
         self._content = tokenizer.content
         self._with_labels = with_labels
         self._progress = progress
-        self._ingest = Ingest(ingest, content=tokenizer.content, first_place=self._first_place)
+        self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
         self._label = label_reader(labels)
+        self._residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
         self._counts = LabelledCounts()
         self._paths: list[Path] = []
         self._rows_before = self._bytes_before = self._bytes_total = 0
@@ -227,6 +236,11 @@ class _Reader:
         self._files: list[int] = []
         self._numbers: list[int] = []
 
+    @property
+    def faults(self) -> Faults:
+        """The records that were refused."""
+        return self._ingest.faults
+
     def read(self, paths: list[Path], part_of_files: str) -> list[SourceFile]:
         """Take the records of these files; the files as they were then."""
         self._bytes_total += sum(path.stat().st_size for path in paths)
@@ -234,11 +248,15 @@ class _Reader:
         for path in paths:
             self._paths.append(path)
             if is_table_name(path):
+                if self._residue_labels is not None:
+                    raise ConfigError(
+                        f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out"
+                    )
                 table = TableParts(path, self._settings, self._content, self._with_labels, self._rows_before)
                 finished.append(self._read_file(table, part_of_files))
                 self._rows_before += table.num_rows
             else:
-                fasta = FastaParts(path, self._settings, self._with_labels)
+                fasta = FastaParts(path, self._settings, self._with_labels, self._residue_labels)
                 finished.append(self._read_file(fasta, part_of_files))
         return finished
 
@@ -252,6 +270,7 @@ class _Reader:
         if not self._ids:
             first = "" if self._first_without_label is None else f": {self._first_without_label()}"
             raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+        self._count_labels_without_sequence()
         settings, counts = self._settings, self._counts.model_copy()
         for name, value in self._ingest.counts:
             setattr(counts, name, getattr(counts, name) + value)
@@ -268,6 +287,7 @@ class _Reader:
             counts=counts,
             source=source,
             held_out_source=held_out_source,
+            labels_source=self._residue_labels.files if self._residue_labels else [],
             origins=Origins(self._paths, np.array(self._files, np.int32), np.array(self._numbers, np.int64)),
         )
 
@@ -308,7 +328,7 @@ class _Reader:
                 self._weights.append(weight(taken.weights[index]))
             self._parts.append(part_of_files if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
-            raise DataError(f"{taken.batch.place(index)}: {error}") from error
+            self.faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
 
     def _label_of(self, taken: LabelledPart, index: int, length: int, raw_length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
@@ -316,7 +336,8 @@ class _Reader:
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            raise DataError(f"{taken.batch.place(index)}: {error}") from error
+            self.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
             return None
@@ -325,39 +346,55 @@ class _Reader:
             if self._settings.missing_labels == "error":
                 self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
             self._counts.label_values_missing += len(lacking)
-        if self._settings.kind != "per_residue":
+        if self._settings.kind != "per_residue" or not length:
             return label
         assert isinstance(label, str)
         if len(label) == raw_length == length + 1:
             return label[:-1]  # that of the final '*', which was dropped and counted
         if len(label) != length:
-            raise DataError(
-                f"{taken.batch.place(index)}: {len(label)} labels for {length} residues; give each residue one "
-                "letter ('.', '?' or '-' where it is not known)"
+            where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
+            problem = (
+                f"{counted(len(label), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
+                "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
             )
+            self.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
+            return None
         return label
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
-            raise DataError(
-                f"{taken.batch.place(index)}: {problem}; complete or remove the record, or give "
-                "--data.labels.missing_labels skip"
-            )
+            remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
+            self.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            return
         if self._first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.
             self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
         self._counts.records_skipped_missing_label += 1
 
-    def _first_place(self, record_id: str) -> str | None:
-        """Where the first record with an id stands."""
-        encoded = record_id.encode("utf-8")
+    def _count_labels_without_sequence(self) -> None:
+        """Refuse or count labels in a file of their own whose id no sequence has."""
+        left = self._residue_labels.without_sequence() if self._residue_labels else []
+        if self._residue_labels and left and self._settings.missing_labels == "error":
+            more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
+            raise DataError(
+                f"{self._residue_labels.place(left[0])}: no sequence of data.source has this id{more}; add it, or give "
+                "--data.labels.missing_labels skip"
+            )
+        self._counts.labels_without_sequence = len(left)
+
+    def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
+        """Where the first record with each of these ids stands."""
+        wanted = {record_id.encode("utf-8"): record_id for record_id in ids}
+        found: dict[str, str] = {}
         for met in self._met:
-            if encoded in met.ids.text and encoded in (ids := met.ids.split()):
-                if met.file == NO_FILE:
-                    return "the sample"
-                return place_in_file(self._paths[met.file], met.numbers[ids.index(encoded)])
-        return None
+            if not any(encoded in met.ids.text for encoded in wanted):
+                continue
+            for encoded, number in zip(met.ids.split(), met.numbers, strict=True):
+                if encoded in wanted and wanted[encoded] not in found:
+                    place = "the sample" if met.file == NO_FILE else place_in_file(self._paths[met.file], number)
+                    found[wanted[encoded]] = place
+        return found
 
     def _report(self, bytes_of_file: int) -> None:
         if self._progress is not None:

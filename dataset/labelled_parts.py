@@ -17,6 +17,7 @@ from dataset.fasta_places import place_of_record
 from dataset.header_labels import SAMPLE_PATTERN, HeaderLabels
 from dataset.label_values import text_of
 from dataset.records import Lines, Records, hashes_of, lengths_of
+from dataset.residue_labels import ResidueLabels
 from dataset.store_format import SourceFile
 from dataset.table import Table, TablePart, is_table_name
 from train_config.classifier_schema import LabelsSection
@@ -61,10 +62,18 @@ def sample_parts(sample: SampleSection, settings: LabelsSection, with_labels: bo
 
 
 class FastaParts:
-    """A FASTA file, its labels in its headers."""
+    """A FASTA file, its labels in its headers or in a file of their own."""
 
-    def __init__(self, path: Path, settings: LabelsSection, with_labels: bool) -> None:
+    def __init__(
+        self, path: Path, settings: LabelsSection, with_labels: bool, residue_labels: ResidueLabels | None = None
+    ) -> None:
         """Read nothing yet.
+
+        Args:
+            path: the file.
+            settings: where in headers labels stand.
+            with_labels: False reads ids and sequences alone.
+            residue_labels: in place of what headers say.
 
         Raises:
             ConfigError: settings that only tables can fulfil.
@@ -72,6 +81,7 @@ class FastaParts:
         self._source = FastaSource([str(path)])
         self._settings = settings
         self._with_labels = with_labels
+        self._residue_labels = residue_labels
         if with_labels:
             self._refuse_columns(path)
 
@@ -94,13 +104,16 @@ class FastaParts:
         """
         number = 1
         for batch in self._source.batches():
-            yield _headers_read(batch, number, self._settings, self._with_labels)
+            if self._residue_labels is None:
+                yield _headers_read(batch, number, self._settings, self._with_labels)
+            else:
+                yield _with_residue_labels(batch, number, self._residue_labels, self._settings)
             number += len(batch)
 
     def _refuse_columns(self, path: Path) -> None:
         settings = self._settings
         for name, value in (("weight_column", settings.weight_column), ("split_column", settings.split_column)):
-            if value is not None:
+            if value is not None and not (name == "split_column" and self._residue_labels):
                 raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
         if len(settings.label_columns) > 1:
             raise ConfigError(
@@ -269,6 +282,20 @@ def _headers_read(
     headers = [header.decode("ascii") for header in batch.headers]
     labels: list[Sequence[Any]] = [(finder.find(header),) for header in headers]
     return LabelledPart(batch, numbers, labels, None, None, lambda index: finder.missing(headers[index]))
+
+
+def _with_residue_labels(
+    batch: RecordBatch, number: int, residue_labels: ResidueLabels, settings: LabelsSection
+) -> LabelledPart:
+    ids = [record_id.decode("ascii") for record_id in batch.records.ids.split()]
+    return LabelledPart(
+        batch,
+        range(number, number + len(batch)),
+        labels=[(residue_labels.letters(record_id),) for record_id in ids],
+        weights=None,
+        splits=None if settings.split_column is None else [residue_labels.part(record_id) for record_id in ids],
+        missing=lambda _: f"no labels of this id in {settings.labels_file}",
+    )
 
 
 def _as_records(ids: list[bytes], texts: list[bytes]) -> Records:

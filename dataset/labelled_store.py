@@ -52,6 +52,7 @@ class LabelledManifest(BaseModel):
     Attributes:
         settings: what the folder was made with.
         source, held_out_source: the files that it was made of, or the settings of the sample.
+        labels_source: the files of labels and masks alone that it was made of.
         sequences_checksum: of the store's content.
         files: XXH3-128 of the other files.
         checksum: identity of sequences and labels.
@@ -66,6 +67,7 @@ class LabelledManifest(BaseModel):
     settings: dict[str, Any]
     source: list[SourceFile] | SampleSource
     held_out_source: list[SourceFile]
+    labels_source: list[SourceFile] = []
     sequences_checksum: str
     files: dict[str, str]
     checksum: str

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.count_labels import counted
 from train_config.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -142,7 +143,7 @@ def _refuse_longer_than(budget: int, lengths_N: NDArray[np.integer], names_N: In
         first = too_long[0]
         raise DataError(
             f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
-            f"{too_long.size} such records): raise batch.tokens or lower data.max_length"
+            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.count_labels import counted
 from dataset.random_bits import splitmix64, threshold
 from train_config.errors import DataError
 
@@ -87,8 +88,9 @@ def split_stratified(
             held_out_N[(classes == number) & (sequence_N == parting)] = num_held_out == 0
     if not held_out_N.any():
         raise DataError(
-            f"no class holds two distinct sequences ({sequence_hashes.size} records), so data.validation_share "
-            f"{validation_share} of each can't be held out: set data.labels.split to hash or give more sequences"
+            f"no class holds two distinct sequences ({counted(sequence_hashes.size, 'record{s}')}), so "
+            f"data.validation_share {validation_share} of each can't be held out: set data.labels.split to "
+            "hash or give more sequences"
         )
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
 
@@ -117,7 +119,8 @@ def _with_both_sides(
     lowest, highest = bits_N.min(), bits_N.max()
     if lowest == highest:
         raise DataError(
-            f"the store holds a single distinct sequence ({bits_N.size} records), so data.validation_share "
-            f"{validation_share} can't be held out: set data.validation_share to 0 or give more sequences"
+            f"the store holds a single distinct sequence ({counted(bits_N.size, 'record{s}')}), so "
+            f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
+            "or give more sequences"
         )
     return bits_N != highest if held_out_N.all() else bits_N == lowest

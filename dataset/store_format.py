@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import struct
 from enum import IntEnum
 from pathlib import Path
@@ -151,11 +152,12 @@ class SampleSource(_Record):
 
 
 class IngestCounts(BaseModel):
-    """Everything that conversion changed or left out; nothing is changed without being counted here."""
+    """Everything that conversion changed, left out or noticed; nothing is changed without being counted here."""
 
     model_config = ConfigDict(extra="forbid")
 
     records_read: int = 0
+    records_like_nucleotides: int = 0
     records_upper_cased: int = 0
     stops_dropped: int = 0
     j_to_x: int = 0
@@ -217,6 +219,10 @@ def read_manifest(store: Path) -> StoreManifest:
         DataError: no store, another format version, or a damaged manifest.
     """
     path = store / MANIFEST_FILE
+    if store.is_file():
+        made = store.with_name(f"{store.name.split('.')[0] or 'my'}_store")
+        remedy = shlex.join(["python", "-m", "tools", "fasta2lmdb", str(store), str(made)])
+        raise DataError(f"{store}: a file, and a store is a folder; make one of FASTA with: {remedy}")
     if not store.is_dir():
         raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
     if not path.is_file():

@@ -205,17 +205,17 @@ class StoreWriter:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
-        return lmdb.open(
-            str(self._folder), map_size=map_size, lock=False, sync=False, metasync=False, lib_version=LMDB_MAJOR
-        )
+        with self._disk():
+            return lmdb.open(
+                str(self._folder), map_size=map_size, lock=False, sync=False, metasync=False, lib_version=LMDB_MAJOR
+            )
 
     def _unmap(self) -> None:
         """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
         map_size = self._environment.info()["map_size"]
         self._environment.close()
         _start_writing_back(self._folder / DATA_FILE)
-        with self._disk():
-            self._environment = self._open(map_size)
+        self._environment = self._open(map_size)
         self._mapped_bytes = 0
 
     def _sync(self) -> None:

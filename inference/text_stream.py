@@ -59,7 +59,7 @@ class TextStream:
         self._paths = find_labelled_files(sources)
         self._labels = labels
         self._content = tokenizer.content
-        self._ingest = Ingest(ingest, content=tokenizer.content, first_place=self._first_place)
+        self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
 
     @property
     def counts(self) -> IngestCounts:
@@ -67,22 +67,23 @@ class TextStream:
         return self._ingest.counts
 
     def __iter__(self) -> Iterator[TextPart]:
-        """The records that stay, in order; to be gone through once.
+        """The records that stay, in order, up to the first that is refused; to be gone through once.
 
         Raises:
-            DataError: a file can't be read, or a record is refused.
+            DataError: a file can't be read, or records are refused: all of them, once the files are read.
         """
         bytes_before, bytes_total = 0, sum(path.stat().st_size for path in self._paths)
-        for path, parts in self._files():
-            for part in parts:
-                self.counts.records_read += part.num_empty
-                self.counts.records_skipped_empty += part.num_empty
-                block = self._ingest.clean(part.batch) if len(part.batch) else None
-                if block is not None:
-                    ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
-                    share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
-                    yield TextPart(ids, _texts(block), share)
-            bytes_before += path.stat().st_size
+        with self._ingest.faults.raised_at_end():
+            for path, parts in self._files():
+                for part in parts:
+                    self.counts.records_read += part.num_empty
+                    self.counts.records_skipped_empty += part.num_empty
+                    block = self._ingest.clean(part.batch) if len(part.batch) else None
+                    if block is not None and not self._ingest.faults:
+                        ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
+                        share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
+                        yield TextPart(ids, _texts(block), share)
+                bytes_before += path.stat().st_size
 
     def _files(self) -> Iterator[tuple[Path, FastaParts | TableParts]]:
         rows_before = 0
@@ -94,15 +95,16 @@ class TextStream:
             yield path, table
             rows_before += table.num_rows
 
-    def _first_place(self, record_id: str) -> str | None:
-        """Where the first record with an id stands: read again, since it is only asked for before a refusal."""
-        wanted = record_id.encode("utf-8")
+    def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
+        """Where the first record with each of these ids stands: read again, since it is asked for a refusal alone."""
+        found: dict[str, str] = {}
         for path, parts in self._files():
             for part in parts:
-                ids = part.batch.records.ids
-                if wanted in ids.text and wanted in (found := ids.split()):
-                    return place_in_file(path, part.numbers[found.index(wanted)])
-        return None
+                for encoded, number in zip(part.batch.records.ids.split(), part.numbers, strict=True):
+                    record_id = encoded.decode("utf-8")
+                    if record_id in ids and record_id not in found:
+                        found[record_id] = place_in_file(path, number)
+        return found
 
 
 def _texts(block: CleanBlock) -> list[str]:

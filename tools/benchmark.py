@@ -34,6 +34,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from dataset.count_labels import counted
 from dataset.store import Store
 from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
@@ -159,8 +160,8 @@ def run_stages(subject: Any) -> Iterator[Any]:
 def _heading(facts: dict[str, Any]) -> str:
     cropped = f", {100 * facts['cropped_share']:.1f} % cropped" if facts["cropped_share"] else ""
     return (
-        f"{facts['store']}: {facts['records']:,} records, {facts['tokens_per_record']:,.0f} tokens each on average, "
-        f"{facts['longest_tokens']:,} the longest{cropped}; {facts['model']} on {facts['device']}, "
+        f"{facts['store']}: {counted(facts['records'], 'record{s}')}, {facts['tokens_per_record']:,.0f} tokens each on "
+        f"average, {facts['longest_tokens']:,} the longest{cropped}; {facts['model']} on {facts['device']}, "
         f"torch {facts['torch']}; took {facts['seconds']:.0f} s"
     )
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dataset.count_labels import counted
 from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     console.print(figures_table(evaluation))
     for name, number in evaluation["counts"].items():
-        console.print(f"  {number:,} {escape(name.replace('_', ' '))}")
+        console.print(escape(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}"))
     console.print(f"written: {escape(str(output))}/report.md and evaluation.json")
     return 0
 
@@ -140,8 +141,8 @@ def figures_table(evaluation: Mapping[str, Any]) -> Table:
     """The figures, their intervals dimmed, and those of the baselines."""
     judged = {"model": evaluation, **evaluation["baselines"]}
     share = evaluation["bootstrap"]["share"]
-    unit = f"{evaluation['residues']:,} residues of " if "residues" in evaluation else ""
-    title = f"{evaluation['kind']}: {unit}{evaluation['records']:,} records"
+    unit = f"{counted(evaluation['residues'], 'residue{s}')} of " if "residues" in evaluation else ""
+    title = f"{evaluation['kind']}: {unit}{counted(evaluation['records'], 'record{s}')}"
     table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     for name in judged:

@@ -1,10 +1,12 @@
 """Convert FASTA files to a store that training reads.
 
 Files may be plain, .gz, .bz2, .xz or .zst; a source may be a file, a folder or a quoted glob. The store appears under
-its name when it is complete; whatever was changed or left out on the way is counted.
+its name when it is complete; whatever was changed or left out on the way is counted. Refused records are listed all at
+once, the first ten with their places; --check does only that.
 
 Examples:
   python -m tools fasta2lmdb uniref50.fasta.gz uniref50_store
+  python -m tools fasta2lmdb --check uniref50.fasta.gz
   python -m tools fasta2lmdb proteomes/ 'more/*.faa.zst' all_store --duplicate-ids first --bad-characters to_x
 """
 
@@ -17,10 +19,10 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from dataset.conversion import convert
-from dataset.count_labels import count_lines
+from dataset.conversion import check, convert
+from dataset.count_labels import count_lines, counted
 from dataset.progress import conversion_bar
-from dataset.store_format import StoreManifest
+from dataset.store_format import IngestCounts
 from tools._arguments import ToolArguments
 from train_config.errors import ConfigError
 from train_config.schema import IngestSection
@@ -30,31 +32,48 @@ class Arguments(ToolArguments):
     """Settings of one conversion."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE [SOURCE ...] STORE")] = Field(
-        description="FASTA files, folders or quoted globs, and last the folder to make."
+        description="FASTA files, folders or quoted globs, and last the folder to make (with --check there is none)."
     )
     ingest: Annotated[IngestSection, tyro.conf.arg(name="")] = IngestSection()
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace a store that exists under this name."
     )
+    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Read everything and report what would be refused or changed; write nothing."
+    )
 
 
 def main(argv: list[str]) -> int:
-    """Convert and say what was done."""
+    """Convert or check, and say what was done."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools fasta2lmdb", description=__doc__)
-    if len(arguments.paths) < 2:
-        raise ConfigError("give at least one source and then the store to make: fasta2lmdb SOURCE [SOURCE ...] STORE")
+    if len(arguments.paths) < (1 if arguments.check else 2):
+        raise ConfigError(
+            "give at least one source and then the store to make: fasta2lmdb SOURCE [SOURCE ...] STORE, or sources "
+            "alone to be checked: fasta2lmdb --check SOURCE [SOURCE ...]"
+        )
+    if arguments.check:
+        return _check(list(arguments.paths), arguments.ingest)
     *sources, target = arguments.paths
     start_s = time.perf_counter()
     with conversion_bar("converting") as progress:
         manifest = convert(sources, Path(target), arguments.ingest, progress=progress, overwrite=arguments.overwrite)
-    print(_summary(target, manifest, time.perf_counter() - start_s))
+    elapsed_s = time.perf_counter() - start_s
+    rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
+    size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
+    _print_summary(f"{target}: {_holds(manifest.num_records, manifest.num_residues)}, {size}", manifest.counts)
     return 0
 
 
-def _summary(target: str, manifest: StoreManifest, elapsed_s: float) -> str:
-    rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
-    lines = [
-        f"{target}: {manifest.num_records:,} records, {manifest.num_residues:,} residues, "
-        f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
-    ]
-    return "\n".join([*lines, *(f"  {line}" for line in count_lines(manifest.counts))])
+def _check(sources: list[str], ingest: IngestSection) -> int:
+    with conversion_bar("checking") as progress:
+        checked = check(sources, ingest, progress=progress)
+    _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)
+    return 0
+
+
+def _holds(records: int, residues: int) -> str:
+    return f"{counted(records, 'record{s}')}, {counted(residues, 'residue{s}')}"
+
+
+def _print_summary(first: str, counts: IngestCounts) -> None:
+    print("\n".join([first, *(f"  {line}" for line in count_lines(counts))]))

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dataset.count_labels import counted
 from monitoring.gpu_log import GpuLogWriter
 from monitoring.host import HostSampler
 from monitoring.nvml import GpuSample, NvmlDevices
@@ -128,7 +129,7 @@ class _Session:
     def summary(self) -> str:
         """What was written."""
         gpus = f"{len(self._gpus)} GPU{'' if len(self._gpus) == 1 else 's'}" if self._gpus else "no GPU"
-        return f"{self._samples:,} samples of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
+        return f"{counted(self._samples, 'sample{s}')} of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
 
     def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
         gpus = self._chosen(self._devices.read())
@@ -152,7 +153,7 @@ class _Session:
         return [gpu for gpu in gpus if not wanted or gpu.index in wanted]
 
     def _line(self, gpus: list[GpuSample], figures: dict[str, float]) -> str:
-        parts = [f"{self._samples:,} samples", *map(_describe, gpus)]
+        parts = [counted(self._samples, "sample{s}"), *map(_describe, gpus)]
         if "cpu_percent" in figures:
             parts.append(f"CPUs {figures['cpu_percent']:.0f} %")
         parts.append(f"memory {figures['host_used_bytes'] / _GIB:.1f}/{figures['host_total_bytes'] / _GIB:.0f} GiB")

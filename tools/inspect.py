@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dataset.count_labels import count_lines
+from dataset.count_labels import count_lines, counted
 from dataset.labelled_store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labelled_store import LabelledStore
 from dataset.store import Store
@@ -145,7 +145,7 @@ def _report(name: str, store: Store, counts: IngestCounts, facts: dict[str, Any]
             f"{lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,g}, mean {lengths['mean']:,g}",
         ),
         ("alphabet", manifest.alphabet),
-        ("format", f"version {manifest.format_version}, {manifest.engine}, {manifest.num_blocks:,} blocks"),
+        ("format", f"version {manifest.format_version}, {manifest.engine}, {counted(manifest.num_blocks, 'block{s}')}"),
         ("size", f"{manifest.data_bytes / 1e6:,.1f} MB"),
         ("checksum", manifest.checksum),
         ("created", manifest.created),
@@ -194,7 +194,8 @@ def _bars(title: str, rows: list[tuple[str, int]], total: int) -> Table:
 def _source(store: Store) -> str:
     source = store.manifest.source
     if isinstance(source, SampleSource):
-        return f"embedded sample: {source.records:,} records, {source.families:,} families, seed {source.seed}"
+        families = counted(source.families, "famil{ies}")
+        return f"embedded sample: {counted(source.records, 'record{s}')}, {families}, seed {source.seed}"
     shown = [f"{file.path} ({file.bytes / 1e6:,.1f} MB)" for file in source[:5]]
-    more = [f"and {len(source) - 5:,} more files"] if len(source) > 5 else []
+    more = [f"and {counted(len(source) - 5, 'more file{s}')}"] if len(source) > 5 else []
     return "\n".join([*shown, *more])

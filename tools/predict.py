@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=own, prog="python -m tools predict", description=__doc__)
     check_output(arguments.output, (".csv", ".tsv", ".parquet"), arguments.overwrite)
     # Here, so that --help and a wrong option answer at once.
-    from dataset.count_labels import count_lines
+    from dataset.count_labels import count_lines, counted
     from inference.classification import config_of
     from inference.text_stream import TextStream
     from tools._classifier.output import complete_file, record_bar
@@ -75,8 +75,8 @@ def main(argv: list[str]) -> int:
         counts = predict_all(pipeline, stream, writer, bar)
     seconds = time.perf_counter() - start_s
     print(
-        f"{arguments.output}: {counts.records:,} predictions in {seconds:.1f} s ({counts.records / seconds:,.0f}/s, "
-        f"{pipeline.device}, {pipeline.amp_dtype})"
+        f"{arguments.output}: {counted(counts.records, 'prediction{s}')} in {seconds:.1f} s "
+        f"({counts.records / seconds:,.0f}/s, {pipeline.device}, {pipeline.amp_dtype})"
     )
     if counts.cropped:
         print(

@@ -18,7 +18,8 @@ class LabelsSection(Section):
         "multiclass",
         description=(
             "multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or "
-            "more numbers; per_residue: one letter for each residue, as in secondary structure."
+            "more numbers; per_residue: one letter for each residue, as in secondary structure, where '.', '?' and '-' "
+            "mean not known: neither learnt nor scored."
         ),
     )
     header_pattern: str | None = Field(
@@ -29,6 +30,16 @@ class LabelsSection(Section):
     )
     header_field: Annotated[int, Field(ge=1)] | None = Field(
         None, description="FASTA: word of the header that is the label; the id is word 0."
+    )
+    labels_file: str | None = Field(
+        None,
+        description=(
+            "FASTA, per_residue: a FASTA file of the same ids, as biotrainer and FLIP have it, with a letter for each "
+            "residue in place of the sequence."
+        ),
+    )
+    mask_file: str | None = Field(
+        None, description="FASTA beside labels_file, with a 1 for each residue, or a 0 to neither learn nor score it."
     )
     id_column: str | None = Field(None, description="Table: column of the ids. Default: row1, row2 ...")
     text_column: str = Field("sequence", description="Table: column of the sequence or text.")
@@ -51,7 +62,11 @@ class LabelsSection(Section):
         ),
     )
     split_column: str | None = Field(
-        None, description="Table: column that says train, valid (or validation, val, dev) or test."
+        None,
+        description=(
+            "Table: column that says train, valid (or validation, val, dev) or test. labels_file: attribute of its "
+            "headers that does, such as SET of SET=train; VALIDATION=True makes of train valid."
+        ),
     )
     validation_source: list[str] = Field([], description="Labelled files to hold out, for split files.")
     unseen_labels: Literal["error", "skip"] = Field(
@@ -69,6 +84,12 @@ class LabelsSection(Section):
     def _fits_together(self) -> LabelsSection:
         if self.header_pattern is not None and self.header_field is not None:
             raise ValueError("header_pattern and header_field can't both be set: remove one")
+        if self.labels_file is not None and self.kind != "per_residue":
+            raise ValueError(f"labels_file is for kind per_residue, not for {self.kind}")
+        if self.labels_file is not None and (self.header_pattern, self.header_field) != (None, None):
+            raise ValueError("labels_file and a place in the headers can't both be set: remove one")
+        if self.mask_file is not None and self.labels_file is None:
+            raise ValueError("mask_file goes with labels_file: set that, too, or remove it")
         if (self.split == "column") != (self.split_column is not None):
             raise ValueError("split column and split_column go together: set both or neither")
         if (self.split == "files") != bool(self.validation_source):

@@ -9,38 +9,28 @@ from __future__ import annotations
 
 
 class EsmerayError(Exception):
-    """Base of every refusal. The message is one line, meant for the person at the terminal."""
+    """Base of every refusal, meant for the person at the terminal.
+
+    Args:
+        problems: what was wrong, each to be said in a line of its own; the message has them all.
+    """
 
     exit_code = 1
     retryable = False
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What was wrong, each to be said in a line of its own."""
-        return (str(self),)
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type[EsmerayError], tuple[str, ...], dict[str, object]]:
+        """Pickled with each problem: workers' errors travel to the driver."""
+        return type(self), self.problems, self.__dict__
 
 
 class ConfigError(EsmerayError):
-    """Wrong usage, an unknown key, a wrong type or an impossible combination of settings (exit code 2).
-
-    Args:
-        problems: one each; the message has them all.
-    """
+    """Wrong usage, an unknown key, a wrong type or an impossible combination of settings (exit code 2)."""
 
     exit_code = 2
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self._problems = problems
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """One line each."""
-        return self._problems
-
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, ...]]:
-        """Pickled with each problem: workers' errors travel to the driver."""
-        return type(self), self._problems
 
 
 class DataError(EsmerayError):

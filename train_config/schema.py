@@ -73,6 +73,13 @@ class IngestSection(Section):
     empty_sequences: Literal["error", "skip"] = Field(
         "error", description="Headers without a sequence. error: refuse; skip: drop the record, counted."
     )
+    nucleotides: Literal["warn", "error"] = Field(
+        "warn",
+        description=(
+            "Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: "
+            "refuse. A few short peptides alone are never taken for that."
+        ),
+    )
 
 
 class DataSection(Section):

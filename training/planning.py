@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataset.count_labels import UNCHANGED, count_lines
+from dataset.count_labels import UNCHANGED, count_lines, counted
 from model.memory import MemoryEstimate, ParameterCount, estimate_memory
 from train_config.schema import Config
 from training.data_size import DataSize
@@ -33,11 +33,11 @@ class Plan:
         memory = self.memory
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
-            f"training data    {about}{self.data.sequences:,} sequences, {self.data.tokens:,} tokens",
-            f"held out         {about}{self.data.held_out:,} sequences",
+            f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
+            f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in self._changed()),
-            f"cropped          {about}{self.data.cropped_sequences:,} sequences, "
-            f"{self.data.cropped_residues:,} residues left out each epoch",
+            f"cropped          {about}{counted(self.data.cropped_sequences, 'sequence{s}')}, "
+            f"{counted(self.data.cropped_residues, 'residue{s}')} left out each epoch",
             f"tokens per step  {self._tokens_per_step()}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
             f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",
@@ -55,10 +55,10 @@ class Plan:
         return [] if counts is None or count_lines(counts) == [UNCHANGED] else count_lines(counts)
 
     def _tokens_per_step(self) -> str:
-        in_batches = f"{self.global_tokens:,} in {self.batches_per_step} packed batches"
+        in_batches = f"{self.global_tokens:,} in {counted(self.batches_per_step, 'packed batch{es}')}"
         if self.max_sequences is None:
             return in_batches
-        return f"at most {in_batches} of {self.max_sequences:,} sequences at most"
+        return f"at most {in_batches} of {counted(self.max_sequences, 'sequence{s}')} at most"
 
 
 def make_plan(config: Config, workers: Workers, data: DataSize, parameters: ParameterCount) -> Plan:

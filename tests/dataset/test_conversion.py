@@ -282,6 +282,7 @@ def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
     manifest = json.loads((tmp_path / "store" / MANIFEST_FILE).read_text())
     assert manifest["counts"] == {
         "records_read": 3,
+        "records_like_nucleotides": 0,
         "records_upper_cased": 1,
         "stops_dropped": 1,
         "j_to_x": 1,

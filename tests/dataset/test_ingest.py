@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from dataset import ingest as ingest_module
 from dataset.fasta import RecordBatch
 from dataset.ingest import CleanBlock, Ingest
 from train_config.errors import DataError
@@ -24,6 +25,13 @@ def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
         (name.decode(), block.residues[end - length : end].decode())
         for name, end, length in zip(block.ids.split(), ends, block.lengths, strict=True)
     ]
+
+
+def refused(ingest: Ingest, *batches: RecordBatch) -> tuple[str, ...]:
+    with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
+        for one in batches:
+            ingest.clean(one)
+    return raised.value.problems
 
 
 def applied(ingest: Ingest) -> dict[str, int]:
@@ -85,14 +93,77 @@ def test_renamed_ids_stay_unique_even_beside_ids_that_look_renamed():
 
 @pytest.mark.parametrize("policy", ["error", "to_x", "skip"])
 def test_a_header_inside_a_sequence_line_is_refused_under_every_policy(policy):
-    with pytest.raises(DataError, match="'>' inside a sequence line"):
-        Ingest(IngestSection(bad_characters=policy)).clean(batch(("a", "MKV>b")))
+    (problem,) = refused(Ingest(IngestSection(bad_characters=policy)), batch(("a", "MKV>b")))
+    assert "'>' inside a sequence line" in problem
 
 
-@pytest.mark.parametrize(("header", "problem"), [("", "without an id"), ("   ", "without an id")])
-def test_an_empty_id_is_refused(header, problem):
-    with pytest.raises(DataError, match=problem):
-        Ingest(IngestSection()).clean(batch(("a", "MK"), (header, "MK")))
+@pytest.mark.parametrize("header", ["", "   "])
+def test_an_empty_id_is_refused(header):
+    (problem,) = refused(Ingest(IngestSection()), batch(("a", "MK"), (header, "MK")))
+    assert "a header without an id" in problem
+
+
+def test_every_fault_is_counted_and_the_first_ten_are_shown_in_the_order_of_the_records():
+    ingest = Ingest(IngestSection())
+    first = batch(("a", "M-"), ("b", ""), ("a", "MK"), ("", "MK"), ("", "ML"))
+    summary, *shown = refused(ingest, first, batch(*((f"id{number}", "M1") for number in range(20))))
+    assert summary == (
+        "25 faults: 21 records with characters outside the alphabet, 2 headers without an id, 1 header without a "
+        "sequence, 1 id that stood before; the first 10"
+    )
+    assert [line.split(":")[0] for line in shown[:5]] == [
+        "record 'a'",
+        "record 'b'",
+        "record 'a'",
+        "record ''",
+        "record ''",
+    ]
+    assert len(shown) == 10
+
+
+def test_what_ends_the_reading_comes_after_the_faults_before_it():
+    ingest = Ingest(IngestSection())
+    with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
+        ingest.clean(batch(("a", "M-")))
+        raise DataError("in.fasta: truncated")
+    summary, _, last = raised.value.problems
+    assert summary == "2 faults: 1 record with characters outside the alphabet, 1 fault that ended the reading"
+    assert last == "in.fasta: truncated"
+
+
+PROTEIN = "MKVLAGDESTRNQFPWYHIC" * 20
+DNA = "acgtN" * 80
+
+
+@pytest.mark.parametrize(
+    ("sequences", "number"),
+    [
+        ([DNA, DNA.upper(), "ACGU" * 40], 3),
+        ([DNA[:150]] * 10, 10),  # short reads
+        ([DNA, PROTEIN], 1),
+        ([PROTEIN] * 3, 0),
+        (["GAGAGS" * 60], 0),  # silk
+        (["ACGT", "GATTACA", "TACT"], 0),  # short peptides alone
+        ([PROTEIN, "ACGT"], 0),
+    ],
+)
+def test_records_of_dna_are_counted_and_short_peptides_are_not(sequences, number):
+    records = batch(*((f"id{index}", sequence) for index, sequence in enumerate(sequences)))
+    ingest = Ingest(IngestSection())
+    assert len(ingest.clean(records).lengths) == len(sequences)
+    assert ingest.counts.records_like_nucleotides == number
+    if number:
+        problems = refused(Ingest(IngestSection(nucleotides="error")), records)
+        assert len(problems) == (1 if number == 1 else number + 1)
+        assert "as in DNA or RNA; translate it to protein, or give --data.ingest.nucleotides warn" in problems[-1]
+
+
+def test_the_letters_of_a_batch_of_proteins_are_not_all_looked_at_for_dna(monkeypatch):
+    looked_at = []
+    share = ingest_module._share_of_nucleotides
+    monkeypatch.setattr(ingest_module, "_share_of_nucleotides", lambda text: looked_at.append(len(text)) or share(text))
+    Ingest(IngestSection()).clean(batch(*((f"id{index}", PROTEIN) for index in range(600))))
+    assert sum(looked_at) <= 256
 
 
 def test_a_block_says_which_records_of_its_batch_are_in_it():

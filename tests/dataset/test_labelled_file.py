@@ -260,6 +260,24 @@ def test_what_is_no_number_can_be_left_out_as_the_refusal_says(tmp_path, word):
         assert records.texts == ["MK"] and counted(records) == {"records_skipped_missing_label": 1}
 
 
+def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_path):
+    rows = [("MK", "1"), ("M-", "2"), ("ML", "fast"), ("MV", ""), ("MA", "3")]
+    path = write_fasta(
+        tmp_path / "in.fasta", [(f"id{number} {label}", text) for number, (text, label) in enumerate(rows)]
+    )
+    with pytest.raises(DataError) as raised:
+        read(path, kind="regression", header_field=1)
+    summary, *lines = raised.value.problems
+    assert summary == (
+        "3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1 record without a label"
+    )
+    assert [line.split(": ")[0].removeprefix(f"{path}, ") for line in lines] == [
+        "line 4, column 2, record 2 'id1'",
+        "line 5, record 3 'id2'",
+        "line 7, record 4 'id3'",
+    ]
+
+
 def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
     rows = [("MK", 1.0), (None, 2.0), ("ML", None), ("MV", float("nan"))]
     path = write_table(tmp_path / "in.parquet", ("sequence", "label"), *rows)

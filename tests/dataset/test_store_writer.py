@@ -43,7 +43,7 @@ def test_no_more_than_a_transaction_is_held_back(tmp_path, sample, monkeypatch):
     assert max(held) < 300_000 + 400_000  # one block more than the bound at most
 
 
-@pytest.mark.parametrize("limit", [60_000, 500_000])
+@pytest.mark.parametrize("limit", [4_000, 60_000, 500_000])
 def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample, limit):
     # A limit on the size of files stands in for a full disk: the same failing writes, without a file system to fill.
     source = write_fasta(tmp_path / "in.fasta", sample)

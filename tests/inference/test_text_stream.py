@@ -62,6 +62,18 @@ def test_a_repeated_id_of_a_later_file_is_refused_with_the_first(fasta, tmp_path
         records(stream(fasta, tmp_path / "b.csv", labels={"id_column": "id"}))
 
 
+def test_all_refused_records_are_reported_once_the_files_are_read(fasta, tmp_path):
+    (tmp_path / "b.fasta").write_text(">p3\nM1\n>p4\nMK\n")
+    with pytest.raises(DataError) as raised:
+        records(stream(fasta, tmp_path / "b.fasta"))
+    summary, character, repeated = raised.value.problems
+    assert summary == "2 faults: 1 record with characters outside the alphabet, 1 id that stood before"
+    assert "b.fasta, line 2, column 2, record 1 'p3'" in character
+    assert repeated.endswith(
+        "a.fasta, line 5, record 3 'p3'; make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
+    )
+
+
 def test_repeated_ids_can_be_dropped_or_renamed(tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p1\nMK\n>p1\nTA\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dataset import fasta_places
 from dataset.store import Store
 from dataset.store_format import DATA_FILE, MANIFEST_FILE
 from tests.conftest import REPOSITORY
@@ -110,6 +111,51 @@ def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_pa
     refused(outcome, words, tmp_path)
 
 
+MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
+
+
+@pytest.mark.parametrize("options", [["--check"], []], ids=["checked", "converted"])
+def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tmp_path, options):
+    path = tmp_path / "in.fasta"
+    path.write_bytes(MANY)
+    outcome = command("fasta2lmdb", path, *options, *([] if options else [tmp_path / "store"]))
+    first, *lines = outcome.err.replace(str(path), "in.fasta").splitlines()
+    assert (outcome.code, outcome.out) == (3, "")
+    assert first == (
+        "error: 5 faults: 2 records with characters outside the alphabet, 1 header without an id, 1 header without a "
+        "sequence, 1 id that stood before"
+    )
+    places = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
+    places += ["10, column 3, record 5 'c'", "11, record 6 'ok': the id 'ok' stands already in in.fasta, line 1"]
+    for line, place in zip(lines, places, strict=True):
+        assert line.startswith(f"error: in.fasta, line {place}"), line
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in.fasta"]
+
+
+@pytest.mark.parametrize("damage", ["NUL", "comment", "truncated"])
+def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, tmp_path, damage):
+    path = tmp_path / ("in.fasta.gz" if damage == "truncated" else "in.fasta")
+    proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several chunks of reading
+    end = {"NUL": b">z \0\nMK\n>y\nM1\n", "comment": b">z\n#K\n>y\nM1\n", "truncated": b">z\n%b\n" % proteins}[damage]
+    path.write_bytes(gzip.compress(MANY + end)[:-6] if damage == "truncated" else MANY + end)
+    outcome = command("fasta2lmdb", "--check", path)
+    lines = outcome.err.splitlines()
+    assert (outcome.code, len(lines)) == (3, 7)
+    assert lines[0].startswith("error: 6 faults: ") and lines[0].endswith(", 1 fault that ended the reading")
+    words = {"NUL": "line 13, record 7 'z': holds a NUL", "comment": "line 14, record 7 'z': starts with '#'"}
+    assert words.get(damage, "is truncated") in lines[-1]
+
+
+def test_places_are_looked_up_in_one_pass_over_the_file(command, tmp_path, monkeypatch):
+    passes = []
+    scan = fasta_places._scan
+    monkeypatch.setattr(fasta_places, "_scan", lambda path: passes.append(path) or scan(path))
+    (tmp_path / "in.fasta").write_bytes(FIRST + b"".join(b">id%d\nM1\n" % number for number in range(1000)))
+    outcome = command("fasta2lmdb", "--check", tmp_path / "in.fasta")
+    assert outcome.err.startswith("error: 1,000 faults: ") and outcome.err.count("\n") == 11
+    assert len(passes) == 1
+
+
 def test_a_missing_file_is_refused(command, tmp_path):
     refused(command("fasta2lmdb", tmp_path / "no.fasta", tmp_path / "store"), "no such file or folder", tmp_path)
 
@@ -164,7 +210,7 @@ def test_an_empty_compressed_file_is_refused(command, tmp_path):
 
 
 ACCEPTED = {
-    "lower case": (b">a\nmkv\n", "MKV", "1 records with lower-case letters, upper-cased"),
+    "lower case": (b">a\nmkv\n", "MKV", "1 record with lower-case letters, upper-cased"),
     "final stop": (b">a\nMKV*\n", "MKV", "1 final '*' dropped"),
     "J": (b">a\nMJJV\n", "MXXV", "2 J replaced by X"),
     "CRLF": (b">a\r\nMK\r\nV\r\n", "MKV", "every record taken"),

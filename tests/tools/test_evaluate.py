@@ -71,7 +71,7 @@ def test_a_label_that_the_model_does_not_know_is_refused_or_left_out(command, mo
     for words in ("strange", "'vacuole'", "--data.labels.unseen_labels skip"):
         assert words in outcome.err, words
     outcome = command(*arguments, "--data.labels.unseen_labels", "skip")
-    assert outcome.code == 0 and "1 records unseen label" in outcome.out
+    assert outcome.code == 0 and "1 record unseen label" in outcome.out
     assert evaluation(tmp_path / "r")["records"] == 9
 
 

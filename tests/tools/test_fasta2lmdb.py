@@ -24,13 +24,35 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     first, *counts = outcome.out.splitlines()
     assert first.startswith(f"{tmp_path / 'store'}: 2 records, 6 residues, ")
     assert [line.strip() for line in counts] == [
-        "1 records with lower-case letters, upper-cased",
+        "1 record with lower-case letters, upper-cased",
         "1 final '*' dropped",
         "1 J replaced by X",
-        "1 characters outside the alphabet replaced by X",
-        "1 records skipped for want of a sequence",
-        "1 records skipped for an id that stood before",
+        "1 character outside the alphabet replaced by X",
+        "1 record skipped for want of a sequence",
+        "1 record skipped for an id that stood before",
     ]
+
+
+def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, tmp_path):
+    (tmp_path / "a.fasta").write_text(">a\nmkv*\n")
+    (tmp_path / "b.fasta").write_text(">b\nMK\n")
+    outcome = command("fasta2lmdb", "--check", tmp_path / "a.fasta", tmp_path / "b.fasta")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, *counts = outcome.out.splitlines()
+    assert first.endswith("b.fasta: sound, 2 records, 5 residues")
+    assert [line.strip() for line in counts] == [
+        "1 record with lower-case letters, upper-cased",
+        "1 final '*' dropped",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fasta", "b.fasta"]
+
+
+def test_dna_is_reported_in_the_summary_or_refused(command, tmp_path):
+    (tmp_path / "in.fasta").write_text(f">gene\n{'ACGT' * 100}\n")
+    done = command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store")
+    assert done.code == 0 and "1 record like DNA or RNA, not protein" in done.out
+    refused = command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "other", "--nucleotides", "error")
+    assert refused.code == 3 and "give --nucleotides warn" in refused.err
 
 
 def test_several_sources_and_a_glob_make_one_store(command, tmp_path):
@@ -61,7 +83,9 @@ def test_help_teaches_by_example(command):
         assert option in outcome.out
 
 
-@pytest.mark.parametrize("arguments", [[], ["only_one"], ["a", "b", "--duplicate-ids", "frist"], ["a", "b", "--typo"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["only_one"], ["--check"], ["a", "b", "--duplicate-ids", "frist"], ["a", "b", "--typo"]]
+)
 def test_wrong_usage_is_exit_code_2(command, arguments):
     assert command("fasta2lmdb", *arguments).code == 2
 

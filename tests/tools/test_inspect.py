@@ -24,7 +24,7 @@ def test_the_report_shows_counts_lengths_composition_and_origin(command, store):
         "residues  126",
         "3 to 120, median 3, mean 42",
         "ACDEFGHIKLMNPQRSTVWYBUZOX",
-        "version 2, lmdb-0.9, 1 blocks",
+        "version 2, lmdb-0.9, 1 block",
         "1 final '*' dropped",
         "in.fasta",
         "100 to 199",
@@ -53,7 +53,7 @@ def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
     from train_config.schema import DataSection, SampleSection
 
     path = ensure_store(DataSection(sample=SampleSection(records=5, families=1)), tmp_path)
-    assert "embedded sample: 5 records, 1 families, seed 0" in command("inspect", path).out
+    assert "embedded sample: 5 records, 1 family, seed 0" in command("inspect", path).out
 
 
 def test_verify_finds_what_a_quick_look_can_not(command, store):
@@ -70,6 +70,14 @@ def test_help_teaches_by_example(command):
     outcome = command("inspect", "--help")
     assert outcome.code == 0
     assert "python -m tools inspect uniref50_store --json | jq" in outcome.out
+
+
+def test_for_a_fasta_file_the_command_that_makes_a_store_of_it_is_given(command, tmp_path):
+    source = tmp_path / "my.proteins.fasta.gz"
+    source.touch()
+    outcome = command("inspect", source)
+    assert (outcome.code, outcome.err.count("\n")) == (3, 1)
+    assert outcome.err.endswith(f"python -m tools fasta2lmdb {source} {tmp_path / 'my_store'}\n")
 
 
 def test_a_folder_that_is_no_store_is_refused(command, tmp_path):

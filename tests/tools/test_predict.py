@@ -100,7 +100,7 @@ def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, m
     assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
     renamed = ("predict", model, path, "--output", tmp_path / "a.csv", "--data.ingest.duplicate_ids", "rename")
     outcome = command(*renamed)
-    assert outcome.code == 0 and "1 ids renamed" in outcome.out
+    assert outcome.code == 0 and "1 id renamed" in outcome.out
     assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
 
 

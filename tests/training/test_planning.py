@@ -60,7 +60,7 @@ def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     data = estimate_size(config.data)
     plan = make_plan(config, WORKERS, data, count_parameters(config.model))
     assert plan.steps_per_epoch == -(-data.sequences // 2)
-    assert "at most 512 in 2 packed batches of 1 sequences at most" in "\n".join(plan.lines())
+    assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())
 
 
 def test_zero_divides_the_optimizer_state_over_the_workers(tmp_path):

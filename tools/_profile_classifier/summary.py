@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dataset.count_labels import counted
+
 Profile = Mapping[str, Any]
 _NOT_MEASURED = "not measured (step {}; run it with --steps {})"
 
@@ -20,7 +22,7 @@ def summary_lines(profile: Profile) -> list[str]:
         f"{model['architecture']}, {model['parameters']:,} parameters, {model['model_size_mb']:,.1f} MB, "
         f"{model['kind']} with {model['outputs']} outputs",
         f"on {model['device']} in {model['amp_dtype']}, {model['threads']} threads, torch {model['torch']}",
-        f"data: {profile['subject']['data']}, {profile['data']['samples']:,} samples, "
+        f"data: {profile['subject']['data']}, {counted(profile['data']['samples'], 'sample{s}')}, "
         f"{profile['data']['tokens_per_sample']:,.0f} tokens each on average",
         "",
         "Answers",
@@ -74,8 +76,8 @@ def _whole_answers(step: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         return [("Accuracy", reason), ("Time of the whole file", reason)]
     figures = dict(step["figures"])
     time = (
-        f"{step['seconds']:,.2f} s for {step['samples']:,} samples ({step['samples_per_s']:,.1f}/s, batches of "
-        f"{step['batch_tokens']:,} tokens)"
+        f"{step['seconds']:,.2f} s for {counted(step['samples'], 'sample{s}')} ({step['samples_per_s']:,.1f}/s, "
+        f"batches of {step['batch_tokens']:,} tokens)"
     )
     if not figures:
         return [("Accuracy", "not known: labels were not read"), ("Time of the whole file", time)]
