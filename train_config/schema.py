@@ -52,7 +52,8 @@ class RunSection(Section):
 
 
 class SampleSection(Section):
-    """The embedded sample, made by the project's own code when data.source is 'sample'."""
+    """The embedded sample, made by the project's own code when data.source is 'sample': protein families; for the
+    classifier proteins of six locations in the cell or, where model.tokenizer.content is text, customers' messages."""
 
     records: Annotated[int, Field(gt=0, le=10_000_000)] = Field(2000, description="Records to make.")
     families: PositiveInt = Field(50, description="Families that sequences descend from.")
