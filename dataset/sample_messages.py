@@ -1,7 +1,7 @@
 """The embedded sample of labelled texts: what customers of a shop want, in a sentence or two.
 
 A message is one of its intent's requests with words for its blanks, maybe with a remark that says nothing of the
-intent, a greeting and a slip of the keyboard. Some requests belong to two intents.
+intent (some quote another request), a greeting and a slip of the keyboard. Some requests belong to two intents.
 
 Only uniform random numbers are drawn, as in :mod:`dataset.sample`.
 """
@@ -59,10 +59,12 @@ _WORDS = {
     "replace": ("{ask} replace the {item}", "i want another {item} for this one",
                 "i'm not happy with the {item} you sent"),
     "remark": ("i paid with my {card}", "i bought it {when}", "the {item} was a gift", "your site is slow {when}",
-               "i moved to a new flat", "i have used a voucher", "my password is fine", "i already returned a {item}"),
+               "i moved to a new flat", "i have used a voucher", "my password is fine", "i already returned a {item}",
+               "last month i asked: {request}", "i don't mean: {request}", "my friend wrote to you: {request}"),
     "greeting": ("hi", "hello", "good morning", "hey there", "dear team"),
     "close": ("thanks", "thank you", "regards", "asap", "??"),
 }  # fmt: skip
+_WORDS["request"] = tuple(request for requests in _REQUESTS.values() for request in requests)
 _BLANK = re.compile(r"\{(\w+)\}")
 
 
@@ -82,7 +84,7 @@ def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
 
 def _message(intent: str, random: np.random.Generator) -> str:
     parts = [_filled(_one(_REQUESTS[intent], random), random)]
-    if random.random() < 0.4:
+    if random.random() < 0.6:
         parts.insert(int(2 * random.random()), _filled("{remark}", random))
     text = ". ".join(parts)
     if random.random() < 0.3:

@@ -39,7 +39,7 @@ def digest(records: list[tuple[str, str]]) -> str:
 
 
 def test_the_samples_of_a_seed_never_change(proteins, messages):
-    assert (digest(proteins), digest(messages)) == ("faaf2bdff5fd6806", "38f2b3b1c411f315"), (
+    assert (digest(proteins), digest(messages)) == ("faaf2bdff5fd6806", "1e62fffb78ea52e3"), (
         "raise GENERATOR_VERSION when the samples are meant to change"
     )
 
@@ -74,8 +74,8 @@ def test_composition_alone_tells_a_part_of_the_locations(proteins):
     assert 0.35 < model.score(shares[1000:], names[1000:]) < 0.6
 
 
-def test_messages_are_of_twelve_intents_that_their_words_tell_nearly_always(messages):
+def test_messages_are_of_twelve_intents_that_their_words_mostly_tell(messages):
     texts, names = [text for _, text in messages], labels_of(messages)
     assert len(Counter(names)) == 12
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(C=10)).fit(texts[:1000], names[:1000])
-    assert 0.85 < model.score(texts[1000:], names[1000:]) < 0.99
+    assert 0.75 < model.score(texts[1000:], names[1000:]) < 0.95
