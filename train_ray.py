@@ -5,8 +5,10 @@
     python train_ray.py --config FILE --tune train_config/tune_throughput.yaml [--tune.section.key VALUE ...]
 
 Connects to the Ray cluster at hand or starts a local one, prepares the data once, trains with one worker a device and
-prints where the result is. The same command goes on where a run of the same name stopped. With --tune it measures
+prints where the result is. The same command resumes a run of the same name that stopped. With --tune it measures
 configurations instead and writes the fastest as best.yaml, which is an experiment like FILE.
+
+An option overrides the file. Lists take several values; none clears an optional setting and empties a list.
 
 Example: python train_ray.py --config train_config/esm2ae.yaml --data.source proteins.fasta.gz --run.name first
 """
@@ -43,6 +45,11 @@ def main(arguments: list[str]) -> int:
 
         print_help(given.path, __doc__ or "", given.tune_path)
         return 0
+    if given.path is None:
+        raise ConfigError(
+            "--config: no experiment is named; usage: train_ray.py --config FILE [--section.key VALUE ...], for "
+            f"example --config {EXAMPLES['--config']} (see --help)"
+        )
     config = load_config(given.path, given.overrides)
     if given.tune_path is not None:
         search = load_tune_config(given.tune_path, given.tune_overrides)

@@ -184,7 +184,7 @@ def _tool_option(name: str) -> str:
 def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:
     ingest = Ingest(data.ingest)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for batch in sample_batches(data.sample):
+        for batch in sample_batches(sample_records(data.sample.records, data.sample.families, data.sample.seed)):
             block = ingest.clean(batch)
             assert block is not None  # the sample is clean: no policy drops any of it
             writer.add(block)
@@ -193,9 +193,8 @@ def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | N
         return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 
 
-def sample_batches(sample: SampleSection) -> Iterator[RecordBatch]:
-    """The embedded sample as a FASTA file's reader would give it."""
-    records = sample_records(sample.records, sample.families, sample.seed)
+def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
+    """Ids and texts of an embedded sample as a FASTA file's reader would give them."""
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
         ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
         yield RecordBatch.of(ids, sequences)

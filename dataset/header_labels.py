@@ -10,8 +10,8 @@ import re
 from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError
 
-SAMPLE_PATTERN = r"^(?P<label>family\d+)_"
-"""The family of a record of the embedded sample (:mod:`dataset.sample`) is its label, where settings name none."""
+SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
+"""The label in an id of the embedded labelled samples, where settings name no other."""
 
 
 class HeaderLabels:

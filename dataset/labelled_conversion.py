@@ -278,8 +278,6 @@ def _check_settings(data: DataSection, tokenizer: TokenizerSection) -> None:
             f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not have: "
             "set it to hash"
         )
-    if data.source == [SAMPLE] and tokenizer.content == "text":
-        raise ConfigError("model.tokenizer.content is text, but data.source is the embedded sample of proteins")
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:

@@ -133,8 +133,8 @@ def read_labelled(
     """Read labelled files, or files to be labelled.
 
     Args:
-        sources: files, folders and globs; tables by their suffix, anything else as FASTA. Or 'sample', whose labels
-            are its families.
+        sources: files, folders and globs; tables by their suffix, anything else as FASTA. Or 'sample' for an embedded
+            one, of proteins or texts as ``tokenizer.content`` says.
         labels: where labels stand, and what to do where they don't.
         tokenizer: what texts hold; residues are checked and mended.
         ingest: policies for residues and for ids that are there twice.
@@ -262,7 +262,7 @@ class _Reader:
 
     def read_sample(self, sample: SampleSection) -> None:
         """Take the embedded sample's records."""
-        for taken in sample_parts(sample, self._settings, self._with_labels):
+        for taken in sample_parts(sample, self._settings, self._content, self._with_labels):
             self._take(taken, NO_FILE, "training")
 
     def records(self, source: list[SourceFile] | SampleSource, held_out_source: list[SourceFile]) -> LabelledRecords:

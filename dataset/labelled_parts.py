@@ -18,6 +18,8 @@ from dataset.header_labels import SAMPLE_PATTERN, HeaderLabels
 from dataset.label_values import text_of
 from dataset.records import Lines, Records, hashes_of, lengths_of
 from dataset.residue_labels import ResidueLabels
+from dataset.sample_locations import located_records
+from dataset.sample_messages import message_records
 from dataset.store_format import SourceFile
 from dataset.table import Table, TablePart, is_table_name
 from train_config.classifier_schema import LabelsSection
@@ -53,10 +55,16 @@ def place_in_file(path: Path, number: int) -> str:
     return f"{path}, row {number}" if is_table_name(path) else place_of_record(path, number)
 
 
-def sample_parts(sample: SampleSection, settings: LabelsSection, with_labels: bool) -> Iterator[LabelledPart]:
-    """The embedded sample, whose labels are its families unless the settings say otherwise."""
+def sample_parts(
+    sample: SampleSection, settings: LabelsSection, content: Content, with_labels: bool
+) -> Iterator[LabelledPart]:
+    """The embedded labelled sample, of proteins or of texts."""
     number = 1
-    for batch in sample_batches(sample):
+    if content == "text":
+        records = message_records(sample.records, sample.seed)
+    else:
+        records = located_records(sample.records, sample.families, sample.seed)
+    for batch in sample_batches(records):
         yield _headers_read(batch, number, settings, with_labels, SAMPLE_PATTERN)
         number += len(batch)
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from dataset.alphabet import AMINO_ACIDS
 
-GENERATOR_VERSION = 1
-"""Raised when the records of a seed change, so that stores of the old ones are made again."""
+GENERATOR_VERSION = 2
+"""Raised when the records of a seed change, of any sample, so that stores of the old ones are made again."""
 
 MEDIAN_LENGTH = 278
 LENGTH_SIGMA = 0.61

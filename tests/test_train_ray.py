@@ -15,6 +15,7 @@ from train_config.tune_schema import TuneConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SEARCH = REPOSITORY / "train_config" / "tune_throughput.yaml"
+EXPERIMENT = ["--config", str(REPOSITORY / "train_config" / "esm2ae.yaml")]
 
 
 def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -58,9 +59,9 @@ def test_help_of_a_search_lists_its_settings_too(tmp_path):
 
 
 def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
-    result = train_ray("--dry-run", "--data.sample.records", "100", cwd=tmp_path)
+    result = train_ray(*EXPERIMENT, "--dry-run", "--data.sample.records", "100", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "global_tokens: 32768" in result.stdout
+    assert "global_tokens: 8192" in result.stdout
     for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
         assert line in result.stdout
     assert list(tmp_path.iterdir()) == []
@@ -68,7 +69,8 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
 
 def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path):
     options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
-    result = called("--dry-run", "--tune", str(SEARCH), *options)
+    experiment = str(REPOSITORY / "train_config" / "masked_lm.yaml")
+    result = called("--config", experiment, "--dry-run", "--tune", str(SEARCH), *options)
     assert result.returncode == 0, result.stderr
     for line in (
         "token budget          4,096, 8,192",
@@ -97,11 +99,33 @@ def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_pat
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, called):
-    result = called(*arguments)
+    result = called(*(arguments if "--config" in arguments else [*EXPERIMENT, *arguments]))
     assert result.returncode == code, result.stderr
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "error: --config: no experiment is named; usage: train_ray.py --config FILE"),
+        ("", "error: run.yaml: holds no settings"),
+        ("{}\n", "error: run.yaml: holds no settings"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_no_experiment_trains_from_defaults_alone(text, message, dry, called, tmp_path):
+    arguments = []
+    if text is not None:
+        (tmp_path / "run.yaml").write_text(text)
+        arguments = ["--config", "run.yaml"]
+    before = sorted(tmp_path.iterdir())
+    result = called(*arguments, *dry)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_program_leaves_with_the_code_of_the_mistake(tmp_path):

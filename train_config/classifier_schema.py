@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from train_config.section import (
+    Channels,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Share,
+    Tokens,
+)
 
 TargetKind = Literal["multiclass", "binary", "multilabel", "regression", "per_residue"]
 
@@ -109,7 +118,7 @@ class TokenizerSection(Section):
             "'train' for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."
         ),
     )
-    vocabulary_size: PositiveInt = Field(4096, description="Tokens that 'train' aims at, special ones included.")
+    vocabulary_size: Tokens = Field(4096, description="Tokens that 'train' aims at, special ones included.")
     content: Literal["protein", "text"] = Field(
         "protein",
         description="protein: residues, checked and upper-cased as for any store; text: anything in Unicode.",
@@ -149,7 +158,7 @@ class ClassifierSection(Section):
         "linear",
         description=("linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."),
     )
-    hidden_size: PositiveInt = Field(256, description="Channels of the mlp's hidden layer.")
+    hidden_size: Channels = Field(256, description="Channels of the mlp's hidden layer.")
     dropout: Share = Field(0.1, description="Dropout before each linear layer of the head.")
     light_attention_kernel: PositiveInt = Field(9, description="Tokens that light attention's convolutions span.")
     loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = Field(

@@ -8,6 +8,8 @@ experiment's options are ``--section.key``, those of a search ``--tune.section.k
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +27,9 @@ Settings = TypeVar("Settings", bound=Section)
 
 TUNE_PREFIX = "tune."
 """What the options of a search begin with, after the hyphens."""
+
+_BACKBONE: KeyPath = ("model", "backbone")
+_SIZES = ("layers", "hidden_size", "heads")
 
 
 def load_config(path: str | Path | None, overrides: list[str] | None = None) -> Config:
@@ -78,9 +83,14 @@ def _load(
     other, looks_like, option = mistaken_for
     if settings and not set(settings) & set(schema.model_fields) and set(settings) <= set(other.model_fields):
         raise ConfigError(f"{path}: {looks_like}, which belongs to {option}")
+    if path is not None and not settings:
+        raise ConfigError(f"{path}: holds no settings")
     given = parse_overrides(overrides, schema, prefix)
+    _drop_sizes(settings, given, path)
     for key, value in given.items():
         _set(settings, key, value)
+    for key, annotation in known_keys(schema).items():
+        _listed(settings, key, annotation)
     try:
         return schema.model_validate(settings)
     except ValidationError as error:
@@ -154,6 +164,42 @@ def nearest(name: str, known: list[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
+def _drop_sizes(settings: dict[str, Any], given: dict[KeyPath, Any], path: str | Path | None) -> None:
+    """Drop a file's size of random weights where the command line names trained weights, which have their own."""
+    source = given.get((*_BACKBONE, "source"))
+    if not source or not ("/" in source or Path(source).expanduser().is_dir()):
+        return
+    section = _below(settings, _BACKBONE)
+    dropped = [name for name in _SIZES if (*_BACKBONE, name) not in given and section.pop(name, None) is not None]
+    if dropped:
+        print(
+            f"warning: {path}: {', '.join(dropped)} of model.backbone not used: the weights of {source} have their own",
+            file=sys.stderr,
+        )
+
+
+def _listed(settings: dict[str, Any], key: KeyPath, annotation: Any) -> None:
+    """Take a single value of a file for a list of one entry, where a list is due."""
+    section = _below(settings, key[:-1])
+    value = section.get(key[-1])
+    if _list_type(annotation) is not None and isinstance(value, (str, int, float)):
+        section[key[-1]] = [value]
+
+
+def _below(settings: dict[str, Any], key: KeyPath) -> dict[str, Any]:
+    """The settings of a section as the file has them; empty where it has none."""
+    for part in key:
+        inner = settings.get(part)
+        settings = inner if isinstance(inner, dict) else {}
+    return settings
+
+
+def _list_type(annotation: Any) -> Any:
+    """The list or tuple that a setting is, or may be."""
+    members = (annotation, *typing.get_args(annotation))
+    return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
+
+
 def _is_option(argument: str) -> bool:
     return argument.startswith("--")
 
@@ -161,13 +207,12 @@ def _is_option(argument: str) -> bool:
 def _convert(option: str, values: list[str], annotation: Any) -> Any:
     if not values:
         raise ConfigError(f"{option}: a value is missing")
-    members = typing.get_args(annotation)
-    optional = type(None) in members
-    sequence = next((m for m in (annotation, *members) if typing.get_origin(m) in (list, tuple)), None)
+    optional = type(None) in typing.get_args(annotation)
+    sequence = _list_type(annotation)
     # 'none' is also a precision: where it is a value of the list, only 'null' clears the setting.
     words = {"none", "null"} - set(typing.get_args(typing.get_args(sequence)[0]) if sequence else ())
-    if optional and len(values) == 1 and values[0].lower() in words:
-        return None
+    if (optional or sequence) and len(values) == 1 and values[0].lower() in words:
+        return None if optional else []
     if sequence:
         return values
     if len(values) > 1:
@@ -240,8 +285,9 @@ class _Problems:
         """One line for one of pydantic's errors."""
         key = self.key(error["loc"])
         name = ".".join(key)
-        if key in self._given:
-            where = f"--{self._prefix}{name}"
+        message = error["msg"].removeprefix("Value error, ")
+        if overridden := self._overridden(key, message):
+            where = " ".join(f"--{self._prefix}{'.'.join(option)}" for option in overridden)
         elif key in self._lines:
             where = f"{self._path}:{self._lines[key]}: {name}"
         else:
@@ -249,12 +295,16 @@ class _Problems:
         if error["type"] == "extra_forbidden":
             known = [".".join(k) for k in self._keys] + list(self._schema.model_fields)
             return f"{where}: no such setting{nearest(name, known)}"
-        message = error["msg"].removeprefix("Value error, ")
         if error["input"] is None and _is_section(self._schema, key):
             return f"{where}: is empty: leave it out or name settings below it"
         if error["type"] == "value_error":
-            return f"{where}: {message}" if name else message
+            return f"{where}: {message}" if name or overridden else message
         return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+
+    def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
+        """The options that an error concerns: of its setting, or those that a section's rule names."""
+        names = {option: ".".join(option[len(key) :]) for option in self._given if option[: len(key)] == key}
+        return [option for option, name in names.items() if re.search(rf"\b{re.escape(name)}\b", message) or not name]
 
     def key(self, location: tuple[int | str, ...]) -> KeyPath:
         """The part of pydantic's location that names a setting (it appends union members and list indices)."""

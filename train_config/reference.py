@@ -17,8 +17,9 @@ HEAD = """# Settings
 
 Made from `train_config/schema.py` by `make docs`; a test checks that it is up to date.
 
-A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line goes before
-the file, the file before the defaults. `python train_ray.py --config FILE --help` shows the same with the file's
+A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
+the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
+clears an optional setting and empties a list. `python train_ray.py --config FILE --help` shows the same with the file's
 values, `--dry-run` the resolved config and the plan.
 """
 

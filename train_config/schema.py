@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
 from train_config.section import (
+    Channels,
     FolderName,
     NonNegativeFloat,
     NonNegativeInt,
@@ -20,6 +21,7 @@ from train_config.section import (
     PositiveInt,
     Section,
     Share,
+    Tokens,
 )
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
@@ -50,10 +52,11 @@ class RunSection(Section):
 
 
 class SampleSection(Section):
-    """The embedded sample, made by the project's own code when data.source is 'sample'."""
+    """The embedded sample, made by the project's own code when data.source is 'sample': protein families; for the
+    classifier proteins of six locations in the cell or, where model.tokenizer.content is text, customers' messages."""
 
-    records: PositiveInt = Field(2000, description="Sequences to make.")
-    families: PositiveInt = Field(50, description="Families that the sequences descend from.")
+    records: Annotated[int, Field(gt=0, le=10_000_000)] = Field(2000, description="Records to make.")
+    families: PositiveInt = Field(50, description="Families that sequences descend from.")
     seed: NonNegativeInt = Field(0, description="Seed of the sample.")
 
 
@@ -102,7 +105,7 @@ class DataSection(Section):
             "Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."
         ),
     )
-    max_length: PositiveInt = Field(
+    max_length: Tokens = Field(
         1022,
         description=(
             "Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in "
@@ -119,10 +122,10 @@ class DataSection(Section):
     validation_share: Share = Field(
         0.05, description="Share of distinct sequences held out, chosen by a hash of the sequence."
     )
-    num_workers: NonNegativeInt = Field(
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         1, description="Loader processes per training worker; 0 loads in the worker itself."
     )
-    prefetch: PositiveInt = Field(4, description="Batches that each loader process prepares ahead.")
+    prefetch: Channels = Field(4, description="Batches that each loader process prepares ahead.")
     ingest: IngestSection = IngestSection()
     labels: LabelsSection = LabelsSection()
     sample: SampleSection = SampleSection()
@@ -131,15 +134,15 @@ class DataSection(Section):
 class BatchSection(Section):
     """How many tokens, and at most how many sequences, go into a step. Special tokens are counted."""
 
-    tokens: PositiveInt = Field(8192, description="Token budget of one packed batch, which one worker takes at once.")
-    global_tokens: PositiveInt = Field(
+    tokens: Tokens = Field(8192, description="Token budget of one packed batch, which one worker takes at once.")
+    global_tokens: Annotated[int, Field(gt=0, le=2**30)] = Field(
         32768,
         description=(
             "Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients "
             "accumulate to it, whatever the number of workers."
         ),
     )
-    batch_size: PositiveInt | None = Field(
+    batch_size: Tokens | None = Field(
         None,
         description=(
             "Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory "
@@ -177,11 +180,11 @@ class BackboneSection(Section):
             "qwen2, llama or t5 with random weights of the size given by layers, hidden_size and heads."
         ),
     )
-    layers: PositiveInt | None = Field(None, description="Layers, in place of the size's own (random weights only).")
-    hidden_size: PositiveInt | None = Field(
+    layers: Channels | None = Field(None, description="Layers, in place of the size's own (random weights only).")
+    hidden_size: Channels | None = Field(
         None, description="Channels, in place of the size's own (random weights only)."
     )
-    heads: PositiveInt | None = Field(
+    heads: Channels | None = Field(
         None, description="Attention heads, in place of the size's own (random weights only)."
     )
     frozen: bool = Field(False, description="Train only what comes after the backbone.")
@@ -230,7 +233,7 @@ class MaskedLMSection(Section):
 class AutoencoderSection(Section):
     """The ESM-2 autoencoder: features of each residue to a latent and back."""
 
-    hidden_sizes: list[PositiveInt] = Field(
+    hidden_sizes: list[Channels] = Field(
         [768, 512, 256, 128],
         min_length=1,
         description=(
@@ -284,7 +287,9 @@ class TrainingSection(Section):
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps after which to stop, in place of epochs.")
     learning_rate: PositiveFloat = Field(4e-4, description="Peak learning rate of AdamW.")
     min_learning_rate_share: Share = Field(0.1, description="Share of the peak that the cosine decays to.")
-    warmup_steps: NonNegativeInt = Field(100, description="Steps of linear warm-up.")
+    warmup_steps: NonNegativeInt | None = Field(
+        None, description="Steps of linear warm-up, fewer than those of the run. Default: a tenth of these."
+    )
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="AdamW's decay rates of the first and second moment.")
     eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon.")
     weight_decay: NonNegativeFloat = Field(
@@ -335,6 +340,15 @@ class TrainingSection(Section):
         ),
     )
     memory_guard: MemoryGuardSection = MemoryGuardSection()
+
+    @model_validator(mode="after")
+    def _shorter_warm_up(self) -> TrainingSection:
+        if self.max_steps is not None and (self.warmup_steps or 0) >= self.max_steps:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) must be less than max_steps ({self.max_steps}): lower it, or set "
+                "it to none for a tenth of the steps"
+            )
+        return self
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> TrainingSection:
@@ -391,7 +405,7 @@ class RaySection(Section):
         description="CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's.",
     )
     max_failures: NonNegativeInt = Field(3, description="Times that workers lost to a fault of a machine are replaced.")
-    dashboard_port: NonNegativeInt = Field(
+    dashboard_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8265, description="Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken."
     )
 

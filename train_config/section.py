@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -10,7 +11,11 @@ STORES = "stores"
 """Folder of the storage path in which made stores lie, beside the runs."""
 
 
-def _not_the_stores(name: str) -> str:
+def _is_folder_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f"{name!r} is no name of a folder: use letters, digits, '.', '_' and '-', with a letter or digit first"
+        )
     if name == STORES:
         raise ValueError(f"{name!r} is the folder of the stores that runs make: choose another name")
     return name
@@ -21,7 +26,11 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), AfterValidator(_not_the_stores)]
+Tokens = Annotated[int, Field(gt=0, le=2**24)]
+"""Of a micro-batch or a sequence."""
+Channels = Annotated[int, Field(gt=0, le=2**16)]
+"""Also layers, heads, processes and other sizes of which no machine holds more."""
+FolderName = Annotated[str, AfterValidator(_is_folder_name)]
 """Of a run or a search, in the storage path."""
 
 

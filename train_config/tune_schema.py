@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from train_config.section import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
+from train_config.section import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, Tokens
 
 Precision = Literal["bf16", "fp16", "none"]
 _PRECISIONS: list[Precision] = ["bf16", "none"]
@@ -15,7 +15,7 @@ _PRECISIONS: list[Precision] = ["bf16", "none"]
 class SpaceSection(Section):
     """Values that are tried. One value keeps a setting fixed; None keeps that of the experiment."""
 
-    tokens: list[PositiveInt] | None = Field(
+    tokens: list[Tokens] | None = Field(
         None,
         description=(
             "Token budgets of a packed batch. Default: powers of two from the smallest that holds data.max_length up "

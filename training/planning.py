@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dataset.count_labels import UNCHANGED, count_lines, counted
 from model.memory import MemoryEstimate, ParameterCount, estimate_memory
+from train_config.errors import ConfigError
 from train_config.schema import Config
 from training.data_size import DataSize
 from training.deepspeed_settings import check_precision, deepspeed_settings
@@ -65,7 +66,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
     """Derive the plan.
 
     Raises:
-        ConfigError: the model or DeepSpeed's settings are wrong.
+        ConfigError: the model or DeepSpeed's settings are wrong, or the warm-up is as long as the run.
     """
     check_precision(config.training, workers.device)
     settings = deepspeed_settings(config.training, config.deepspeed)
@@ -74,12 +75,18 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
     if config.batch.batch_size is not None:
         sequences_per_step = config.batch.batch_size * config.batch.batches_per_step
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // sequences_per_step))
+    total_steps = config.training.max_steps or config.training.epochs * steps_per_epoch
+    if (warmup_steps := config.training.warmup_steps or 0) >= total_steps:
+        raise ConfigError(
+            f"training.warmup_steps ({warmup_steps}) must be less than the run's steps, which are about {total_steps} "
+            f"(training.epochs {config.training.epochs}): lower it, set it to none for a tenth of them, or raise epochs"
+        )
     return Plan(
         workers=workers,
         data=data,
         steps_per_epoch=steps_per_epoch,
         total_is_exact=config.training.max_steps is not None,
-        total_steps=config.training.max_steps or config.training.epochs * steps_per_epoch,
+        total_steps=total_steps,
         batches_per_step=config.batch.batches_per_step,
         global_tokens=config.batch.global_tokens,
         max_sequences=config.batch.batch_size,

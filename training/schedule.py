@@ -18,9 +18,10 @@ def learning_rate(step: int, total_steps: int, training: TrainingSection) -> flo
     Returns:
         The rate that the update of this step uses.
     """
-    if step < training.warmup_steps:
-        return training.learning_rate * (step + 1) / training.warmup_steps
-    decay_steps = max(1, total_steps - training.warmup_steps)
-    progress = min(1.0, (step - training.warmup_steps) / decay_steps)
+    warmup_steps = total_steps // 10 if training.warmup_steps is None else training.warmup_steps
+    if step < warmup_steps:
+        return training.learning_rate * (step + 1) / warmup_steps
+    decay_steps = max(1, total_steps - warmup_steps)
+    progress = min(1.0, (step - warmup_steps) / decay_steps)
     floor = training.min_learning_rate_share
     return training.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))

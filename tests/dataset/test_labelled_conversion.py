@@ -130,8 +130,8 @@ def test_letters_that_training_lacks_are_left_out_of_held_out_residues(tmp_path)
 
 
 def test_the_sample_can_be_classified(tmp_path):
-    labelled = made(DataSection(sample=SampleSection(records=40, families=4)), tmp_path)
-    assert labelled.label_space.names == ("family000", "family001", "family002", "family003")
+    labelled = made(DataSection(sample=SampleSection(records=60, families=4)), tmp_path)
+    assert labelled.label_space.names[:2] == ("cytoplasm", "endoplasmic_reticulum")
     assert labelled.path.name.startswith("sample-labelled-")
 
 

@@ -205,13 +205,15 @@ def test_files_to_be_labelled_need_no_labels(tmp_path, name):
     assert (records.labels, records.weights, records.parts) == (None, None, None)
 
 
-def test_families_are_the_labels_of_the_sample():
-    labels, tokenizer = LabelsSection(), TokenizerSection()
-    records = read_labelled(
-        ["sample"], labels, tokenizer, IngestSection(), sample=SampleSection(records=20, families=4)
-    )
-    assert records.labels[:6] == ["family000"] * 5 + ["family001"]
-    assert records.place(0) == "record 'family000_0000'"
+@pytest.mark.parametrize(
+    ("content", "labels"), [("protein", {"cytoplasm", "nucleus"}), ("text", {"track_order", "invoice"})]
+)
+def test_the_sample_has_labels_for_proteins_and_for_texts(content, labels):
+    sample, tokenizer = SampleSection(records=60, families=4), TokenizerSection(content=content)
+    records = read_labelled(["sample"], LabelsSection(), tokenizer, IngestSection(), sample=sample)
+    assert len(records) == 60
+    assert labels < set(records.labels)
+    assert records.place(0) == f"record '{records.ids[0]}'"
 
 
 def test_fasta_may_hold_text_that_is_no_protein(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from train_config.command_line import run
 from train_config.errors import ConfigError
-from train_config.loading import dump_config, known_keys, load_config
+from train_config.loading import dump_config, known_keys, load_config, load_tune_config
 from train_config.reference import config_reference
 from train_config.schema import Config
 
@@ -42,6 +42,46 @@ def test_none_clears_an_optional_setting(config_file):
     assert load_config(path, ["--training.max_steps", "none"]).training.max_steps is None
 
 
+@pytest.mark.parametrize("word", ["none", "null"])
+def test_none_empties_a_list(config_file, word):
+    path = config_file("data:\n  labels:\n    split: files\n    validation_source: [a.fasta]\n")
+    options = ["--data.labels.split", "hash", "--data.labels.validation_source", word]
+    assert load_config(path, options).data.labels.validation_source == []
+    with pytest.raises(ConfigError, match=r"^--data\.source: list should have at least 1 item"):
+        load_config(path, [*options, "--data.source", word])
+
+
+def test_a_single_value_in_a_file_is_a_list_of_one(config_file):
+    path = config_file("data:\n  source: a.fasta\nmodel:\n  autoencoder:\n    hidden_sizes: 64\n")
+    config = load_config(path)
+    assert (config.data.source, config.model.autoencoder.hidden_sizes) == (["a.fasta"], [64])
+    search = load_tune_config(config_file("space:\n  tokens: 4096\n  amp_dtype: none\n"))
+    assert (search.space.tokens, search.space.amp_dtype) == ([4096], ["none"])
+
+
+SIZES = "model:\n  backbone:\n    source: esm2_t6_8M\n    layers: 2\n    hidden_size: 64\n    heads: 4\n"
+
+
+@pytest.mark.parametrize("source", ["facebook/esm2_t6_8M_UR50D", "folder"])
+def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(config_file, tmp_path, source, capsys):
+    if source == "folder":
+        (tmp_path / "weights").mkdir()
+        source = str(tmp_path / "weights")
+    path = config_file(SIZES)
+    backbone = load_config(path, ["--model.backbone.source", source, "--model.backbone.heads", "8"]).model.backbone
+    assert (backbone.source, backbone.layers, backbone.hidden_size, backbone.heads) == (source, None, None, 8)
+    assert capsys.readouterr().err == (
+        f"warning: {path}: layers, hidden_size of model.backbone not used: the weights of {source} have their own\n"
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--model.backbone.source", "bert"], ["--run.name", "other"]])
+def test_sizes_of_random_weights_stay(config_file, options, capsys):
+    backbone = load_config(config_file(SIZES), options).model.backbone
+    assert (backbone.layers, backbone.hidden_size, backbone.heads) == (2, 64, 4)
+    assert capsys.readouterr().err == ""
+
+
 def test_resolved_config_reads_back_the_same(config_file):
     config = load_config(None, ["--training.betas", "0.8", "0.9"])
     assert load_config(config_file(dump_config(config))) == config
@@ -61,7 +101,11 @@ def test_resolved_config_reads_back_the_same(config_file):
         ("data:\n  max_length: 9000\n", r"batch\.tokens \(8192\) can't hold one sequence of data\.max_length \(9000\)"),
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
         ("data:\n  source: []\n", r"run\.yaml:2: data\.source"),
-        ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name"),
+        ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is no name of a folder: use letters"),
+        ("run:\n  name: my run\n", r"run\.yaml:2: run\.name: 'my run' is no name of a folder: use letters"),
+        ("", r"run\.yaml: holds no settings"),
+        ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
+        ("training:\n  max_steps: 9\n  warmup_steps: 9\n", r"run\.yaml:1: training: warmup_steps \(9\) must be less"),
         ("run:\n  storage_path: s3://bucket\n", r"run\.yaml:2: run\.storage_path: must be a folder"),
     ],
 )
@@ -80,6 +124,11 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(config_file, text, 
         (["--batch.tokens", "x"], r"--batch\.tokens: .*integer.*'x'"),
         (["--training.amp_dtype", "fp8"], r"--training\.amp_dtype: .*'bf16', 'fp16' or 'none'"),
         (["--batch", "3"], r"--batch: no such setting"),
+        (["--ray.dashboard_port", "99999"], r"^--ray\.dashboard_port: .* less than or equal to 65535, got '99999'"),
+        (
+            ["--training.max_steps", "9", "--training.warmup_steps", "9"],
+            r"^--training\.max_steps --training\.warmup_",
+        ),
         (["stray"], r"stray: expected an option"),
     ],
 )
@@ -87,6 +136,31 @@ def test_mistakes_on_the_command_line_name_the_option(arguments, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(None, arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (
+            "training:\n  warmup_steps: 20\n",
+            ["--training.max_steps", "10", "--training.epochs", "3"],
+            r"^--training\.max_steps: warmup_steps \(20\) must be less than max_steps \(10\): lower it, or",
+        ),
+        (
+            "data:\n  labels:\n    split: files\n    validation_source: [a.csv]\n",
+            ["--data.labels.split", "stratified", "--data.source", "b.csv"],
+            r"^--data\.labels\.split: split files and validation_source go together",
+        ),
+        (
+            "batch:\n  tokens: 4096\n",
+            ["--data.max_length", "9000"],
+            r"^--data\.max_length: batch\.tokens \(4096\) can't",
+        ),
+    ],
+)
+def test_a_rule_that_an_override_breaks_names_the_override(config_file, text, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file(text), arguments)
 
 
 def test_every_mistake_is_a_line_of_its_own(config_file, capsys):

@@ -421,7 +421,7 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
     changes = {
         "data": {"crop": "start"},
         "model": {"backbone": backbone},
-        "training": {"max_steps": 2, "gpu_log_interval": 0.05},
+        "training": {"max_steps": 2, "warmup_steps": 1, "gpu_log_interval": 0.05},
     }
     first = config_of(tmp_path, table, **changes)
     train(first)

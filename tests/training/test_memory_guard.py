@@ -213,6 +213,6 @@ class TestRun:
         assert run_folder(config).read_outcome().exit_code == 4
 
     def test_limit_on_the_cpu_is_out_of_memory(self, store_path, tmp_path):
-        config = config_for(tmp_path, training={"max_steps": 2, "cpu_memory_limit_mib": 1.0})
+        config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
         with pytest.raises(ResourceError, match="memory ran out"):
             train(config, store_path)

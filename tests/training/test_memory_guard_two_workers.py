@@ -115,7 +115,7 @@ def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
     for stage, amp_dtype, offload in ENGINES:
         changes = {
             "deepspeed": {"stage": stage, "offload_optimizer": offload},
-            "training": {"max_steps": 2, "evaluate_every_steps": 100, "amp_dtype": amp_dtype},
+            "training": {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "amp_dtype": amp_dtype},
         }
         runs.append((f"{stage} {amp_dtype} in parts", changes, None))
         runs.append((f"{stage} {amp_dtype} guarded", changes, "backward"))

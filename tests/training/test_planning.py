@@ -1,12 +1,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dataset.conversion import ensure_store
 from dataset.splitting import split_records
 from dataset.store import Store
 from model.memory import count_parameters
 from tests.runs import tiny_config
+from train_config.errors import ConfigError
 from training.data_size import estimate_size, size_of_store
 from training.placement import Workers
 from training.planning import make_plan
@@ -53,6 +55,13 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "2 x cpu" in text
     assert "ZeRO-2" in text
     assert "cropped" in text
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 1, "warmup_steps": 500})
+    message = r"training\.warmup_steps \(500\) must be less than .* about \d+ \(training\.epochs 1\): lower it"
+    with pytest.raises(ConfigError, match=message):
+        make_plan(config, WORKERS, estimate_size(config.data), count_parameters(config.model))
 
 
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):

@@ -18,3 +18,10 @@ def test_warms_up_linearly_then_falls_to_the_floor():
 def test_stays_between_zero_and_the_peak(step, total, warmup):
     training = TrainingSection(learning_rate=0.5, warmup_steps=warmup)
     assert 0 < learning_rate(step, total, training) <= 0.5
+
+
+def test_without_warmup_steps_a_tenth_of_the_run_warms_up():
+    named, unnamed = TrainingSection(warmup_steps=20), TrainingSection()
+    assert [learning_rate(step, 200, unnamed) for step in range(200)] == [
+        learning_rate(step, 200, named) for step in range(200)
+    ]

@@ -339,7 +339,7 @@ def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):
 
 
 def test_masked_lm_exports_what_transformers_opens(store_path, tmp_path):
-    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 2})
+    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 2, "warmup_steps": 1})
     train(config, store_path)
     network = EsmForMaskedLM.from_pretrained(run_folder(config).export)
     batch = pack_sequences(["MKTAYIAKQR"])
@@ -406,6 +406,6 @@ def test_record_of_a_step_says_where_its_time_went_and_the_worker_is_sampled(sto
 
 
 def test_no_sampling_leaves_no_folder(store_path, tmp_path):
-    config = tiny_config(tmp_path, training={"max_steps": 1, "gpu_log_interval": 0})
+    config = tiny_config(tmp_path, training={"max_steps": 1, "warmup_steps": 0, "gpu_log_interval": 0})
     train(config, store_path)
     assert not run_folder(config).monitoring.exists()

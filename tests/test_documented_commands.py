@@ -1,0 +1,192 @@
+"""Every command and every piece of Python in README.md and docs/ does what it is there for, as it is written."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import train_ray
+from benchmarks.catalogue import load_stages
+from dataset.conversion import ensure_store
+from dataset.sample_locations import located_records
+from dataset.sample_messages import message_records
+from monitoring.gpu_log import GpuLogWriter
+from monitoring.nvml import GpuSample
+from tests.conftest import REPOSITORY
+from tests.runs import merged, run_folder, tiny_config
+from tests.training.test_classification import train
+from tools import find_batch_size
+from tools.__main__ import main as tools
+from tools._gpu_check import trial
+from train_config.command_line import run
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.context import StandaloneContext
+from training.worker import train_worker
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
+PROGRAMS = ("python ", "make ")
+TINY_CLASSIFIER = {
+    "run": {"name": "protein_classifier"},
+    "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
+    "model": {"task": "classifier", "classifier": {"bootstrap": 20}},
+}
+STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
+QUICK = {
+    "watch": ["--once"],
+    "gpu_monitor": ["--duration", "0.01"],
+    "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.5"],
+    "profile_classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
+}
+"""What ends a tool early, or makes it measure less."""
+
+
+def commands(path: Path) -> Iterator[str]:
+    """The commands in a page's blocks of code, or in a file's first comment, without what continues a line."""
+    lines = iter(path.read_text(encoding="utf-8").splitlines())
+    fenced = False
+    for line in lines:
+        fenced ^= line.startswith("```")
+        is_code = fenced or line.startswith("#  " if path.suffix == ".yaml" else "    ")
+        text = line.lstrip("# ")
+        while text.endswith("\\"):
+            text = text[:-1] + next(lines).strip()
+        if is_code and text.startswith(PROGRAMS):
+            yield re.sub(r"\s+# .*", "", text)
+
+
+def snippets(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+ALL_COMMANDS = sorted({command for path in [*PAGES, *EXPERIMENTS] for command in commands(path)})
+ALL_SNIPPETS = [snippet for path in PAGES for snippet in snippets(path)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, process_group) -> Path:
+    """A folder with all that the commands name: data, stores and two finished runs."""
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "train_config").symlink_to(REPOSITORY / "train_config")
+    write_data(folder)
+    finished_autoencoder(tiny_config(folder / "runs", run={"name": "esm2ae"}))
+    proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)
+    text_model = {"backbone": {"source": "qwen2"}, "tokenizer": {"content": "text", "vocabulary_size": 400}}
+    texts = {"run": {"name": "text_classifier"}, "model": text_model}
+    text_labels = {"data": {"labels": {"text_column": "text", "label_columns": ["category"]}}}
+    messages = tiny_config(folder / "runs", **merged(merged(TINY_CLASSIFIER, texts), text_labels))
+    for config in (proteins, messages):
+        train(config)
+    for name in ("esm2_t6_8M_UR50D", "esm2_t12_35M_UR50D"):
+        shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / "facebook" / name)
+    best = folder / "runs" / "tune_throughput" / "best.yaml"
+    best.parent.mkdir()
+    best.write_text(dump_config(proteins))
+    return folder
+
+
+def finished_autoencoder(config: Config) -> None:
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    run.config.write_text(dump_config(config))
+    train_worker(config, StandaloneContext(), str(ensure_store(config.data, run.path.parent / "stores")))
+
+
+def write_data(folder: Path) -> None:
+    """The files that examples take for the user's own."""
+    records = list(located_records(120, 6, seed=1))
+    fasta = "".join(f">{name} {name.rpartition('_')[0]}-S test\n{sequence}\n" for name, sequence in records)
+    (folder / "more").mkdir()
+    for name in ("a.fasta", "more/c.fa", "proteins.fasta"):
+        (folder / name).write_text(fasta.replace(">", f">{name[0]}_"))
+    for name in ("b", "proteins", "deeploc_train", "deeploc_valid"):
+        (folder / f"{name}.fasta.gz").write_bytes(gzip.compress(fasta.replace(">", f">{name}_").encode()))
+    labelled = [(sequence, name.rpartition("_")[0]) for name, sequence in records]
+    messages = [(text, name.rpartition("_")[0]) for name, text in message_records(600, seed=1)]
+    write_table(folder / "mine.csv", [("sequence", "label", "location"), *((*row, row[1]) for row in labelled)])
+    write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
+    for name in ("messages.csv", "banking77_train.csv"):
+        write_table(folder / name, [("text", "category"), *messages])
+    assert run(tools, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    gpu = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
+    with GpuLogWriter(folder / "gpus.csv") as log:
+        for second in range(4):
+            log.append(float(second), "here", {}, [gpu])
+
+
+def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+@pytest.fixture
+def workspace(made, tmp_path, monkeypatch) -> Path:
+    """A copy for one command, which may write there."""
+    folder = tmp_path / "workspace"
+    shutil.copytree(made, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class ReachedError(Exception):
+    """A command was understood, and what it would start takes too long for a test."""
+
+
+def instead(*_: object, **__: object) -> None:
+    raise ReachedError
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_a_documented_command_runs(command, workspace, monkeypatch, capsys):
+    program, *arguments = shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
+    if program == "make":
+        subprocess.run(["make", "-n", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
+        return
+    if arguments[:2] == ["-m", "benchmarks"]:
+        assert load_stages(arguments[2:])
+        return
+    if arguments[:2] == ["-m", "tools"]:
+        assert run_tool(arguments[2], arguments[3:], workspace, monkeypatch) == 0, capsys.readouterr().err
+        return
+    assert arguments[0] == "train_ray.py", f"no rule covers {command!r}"
+    before = files(workspace)
+    words = {"FILE": "train_config/esm2ae.yaml"}
+    options = [words.get(argument, argument) for argument in arguments[1:]]
+    assert run(train_ray.main, [*options, "--dry-run"]) == 0, capsys.readouterr().err
+    assert files(workspace) == before
+
+
+def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of a tool; of those that start workers only what comes before."""
+    if name == "fasta2lmdb":
+        shutil.rmtree(workspace / "proteins.store")
+    monkeypatch.setattr(trial, "verify", lambda device: [])
+    monkeypatch.setattr(find_batch_size, "_searched", instead)
+    words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
+    try:
+        return run(tools, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
+    except ReachedError:
+        return 0
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("number", range(len(ALL_SNIPPETS)))
+def test_documented_python_runs(number, workspace):
+    exec(compile(ALL_SNIPPETS[number], f"snippet {number}", "exec"), {})  # noqa: S102
+
+
+def test_the_pages_have_commands_and_python():
+    assert len(ALL_COMMANDS) > 25
+    assert len(ALL_SNIPPETS) >= 2
