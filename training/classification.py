@@ -346,7 +346,7 @@ def estimate(config: Config) -> tuple[DataSize, ParameterCount]:
 
 
 def export_trained(
-    state: Mapping[str, Tensor], config: Config, run: RunFolder, folder: Path, facts: dict[str, Any]
+    state: Mapping[str, Tensor], config: Config, run: RunFolder, folder: Path, facts: dict[str, Any], overwrite: bool
 ) -> Path:
     """Write the Hugging Face folder of a classifier in which ``state`` was trained.
 
@@ -357,4 +357,5 @@ def export_trained(
     space = LabelSpace.load(run.path)
     model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
     load_trained(model, state, run)
-    return export_classifier(model, folder, tokenizer, resolved_config=dump_config(config), facts=facts, overwrite=True)
+    resolved = dump_config(config)
+    return export_classifier(model, folder, tokenizer, resolved_config=resolved, facts=facts, overwrite=overwrite)

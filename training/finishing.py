@@ -28,10 +28,13 @@ def export_final(engine: TrainingEngine, config: Config, run: RunFolder, rank: i
         export_state(state, config, run, step, run.export)
 
 
-def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, step: int, folder: Path) -> Path:
+def export_state(
+    state: Mapping[str, Tensor], config: Config, run: RunFolder, step: int, folder: Path, overwrite: bool = True
+) -> Path:
     """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
 
     Raises:
+        ConfigError: the folder exists, and is no export or may not be overwritten.
         CheckpointError: the state does not fit the config's model.
     """
     facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
@@ -39,10 +42,10 @@ def export_state(state: Mapping[str, Tensor], config: Config, run: RunFolder, st
     if config.model.task == "classifier":
         from training.classification import export_trained  # here: it loads torchmetrics
 
-        return export_trained(state, config, run, folder, facts)
+        return export_trained(state, config, run, folder, facts, overwrite)
     model = build_model(config.model, config.run.seed)
     load_trained(model, state, run)
-    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
+    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=overwrite)
 
 
 def load_trained(model: nn.Module, state: Mapping[str, Tensor], run: RunFolder) -> None:
