@@ -23,10 +23,11 @@ from dataset.fasta import FastaSource, RecordBatch, find_files
 from dataset.fasta_places import places_of_ids
 from dataset.ingest import CleanBlock, Ingest, config_option
 from dataset.progress import ConversionProgress, ProgressCallback
-from dataset.publishing import exclusive, published
+from dataset.publishing import exclusive, published, refuse_existing
 from dataset.sample import GENERATOR_VERSION, sample_records
 from dataset.store import Store
 from dataset.store_format import (
+    DATA_FILE,
     FORMAT_VERSION,
     MANIFEST_FILE,
     IngestCounts,
@@ -73,14 +74,17 @@ def convert(
         map_size_bytes: size that LMDB's map starts with; it grows by itself.
 
     Raises:
-        DataError: a source or record is refused, or the target exists.
+        ConfigError: the target exists.
+        DataError: a source or record is refused.
         ResourceError: the disk is full or can't be written.
     """
     target = absolute(target)
-    _refuse_existing(target, overwrite)
+    refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
     source = FastaSource(sources)
     with exclusive(target):
-        _refuse_existing(target, overwrite)  # another process may have made it while this one waited for the lock
+        refuse_existing(
+            target, "fasta2lmdb", overwrite, _not_a_store
+        )  # another process may have made it while this one waited for the lock
         return _convert_locked(source, target, ingest, progress, map_size_bytes, option=_tool_option)
 
 
@@ -210,15 +214,16 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
 
 
-def _refuse_existing(target: Path, overwrite: bool) -> None:
-    if not target.exists() and not target.is_symlink():
-        return
-    if not overwrite:
-        raise DataError(f"{target}: exists already; choose another target or pass --overwrite")
-    is_store = (target / MANIFEST_FILE).is_file()
-    is_empty_folder = target.is_dir() and not any(target.iterdir())
-    if target.is_symlink() or not (is_store or is_empty_folder):
-        raise DataError(f"{target}: exists and is not a store, so it is not overwritten; choose another target")
+def _not_a_store(target: Path, _: str) -> str | None:
+    """What of an existing target is no store's: :func:`~dataset.publishing.refuse_existing` goes by its manifest."""
+    try:
+        content = json.loads((target / MANIFEST_FILE).read_bytes())
+        if content["format"] != StoreManifest.model_fields["format"].default:
+            return "is not a store"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "is not a store"
+    others = sorted({path.name for path in target.iterdir()} - {MANIFEST_FILE, DATA_FILE})
+    return f"holds {others[0]}, which no store does" if others else None
 
 
 def _source_store(data: DataSection) -> Path | None:

@@ -10,7 +10,9 @@ Python's csv module, strictly: a quote where none may be is an error, for otherw
 from __future__ import annotations
 
 import csv
+import difflib
 import io
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,10 +172,12 @@ class Table:
                 raise DataError(
                     f"{self._path}: {header.count(name)} columns are called {name!r} ({setting}); rename them"
                 )
-            hint = " (is it separated by something else than its suffix says?)" if len(header) == 1 else ""
-            raise DataError(
-                f"{self._path}: no column {name!r}; it has {', '.join(map(repr, header))}{hint}: set {setting}"
-            )
+            free = [column for column in header if column not in self._wanted] or header
+            near = (difflib.get_close_matches(name, free, n=1) or free)[0]
+            answer = f"set {setting}, as --{setting} {shlex.quote(near)}"
+            if len(header) == 1:
+                answer = f"is it separated by something else than its suffix says? Otherwise {answer}"
+            raise DataError(f"{self._path}: no column {name!r}; it has {', '.join(map(repr, header))}: {answer}")
         return [(name, header.index(name)) for name in self._wanted]
 
 

@@ -25,9 +25,10 @@ from dataset.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import cumulative_lengths, token_positions
 from dataset.tokenizers import SequenceTokenizer
+from inference.exported import config_file, model_folder
 from model.classification_metrics import probabilities
 from model.classifier import Classifier
-from model.classifier_interchange import CONFIG_FILE, load_classifier
+from model.classifier_interchange import load_classifier
 from model.lora import merge
 from model.pooling import residue_mask
 from train_config.errors import ConfigError, ResourceError
@@ -43,11 +44,6 @@ DEFAULT_BATCH_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
 """Stands for the letter of a residue that was cropped; targets are ignored there as well."""
-
-EXPORT_FOLDER = "export"
-"""Of a run: where the exported model lies."""
-
-_RUN_CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -173,8 +169,8 @@ class ClassifierPipeline:
         if device is not None:
             check_device(device)
         model, tokenizer = load_classifier(folder)
-        if config is None and (folder / _RUN_CONFIG).is_file():
-            config = load_config(folder / _RUN_CONFIG)
+        if config is None and (path := config_file(folder)) is not None:
+            config = load_config(path)
         return cls(
             model,
             tokenizer,
@@ -284,38 +280,6 @@ class ClassifierPipeline:
         tokens, whole = self.tokenizer.encode(texts)
         kept = whole if self.max_length is None else np.minimum(whole, self.max_length)
         return _Encoded(tokens, np.cumsum(whole), whole, kept)
-
-
-def model_folder(source: str | Path) -> Path:
-    """The folder of the exported classifier that ``source`` means: itself, or the export of a run.
-
-    Raises:
-        ConfigError: neither holds one.
-    """
-    folder = Path(source).expanduser().absolute()
-    for candidate in (folder, folder / EXPORT_FOLDER):
-        if (candidate / CONFIG_FILE).is_file():
-            return candidate
-    if not folder.is_dir():
-        raise ConfigError(f"{source}: there is no such folder; give an exported classifier or a run that has one")
-    raise ConfigError(
-        f"{source}: holds no exported classifier (no {CONFIG_FILE} in it or in {EXPORT_FOLDER}/); a run exports one at "
-        f"its end, and 'python -m tools export RUN' does so from a checkpoint"
-    )
-
-
-def config_of(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The settings that an exported classifier was trained with; the defaults where its folder has none.
-
-    Args:
-        source: the folder, or that of the run.
-        overrides: ``--section.key VALUE`` and so on, which take precedence.
-
-    Raises:
-        ConfigError: there is no classifier, or a setting is wrong.
-    """
-    path = model_folder(source) / _RUN_CONFIG
-    return load_config(path if path.is_file() else None, list(overrides))
 
 
 def check_device(device: torch.device | str) -> None:

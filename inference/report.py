@@ -2,12 +2,12 @@
 
 In: predictions of a model and of its baselines for the same records, and their targets. Out, in a folder:
 
-    evaluation.json          everything below as numbers; written last, so that the others are complete where it is
+    evaluation.json          everything below as numbers
     report.md                tables that a person reads
     confusion.tsv            rows of each true class that were taken for each class
     confusion.png, ranking.png, reliability.png; predictions.png for regression
 
-Each file appears complete or not at all, and other files of the folder are left alone.
+That the folder appears complete or not at all is left to :mod:`dataset.publishing`.
 
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.label_space import IGNORED_TARGET, LabelSpace
-from dataset.publishing import sync, writing
 from model.classification_metrics import (
     bootstrap_intervals,
     classification_figures,
@@ -98,7 +96,6 @@ def write_report(
 
     Raises:
         DivergenceError: a prediction is NaN or infinite.
-        ResourceError: the folder can't be written.
         ValueError: lengths are missing or don't fit.
     """
     folder, kind = Path(folder), label_space.kind
@@ -129,16 +126,16 @@ def write_report(
         "counts": dict(counts),
         "facts": dict(facts or {}),
     }
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        evaluation["pictures"] = _draw(folder, label_space, probabilities, targets)
-        if kind not in ("multilabel", "regression"):
-            matrix_CC = confusion_matrix(probabilities, targets)
-            record_ids = ids if groups is None else [ids[group] for group in groups.tolist()]
-            evaluation["confused"] = _confused(matrix_CC, label_space.names, record_ids, probabilities, targets)
-            _write(folder / CONFUSION_FILE, _matrix_text(matrix_CC, label_space.names))
-        _write(folder / REPORT_FILE, report_text(evaluation))
-        _write(folder / EVALUATION_FILE, json.dumps(evaluation, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluation["pictures"] = _draw(folder, label_space, probabilities, targets)
+    if kind not in ("multilabel", "regression"):
+        matrix_CC = confusion_matrix(probabilities, targets)
+        record_ids = ids if groups is None else [ids[group] for group in groups.tolist()]
+        evaluation["confused"] = _confused(matrix_CC, label_space.names, record_ids, probabilities, targets)
+        (folder / CONFUSION_FILE).write_text(_matrix_text(matrix_CC, label_space.names), encoding="utf-8")
+    (folder / REPORT_FILE).write_text(report_text(evaluation), encoding="utf-8")
+    text = json.dumps(evaluation, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / EVALUATION_FILE).write_text(text + "\n", encoding="utf-8")
     return evaluation
 
 
@@ -298,14 +295,3 @@ def _matrix_text(matrix_CC: NDArray[np.int64], names: Sequence[str]) -> str:
     rows.writerow(["truth \\ taken for", *names])
     rows.writerows([name, *row] for name, row in zip(names, matrix_CC.tolist(), strict=True))
     return text.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -8,6 +8,7 @@
     tokenizer files                   as AutoTokenizer opens them
     README.md                         model card, with the lines that rebuild the outputs without Esmeray
     config.yaml                       the run's resolved config
+    esmeray.json                      list of these files, by which an export is known (dataset.publishing)
 
 As in :mod:`model.interchange`, the folder is built under a temporary name beside its own, flushed and renamed.
 """
@@ -24,7 +25,6 @@ from typing import Any, NamedTuple
 import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -37,16 +37,19 @@ from model.backbone import quiet_transformers, seeded
 from model.backbones import PaddedBackbone, build_backbone
 from model.classifier import Classifier
 from model.classifier_card import Parts, classifier_card
-from model.exported_folder import exported_folder
+from model.exported_folder import (
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    WEIGHTS_FILE,
+    ClassifierSettings,
+    exported_folder,
+    read_settings,
+)
 from model.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
-from train_config.classifier_schema import ClassifierSection
 from train_config.errors import DataError, ResourceError
 from train_config.schema import BackboneSection, DataSection
 
-CONFIG_FILE = "classifier_config.json"
-WEIGHTS_FILE = "classifier.safetensors"
 BASE_FOLDER = "base"
-_FORMAT_VERSION = 1
 
 _PROBLEM_TYPES = {
     "multiclass": "single_label_classification",
@@ -62,19 +65,6 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revi
 _WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 _EXAMPLES = {True: "MKTAYIAKQR", False: "What is said here is put into a class."}
-
-
-class _Settings(BaseModel):
-    """classifier_config.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    format_version: int
-    architecture: str
-    hidden_size: int
-    padded: bool
-    num_prefix: int
-    num_suffix: int
-    classifier: ClassifierSection
 
 
 class _Base(NamedTuple):
@@ -100,13 +90,13 @@ def export_classifier(
         tokenizer: that it was trained with.
         resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
         facts: what the card tells besides the model itself: data, steps, metrics, versions.
-        overwrite: replace a folder of that name.
+        overwrite: replace an export of that name.
 
     Returns:
         The absolute path of the folder.
 
     Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set.
+        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
     target = Path(folder).expanduser().absolute()
@@ -126,7 +116,7 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
         ResourceError: the hub, which has the base of its adapter, can't be reached.
     """
     folder = Path(folder).expanduser().absolute()
-    settings = _read_settings(folder)
+    settings = read_settings(folder)
     tokenizer = open_tokenizer(folder)
     label_space = LabelSpace.load(folder)
     adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
@@ -160,8 +150,8 @@ def _write(
         _write_network(model, folder, merged_state(model.backbone.model))
     state = {name: tensor.contiguous() for name, tensor in model.own_state().items()}
     save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    settings = _Settings(
-        format_version=_FORMAT_VERSION,
+    settings = ClassifierSettings(
+        format_version=FORMAT_VERSION,
         architecture=type(model.backbone.model).__name__,
         hidden_size=model.backbone.hidden_size,
         padded=isinstance(model.backbone, PaddedBackbone),
@@ -251,22 +241,6 @@ def _own_state(folder: Path, model: Classifier) -> dict[str, Tensor]:
     if {name: tensor.shape for name, tensor in state.items()} != expected:
         raise DataError(f"{path} does not fit {CONFIG_FILE}; export the model again")
     return state
-
-
-def _read_settings(folder: Path) -> _Settings:
-    path = folder / CONFIG_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["format_version"]
-        if version != _FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}, this program reads {_FORMAT_VERSION}; export the model again"
-            )
-        return _Settings.model_validate(content)
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no classifier ({CONFIG_FILE} is missing)") from error
-    except (OSError, ValueError, ValidationError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
 
 
 def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:

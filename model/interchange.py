@@ -5,6 +5,7 @@
     autoencoder.safetensors, autoencoder_config.json  what ESM2Autoencoder.from_pretrained reads besides
     README.md                         model card
     config.yaml                       the run's resolved config
+    esmeray.json                      list of these files, by which an export is known (dataset.publishing)
 
 The folder is built under a temporary name beside its own, flushed to the disk and renamed: a killed export leaves
 nothing under the final name.
@@ -47,13 +48,13 @@ def export(
         folder: final name; its parent is made if need be.
         resolved_config: the run's config as YAML, stored as config.yaml.
         model_card_facts: what the card tells besides the model itself: data, steps, metrics, versions.
-        overwrite: replace a folder of that name.
+        overwrite: replace an export of that name.
 
     Returns:
         The absolute path of the folder.
 
     Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set.
+        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
     target = Path(folder).expanduser().absolute()

@@ -26,12 +26,14 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
+from dataset.publishing import made_file, refuse_file
 from monitoring.gpu_analysis import Analysis, GpuDiagnosis, analyse
 from monitoring.gpu_analysis_plot import draw_analysis, summarise
 from monitoring.gpu_log import read_gpu_log
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from train_config.errors import ConfigError
 
+MADE_BY = "analyze_gpu_logs"
 _UNWRAPPED_WIDTH = 10_000
 
 
@@ -43,25 +45,27 @@ class Arguments(ToolArguments):
     json_: Annotated[Path | None, tyro.conf.arg(name="json")] = Field(
         None, description="Also write everything that is found to this file, as JSON."
     )
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace what this tool wrote before and nobody changed since."
+    )
 
 
 def main(argv: list[str]) -> int:
     """Read, diagnose, draw and print."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools analyze_gpu_logs", description=__doc__)
+    arguments = parse(Arguments, argv, "analyze_gpu_logs", __doc__)
     output = arguments.output or arguments.log.with_suffix(".png")
-    for path in (output, arguments.json_):
-        if path is not None and path.resolve() == arguments.log.resolve():
+    made = (MADE_BY, arguments.overwrite)
+    for path in filter(None, (output, arguments.json_)):
+        if path.resolve() == arguments.log.resolve():
             raise ConfigError(f"{path} is the log itself; give another file to write to")
+        refuse_file(path, *made)
     log = read_gpu_log(arguments.log)
     analysis = analyse(log)
-    try:
-        draw_analysis(log, analysis, output)
-        if arguments.json_ is not None:
-            arguments.json_.write_text(json.dumps(analysis.as_dict(), indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename or output} can't be written: {error.strerror}; give another file"
-        ) from error
+    with made_file(output, *made) as building:
+        draw_analysis(log, analysis, building)
+    if arguments.json_ is not None:
+        with made_file(arguments.json_, *made) as building:
+            building.write_text(json.dumps(analysis.as_dict(), indent=1) + "\n", encoding="utf-8")
     _print(analysis)
     print(f"written: {output}" + (f" and {arguments.json_}" if arguments.json_ else ""))
     return 0

@@ -18,12 +18,10 @@ Examples:
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,11 +33,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dataset.count_labels import counted
+from dataset.publishing import made_folder
 from dataset.store import Store
-from tools._arguments import ToolArguments
-from train_config.errors import ConfigError
+from tools._arguments import ToolArguments, parse
 from train_config.schema import BackboneSection, DataSection
 
+MADE_BY = "benchmark"
 _UNWRAPPED_WIDTH = 10_000
 _PACKING_BUDGETS = (1_024, 32_768)
 _SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.58, "loading": 0.7, "pipeline": 1.0}
@@ -49,7 +48,9 @@ _SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.5
 class Arguments(ToolArguments):
     """What to measure, and for how long."""
 
-    store: Annotated[str, tyro.conf.Positional] = Field(description="Folder of the store.")
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
+        description="Folder of the store."
+    )
     model: str = Field(
         BackboneSection().source,
         description="As model.backbone.source: a size with random weights, a local folder, or a hub name.",
@@ -61,6 +62,9 @@ class Arguments(ToolArguments):
         60.0, gt=0, description="Time for all stages. Large models take at least a round of each, whatever it takes."
     )
     output: Path | None = Field(None, description="Folder of the results. Default: benchmark-STORE, here.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the folder if it is a benchmark that nobody changed since."
+    )
     json_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="json")] = Field(
         False, description="Print one JSON object in place of the tables."
     )
@@ -68,13 +72,13 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Open a store, measure, print and draw."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools benchmark", description=__doc__)
+    arguments = parse(Arguments, argv, "benchmark", __doc__)
     store = Store(Path(arguments.store))
     output = arguments.output or Path(f"benchmark-{store.path.name}")
-    with _folder(output):
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         facts, stages, picture = measured(arguments, store)
-        _replace(output / "benchmark.json", (json.dumps(facts, indent=1) + "\n").encode())
-        _replace(output / "benchmark.png", picture)
+        (building / "benchmark.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        (building / "benchmark.png").write_bytes(picture)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
         return 0
@@ -181,29 +185,3 @@ def _progress(seconds: float) -> Iterator[Callable[[str], None]]:
             bar.update(task, description=escape(text), completed=bar.tasks[0].elapsed or 0.0)
 
         yield show
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """Make the folder before a minute is spent on what goes into it; removed again where nothing came."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise ConfigError(f"--output: {path} can't be written: {error.strerror}; give another folder") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it holds something, as it should
-            path.rmdir()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write under a temporary name and rename, so that no half of it is ever seen."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 """Score a trained classifier on a labelled file, or on what its run held out.
 
 Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
-folder: report.md to read, evaluation.json with all figures and their bootstrap intervals, and pictures of confusion,
-ranking and calibration. Settings are given anew after the file and the options, as --data.labels.label_columns class.
+folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
+ranking and calibration. It lies in the folder of the run, as evaluations/FILE; of a model without a run here, as
+evaluation-FILE. Settings are given anew after the file and the options, as --data.labels.label_columns class.
 Whether the model was trained on records of a file is for you to know; without a file they are those that the run held
 out, whatever its split.
 
@@ -27,16 +28,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from dataset.count_labels import counted
+from dataset.publishing import made_folder, refuse_existing
+from tools._arguments import parse
 from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from dataset.label_space import LabelSpace
     from inference.classification import ClassifierPipeline
     from tools._classifier.labelled import LabelledTexts
     from train_config.schema import Config
 
 _UNWRAPPED_WIDTH = 10_000
+MADE_BY = "evaluate"
 Part = Literal["all", "training", "validation", "test"]
 
 
@@ -47,7 +52,11 @@ class Arguments(PipelineOptions):
         None, description="Labelled file, folder or quoted glob. Default: the run's own records."
     )
     output: Path | None = Field(
-        None, description="Folder of the report. Default: evaluation-FILE, or evaluation-PART, here."
+        None,
+        description="Folder of the report. Default: RUN/evaluations/FILE-PART, or evaluation-FILE-PART.",
+    )
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the folder if it is an evaluation that nobody changed since."
     )
     part: Part | None = Field(
         None,
@@ -64,20 +73,24 @@ class Arguments(PipelineOptions):
 def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
     own, overrides = split_overrides(argv)
-    arguments = tyro.cli(Arguments, args=own, prog="python -m tools evaluate", description=__doc__)
-    # Here, so that --help and a wrong option answer at once.
-    from inference.classification import config_of
+    arguments = parse(Arguments, own, "evaluate", __doc__)
+    # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
+    # data is said before torch is loaded, which takes seconds.
+    from inference.exported import config_of, label_space_of
 
+    space = label_space_of(arguments.model)
     config = config_of(arguments.model, overrides)
-    pipeline = load_pipeline(arguments, config)
-    texts = _texts(arguments, config, pipeline, overrides)
-    baselines = _baselines(arguments, config, pipeline, texts) if arguments.baselines else {}
     part = arguments.part or ("all" if arguments.file else "validation")
-    name = Path(arguments.file).name.split(".")[0] if arguments.file else part
-    output = arguments.output or Path(f"evaluation-{name}")
+    output = arguments.output or _output(arguments, part)
+    refuse_existing(output, MADE_BY, arguments.overwrite)
+    texts = _texts(arguments, config, space, part, overrides)
+    training = _training_texts(arguments, space, texts) if arguments.baselines else None
+    pipeline = load_pipeline(arguments, config)
+    baselines = _baselines(config, space, training, texts) if training is not None else {}
     data = arguments.file or f"the run's own ({', '.join(config.data.source)})"
     facts = {"model": str(arguments.model), "data": data, "part": part}
-    evaluation = evaluate(pipeline, config, texts, output, facts, baselines)
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+        evaluation = evaluate(pipeline, config, texts, building, facts, baselines)
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     console.print(figures_table(evaluation))
@@ -101,7 +114,7 @@ def evaluate(
         pipeline: the classifier.
         config: how many resamplings, and which figure the model was chosen by.
         texts: with their targets.
-        output: folder of the report.
+        output: folder to write the report to.
         facts: what else the report tells.
         baselines: predictions of others for all rows of the texts.
 
@@ -160,32 +173,49 @@ def _cells(judged: Mapping[str, Any], figure: str) -> list[str]:
     return [f"{judged['figures'][figure]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
 
 
-def _texts(arguments: Arguments, config: Config, pipeline: ClassifierPipeline, overrides: list[str]) -> LabelledTexts:
+def _output(arguments: Arguments, part: Part) -> Path:
+    """A folder in that of the run, where the model is of one; else here."""
+    from inference.exported import run_folder
+
+    name: str = part
+    if arguments.file is not None:
+        stem = Path(arguments.file).name.split(".")[0]
+        name = stem if part == "all" else f"{stem}-{part}"
+    run = run_folder(arguments.model)
+    return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
+
+
+def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, overrides: list[str]) -> LabelledTexts:
     from tools._classifier.labelled import read_texts
 
     if arguments.file is None:
-        return _own_texts(arguments, pipeline, arguments.part or "validation")
-    return read_texts([arguments.file], config, pipeline.label_space, arguments.part or "all", overrides)
+        return _own_texts(arguments, space, part)
+    return read_texts([arguments.file], config, space, part, overrides)
 
 
-def _own_texts(arguments: Arguments, pipeline: ClassifierPipeline, part: Part) -> LabelledTexts:
+def _own_texts(arguments: Arguments, space: LabelSpace, part: Part) -> LabelledTexts:
     """Of the run, by its own settings: those given anew are for the file."""
     from dataset.progress import conversion_bar
-    from inference.classification import config_of
+    from inference.exported import config_of
     from tools._classifier.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
-        return own_texts(config_of(arguments.model), pipeline.label_space, part, progress)
+        return own_texts(config_of(arguments.model), space, part, progress)
+
+
+def _training_texts(arguments: Arguments, space: LabelSpace, texts: LabelledTexts) -> LabelledTexts:
+    """What the run was trained on, less the texts of the file."""
+    from tools._classifier.labelled import without_texts
+
+    return without_texts(_own_texts(arguments, space, "training"), set(texts.texts))
 
 
 def _baselines(
-    arguments: Arguments, config: Config, pipeline: ClassifierPipeline, texts: LabelledTexts
+    config: Config, space: LabelSpace, training: LabelledTexts, texts: LabelledTexts
 ) -> dict[str, np.ndarray]:
-    """Predictions of the baselines, fitted on what the run was trained on, less the texts of the file."""
+    """Predictions of the baselines."""
     from inference.baselines import baselines
-    from tools._classifier.labelled import without_texts
 
-    training = without_texts(_own_texts(arguments, pipeline, "training"), set(texts.texts))
-    space, content = pipeline.label_space, config.model.tokenizer.content
+    content = config.model.tokenizer.content
     found = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
     return dict(found)

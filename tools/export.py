@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dataset.publishing import refuse_existing
+from model.exported_folder import MADE_BY
+from tools._arguments import parse
 from train_config.errors import CheckpointError, ConfigError
 from training.checkpoint import CheckpointFolder, CheckpointStore, best
 from training.run_folder import RunFolder
@@ -23,26 +26,25 @@ class Export:
     Example: python -m tools export runs/esm2ae --checkpoint best --output my-autoencoder
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     checkpoint: Literal["latest", "best"] | str = "latest"
     """latest; best: lowest validation loss; or a name such as step-00000100."""
     output: Path | None = None
     """Folder to write. Default: export-<checkpoint> in the run's folder."""
     overwrite: bool = False
-    """Replace the folder if it exists."""
+    """Replace the folder if it is an export that nobody changed since."""
 
 
 def main(argv: list[str]) -> int:
     """Verify, consolidate, export."""
-    options = tyro.cli(Export, args=argv, prog="python -m tools export")
+    options = parse(Export, argv, "export")
     run = RunFolder(options.run.parent, options.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")
     folder = choose(CheckpointStore(run.checkpoints), options.checkpoint)
-    output = options.output or run.path / f"export-{folder.path.name}"
-    if output.exists() and not options.overwrite:
-        raise ConfigError(f"{output} exists: choose another --output, or pass --overwrite")
+    output = (options.output or run.path / f"export-{folder.path.name}").expanduser()
+    refuse_existing(output, MADE_BY, options.overwrite)
     os.environ.setdefault(
         "DS_ACCELERATOR", "cpu"
     )  # or DeepSpeed, whose classes are imported here, warns of having none
@@ -50,7 +52,7 @@ def main(argv: list[str]) -> int:
     from training.finishing import export_state
 
     state = full_precision_state(folder)
-    print(export_state(state, folder, run, output))
+    print(export_state(state, folder, run, output, options.overwrite))
     return 0
 
 

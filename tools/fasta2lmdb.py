@@ -23,7 +23,7 @@ from dataset.conversion import check, convert
 from dataset.count_labels import count_lines, counted
 from dataset.progress import conversion_bar
 from dataset.store_format import IngestCounts
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from train_config.errors import ConfigError
 from train_config.schema import IngestSection
 
@@ -45,7 +45,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Convert or check, and say what was done."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools fasta2lmdb", description=__doc__)
+    arguments = parse(Arguments, argv, "fasta2lmdb", __doc__)
     if len(arguments.paths) < (1 if arguments.check else 2):
         raise ConfigError(
             "give at least one source and then the store to make: fasta2lmdb SOURCE [SOURCE ...] STORE, or sources "

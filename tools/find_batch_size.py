@@ -35,7 +35,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from tools._classifier.options import split_overrides
 from train_config.errors import ResourceError
 from train_config.loading import load_config
@@ -68,7 +68,7 @@ class Arguments(ToolArguments):
 def main(argv: list[str]) -> int:
     """Search, print the table and what to set."""
     own, overrides = split_overrides(argv)
-    arguments = tyro.cli(Arguments, args=own, prog="python -m tools find_batch_size", description=__doc__)
+    arguments = parse(Arguments, own, "find_batch_size", __doc__)
     config = load_config(arguments.config, overrides)
     # Here, so that --help and a wrong option answer at once.
     from tools._find_batch_size.report import advice, table

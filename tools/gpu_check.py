@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from tools._gpu_check.finding import first_line, note_if_slow
 from tools._gpu_check.parts import findings
 from train_config.errors import ResourceError
@@ -35,7 +35,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Print what is seen; train if asked."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools gpu_check", description=__doc__)
+    arguments = parse(Arguments, argv, "gpu_check", __doc__)
     verdicts = {}
     for finding in findings():
         print(finding.line(), flush=True)

@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import tyro
 from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
@@ -35,7 +34,7 @@ from dataset.count_labels import counted
 from monitoring.gpu_log import GpuLogWriter
 from monitoring.host import HostSampler
 from monitoring.nvml import GpuSample, NvmlDevices
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from tools._gpu_monitor.watched import Watched
 from train_config.errors import ConfigError
 
@@ -65,7 +64,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Sample until told to end."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools gpu_monitor", description=__doc__)
+    arguments = parse(Arguments, argv, "gpu_monitor", __doc__)
     if arguments.interval < _LEAST_INTERVAL_S:
         raise ConfigError(
             f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"

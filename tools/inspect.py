@@ -30,7 +30,7 @@ from dataset.labelled_store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labelled_store import LabelledStore
 from dataset.store import Store
 from dataset.store_format import IngestCounts, SampleSource
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 
 _BAR_WIDTH = 40
 _UNWRAPPED_WIDTH = 10_000
@@ -40,7 +40,9 @@ _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_00
 class Arguments(ToolArguments):
     """What to look at."""
 
-    store: Annotated[str, tyro.conf.Positional] = Field(description="Folder of the store.")
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
+        description="Folder of the store."
+    )
     verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Read all of it and check every checksum."
     )
@@ -51,7 +53,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Open a store and print what is in it."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools inspect", description=__doc__)
+    arguments = parse(Arguments, argv, "inspect", __doc__)
     path = Path(arguments.store)
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None

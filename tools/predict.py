@@ -2,8 +2,9 @@
 
 FASTA, CSV, TSV or Parquet goes in (also compressed); a row for each record comes out, in the order of the file, as CSV,
 TSV or Parquet: id, label and the probability of each class. Memory is that of some thousand records, however long the
-file. The output appears under its name when it is complete. Where texts and ids stand in a table is said as in the
-config of a run, whose settings count unless others are given, after the file and the options.
+file. The output appears under its name when it is complete, and beside it .NAME.esmeray.json, by which --overwrite
+knows it. Where texts and ids stand in a table is said as in the config of a run, whose settings count unless others are
+given, after the file and the options.
 
 Examples:
   python -m tools predict runs/locations proteins.fasta.gz --output locations.csv
@@ -16,21 +17,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 from pydantic import Field
 
-from tools._classifier.options import PipelineOptions, check_output, load_pipeline, split_overrides
-from train_config.errors import DataError
+from dataset.publishing import made_file, refuse_file
+from tools._arguments import parse
+from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
+from train_config.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from inference.classification import ClassifierPipeline
-    from inference.text_stream import TextStream
+    from inference.text_stream import TextPart
     from tools._classifier.output import Bar
     from tools._classifier.prediction_table import PredictionWriter
 
+MADE_BY = "predict"
+SUFFIXES = (".csv", ".tsv", ".parquet")
 CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
 
@@ -38,9 +44,13 @@ CHUNK_CHARACTERS = 4_000_000
 class Arguments(PipelineOptions):
     """What to predict, and how."""
 
-    file: Annotated[str, tyro.conf.Positional] = Field(description="File, folder or quoted glob.")
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
+        description="File, folder or quoted glob."
+    )
     output: Path = Field(description="File to write: .csv, .tsv or .parquet.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Replace the output.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the output if it is a prediction that nobody changed since."
+    )
 
 
 class Counts(NamedTuple):
@@ -53,29 +63,39 @@ class Counts(NamedTuple):
 def main(argv: list[str]) -> int:
     """Load, predict, write, and say what was done."""
     own, overrides = split_overrides(argv)
-    arguments = tyro.cli(Arguments, args=own, prog="python -m tools predict", description=__doc__)
-    check_output(arguments.output, (".csv", ".tsv", ".parquet"), arguments.overwrite)
-    # Here, so that --help and a wrong option answer at once.
+    arguments = parse(Arguments, own, "predict", __doc__)
+    output, made = arguments.output, (MADE_BY, arguments.overwrite)
+    if not output.name.endswith(SUFFIXES):
+        raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
+    refuse_file(output, *made)
+    # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
+    # first records is said before torch is loaded, which takes seconds.
     from dataset.count_labels import count_lines, counted
-    from inference.classification import config_of
+    from inference.exported import config_of, label_space_of
     from inference.text_stream import TextStream
-    from tools._classifier.output import complete_file, record_bar
-    from tools._classifier.prediction_table import writing_predictions
+    from tools._classifier.output import record_bar
 
     config = config_of(arguments.model, overrides)
+    label_space_of(arguments.model)
     stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
+    parts = iter(stream)
+    first = list(islice(parts, 1))
+    if not first:
+        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     pipeline = load_pipeline(arguments, config)
+    from tools._classifier.prediction_table import writing_predictions
+
     separator = config.data.labels.separator
     start_s = time.perf_counter()
     with (
-        complete_file(arguments.output) as building,
-        writing_predictions(building, arguments.output.name, pipeline.label_space, separator) as writer,
+        made_file(output, *made) as building,
+        writing_predictions(building, output.name, pipeline.label_space, separator) as writer,
         record_bar("predicting") as bar,
     ):
-        counts = predict_all(pipeline, stream, writer, bar)
+        counts = predict_all(pipeline, chain(first, parts), writer, bar)
     seconds = time.perf_counter() - start_s
     print(
-        f"{arguments.output}: {counted(counts.records, 'prediction{s}')} in {seconds:.1f} s "
+        f"{output}: {counted(counts.records, 'prediction{s}')} in {seconds:.1f} s "
         f"({counts.records / seconds:,.0f}/s, {pipeline.device}, {pipeline.amp_dtype})"
     )
     if counts.cropped:
@@ -87,15 +107,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def predict_all(pipeline: ClassifierPipeline, stream: TextStream, writer: PredictionWriter, bar: Bar) -> Counts:
+def predict_all(pipeline: ClassifierPipeline, parts: Iterable[TextPart], writer: PredictionWriter, bar: Bar) -> Counts:
     """Read, predict and write chunk after chunk.
 
     Raises:
-        DataError: the file, or a record, is refused; or no record is left.
+        DataError: the file, or a record, is refused.
     """
     records = cropped = 0
     before = 0.0
-    for ids, texts, share in _chunks(stream):
+    for ids, texts, share in _chunks(parts):
         first, width, done_before = before, share - before, records
 
         def show(done: int, total: int, first=first, width=width, done_before=done_before) -> None:
@@ -106,12 +126,10 @@ def predict_all(pipeline: ClassifierPipeline, stream: TextStream, writer: Predic
         records += len(ids)
         cropped += int((predictions.cropped > 0).sum())
         before = share
-    if not records:
-        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     return Counts(records, cropped)
 
 
-def _chunks(parts: Iterable[tuple[list[str], list[str], float]]) -> Iterator[tuple[list[str], list[str], float]]:
+def _chunks(parts: Iterable[TextPart]) -> Iterator[tuple[list[str], list[str], float]]:
     """Parts of a file put together until they are worth sorting; the last number is the share of the file so far."""
     ids: list[str] = []
     texts: list[str] = []

@@ -7,8 +7,8 @@ Writes a folder:
   plots/                         batch_size_comparison.png and metrics_heatmap.png
   profiler_traces/               trace.json (open it at ui.perfetto.dev) and stacks.txt (for a flame graph)
 
-Steps can be left out and run again one by one: the others' results stay. Times are from texts to probabilities on the
-host; a batch size that does not fit into memory is a row that says so. Close what else uses the machine.
+Steps can be left out and run again one by one, with --overwrite: the others' results stay. Times are from texts to
+probabilities on the host; a batch size that runs out of memory is a row that says so. Close what else uses the machine.
 
 Examples:
   python -m tools profile_classifier runs/locations --data held_out.fasta
@@ -23,6 +23,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,10 +35,13 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
+from dataset.publishing import made_folder, refuse_existing
+from tools._arguments import parse
 from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
 from train_config.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dataset.label_space import LabelSpace
     from inference.classification import ClassifierPipeline
     from inference.classifier_profile import BatchResult
     from tools._classifier.labelled import LabelledTexts
@@ -52,6 +56,7 @@ METRICS_FILE, DETAILS_FILE, SUMMARY_FILE = (
     "baseline_summary_report.txt",
 )
 PLOTS_FOLDER, TRACES_FOLDER = "plots", "profiler_traces"
+MADE_BY = "profile_classifier"
 _FORMAT_VERSION = 1
 _UNWRAPPED_WIDTH = 10_000
 _TRACED_BATCH = 8
@@ -63,6 +68,9 @@ class Arguments(PipelineOptions):
 
     data: str = Field(description="File whose records are taken; labelled as for evaluate, or see --unlabelled.")
     output: Path | None = Field(None, description="Folder of the results. Default: profile-MODEL, here.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the folder, or its results of these steps, if a profile that nobody changed since."
+    )
     steps: list[Step] = Field(list(STEPS), min_length=1, description="What to do.")
     batch_sizes: list[PositiveInt] = Field([1, 4, 8, 16, 32, 64], min_length=1, description="Records of a batch.")
     token_budgets: list[PositiveInt] = Field([], description="Tokens of a batch, in place of --batch-sizes.")
@@ -76,25 +84,30 @@ class Arguments(PipelineOptions):
 def main(argv: list[str]) -> int:
     """Load, do the steps, write and print the summary."""
     own, overrides = split_overrides(argv)
-    arguments = tyro.cli(Arguments, args=own, prog="python -m tools profile_classifier", description=__doc__)
+    arguments = parse(Arguments, own, "profile_classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which tells of start and stop
     # Here, so that --help and a wrong option answer at once.
-    from inference.classification import config_of, model_folder
-    from tools._classifier.output import replace_file
-
-    output = arguments.output or Path(f"profile-{arguments.model.name}")
-    config = config_of(arguments.model, overrides)
-    profile = _known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
-    pipeline = load_pipeline(arguments, config)
-    texts = _texts(arguments, config, pipeline, overrides)
-    _make_folders(output)
-    with _showing() as show:
-        for _ in profile_steps(arguments, pipeline, texts, output, profile, show):
-            replace_file(output / METRICS_FILE, json.dumps(profile, indent=1) + "\n")
+    from inference.exported import config_of, label_space_of, model_folder
     from tools._profile_classifier.summary import summary_lines
 
-    summary = "\n".join(summary_lines(profile)) + "\n"
-    replace_file(output / SUMMARY_FILE, summary)
+    output = (arguments.output or Path(f"profile-{arguments.model.name}")).absolute()
+    space = label_space_of(arguments.model)
+    config = config_of(arguments.model, overrides)
+    refuse_existing(output, MADE_BY, arguments.overwrite)
+    profile = _known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
+    if "plots" in arguments.steps and not {"batch_sizes"} & {*arguments.steps, *profile["steps"]}:
+        raise ConfigError("--steps plots: there are no batch sizes to draw; run it with --steps batch_sizes plots")
+    texts = _texts(arguments, config, space, overrides)
+    pipeline = load_pipeline(arguments, config)
+    with made_folder(output, MADE_BY, arguments.overwrite) as building, _showing() as show:
+        if profile["steps"]:
+            shutil.copytree(output, building, dirs_exist_ok=True)
+        for folder in (PLOTS_FOLDER, TRACES_FOLDER):
+            (building / folder).mkdir(exist_ok=True)
+        profile_steps(arguments, pipeline, texts, building, profile, show)
+        (building / METRICS_FILE).write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
+        summary = "\n".join(summary_lines(profile)) + "\n"
+        (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     console.print(Text(summary))
@@ -109,12 +122,8 @@ def profile_steps(
     output: Path,
     profile: dict[str, Any],
     show: Callable[[str], None],
-) -> Iterator[Step]:
-    """Do the steps that are asked for, in their order, and put their results into ``profile``.
-
-    Yields:
-        Each step when it is done.
-    """
+) -> None:
+    """Do the steps that are asked for, in their order, and put their results into ``profile``."""
     from inference.classifier_profile import describe
 
     profile["model"] = describe(pipeline)
@@ -135,7 +144,6 @@ def profile_steps(
             steps[step] = _trace(pipeline, texts, output, steps.get("batch_sizes"))
         else:
             _plots(output, profile)
-        yield step
 
 
 def _batch_sizes(
@@ -146,7 +154,6 @@ def _batch_sizes(
     show: Callable[[str], None],
 ) -> dict[str, Any]:
     from inference.classifier_profile import measure_batches
-    from tools._classifier.output import replace_file
 
     unit: Literal["batch_size", "batch_tokens"] = "batch_tokens" if arguments.token_budgets else "batch_size"
     results = list(
@@ -160,7 +167,7 @@ def _batch_sizes(
             show=show,
         )
     )
-    replace_file(output / DETAILS_FILE, _details(unit, results))
+    (output / DETAILS_FILE).write_text(_details(unit, results), encoding="utf-8")
     return {
         "unit": unit,
         "warmup_runs": arguments.warmup_runs,
@@ -202,23 +209,19 @@ def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callab
 def _trace(
     pipeline: ClassifierPipeline, texts: LabelledTexts, output: Path, batch_sizes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    from dataset.publishing import writing
     from inference.classifier_profile import TRACED_RUNS, plain, trace
     from tools._profile_classifier.summary import best_row
 
     best = best_row(batch_sizes) if batch_sizes is not None else None
     size = round(best["sequences_per_batch"]) if best is not None else _TRACED_BATCH
-    with writing(output / TRACES_FOLDER):
-        bottlenecks = trace(pipeline, texts.texts, output / TRACES_FOLDER, size)
+    bottlenecks = trace(pipeline, texts.texts, output / TRACES_FOLDER, size)
     return {"batch_size": size, "runs": TRACED_RUNS, "bottlenecks": plain(bottlenecks)}
 
 
 def _plots(output: Path, profile: Mapping[str, Any]) -> None:
     from tools._profile_classifier.pictures import draw_comparison, draw_heatmap
 
-    measured = profile["steps"].get("batch_sizes")
-    if measured is None:
-        raise ConfigError("--steps plots: there are no batch sizes to draw; run it with --steps batch_sizes plots")
+    measured = profile["steps"]["batch_sizes"]
     title = f"{profile['subject']['model']} on {profile['model']['device']}, {profile['model']['amp_dtype']}"
     draw_comparison(output / PLOTS_FOLDER / "batch_size_comparison.png", measured["rows"], measured["unit"], title)
     draw_heatmap(output / PLOTS_FOLDER / "metrics_heatmap.png", measured["rows"], measured["unit"], title)
@@ -226,7 +229,7 @@ def _plots(output: Path, profile: Mapping[str, Any]) -> None:
 
 def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:
     """What results have to agree in to stand beside each other."""
-    from model.classifier_interchange import WEIGHTS_FILE
+    from model.exported_folder import WEIGHTS_FILE
 
     return {
         "model": str(arguments.model),
@@ -261,26 +264,13 @@ def _known_profile(output: Path, subject: dict[str, Any], steps: list[Step]) -> 
     return dict(profile)
 
 
-def _texts(arguments: Arguments, config: Config, pipeline: ClassifierPipeline, overrides: list[str]) -> LabelledTexts:
+def _texts(arguments: Arguments, config: Config, space: LabelSpace, overrides: list[str]) -> LabelledTexts:
     """The file's records; without targets where these are not asked for."""
     from tools._classifier.labelled import read_texts, read_unlabelled
 
     if arguments.unlabelled:
         return read_unlabelled([arguments.data], config)
-    return read_texts([arguments.data], config, pipeline.label_space, overrides=overrides)
-
-
-def _make_folders(output: Path) -> None:
-    """Make the folders before anything is measured.
-
-    Raises:
-        ConfigError: they can't be made.
-    """
-    try:
-        for folder in (output / PLOTS_FOLDER, output / TRACES_FOLDER):
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output: {output} can't be written: {error.strerror}; give another folder") from error
+    return read_texts([arguments.data], config, space, overrides=overrides)
 
 
 @contextmanager

@@ -22,12 +22,14 @@ from typing import Annotated
 import tyro
 from pydantic import Field, PositiveInt
 
+from dataset.publishing import made_file, refuse_file
 from monitoring.wandb_dashboard import build_dashboard, specification
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from train_config.command_line import one_line
-from train_config.errors import ConfigError, ResourceError
+from train_config.errors import ResourceError
 from train_config.schema import WandbSection
 
+MADE_BY = "wandb_dashboard"
 SAVE_LIMIT_S = 60.0
 """Seconds that the server may take; wandb itself would try for longer."""
 CONNECT_LIMIT_S = 10.0
@@ -41,6 +43,9 @@ class Arguments(ToolArguments):
     entity: str | None = Field(None, description="User or team; default: that of the API key.")
     workers: PositiveInt = Field(1, description="Workers whose steps are drawn as stacked parts.")
     output: Path | None = Field(None, description="File for the specification, JSON. Default: the screen.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the file if this tool wrote it and nobody changed it since."
+    )
     save: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Put it on the server (WANDB_API_KEY, WANDB_BASE_URL), and leave with 4 if that fails."
     )
@@ -48,10 +53,14 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Build, write, and save if asked."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools wandb_dashboard", description=__doc__)
+    arguments = parse(Arguments, argv, "wandb_dashboard", __doc__)
+    if arguments.output is not None:
+        refuse_file(arguments.output, MADE_BY, arguments.overwrite)
     text = json.dumps(specification(build_dashboard(arguments.project, arguments.entity or "", arguments.workers)))
     if arguments.output is not None:
-        _write(arguments.output, text)
+        with made_file(arguments.output, MADE_BY, arguments.overwrite) as building:
+            building.write_text(text + "\n", encoding="utf-8")
+        print(arguments.output)
     elif not arguments.save:
         print(text)
     if arguments.save:
@@ -115,11 +124,3 @@ def _reach(address: str) -> None:
         return  # somebody answers
     except OSError as error:
         raise ConnectionError(f"{address} can't be reached ({getattr(error, 'reason', error)})") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: can't be written: {error.strerror}") from error
-    print(path)

@@ -26,7 +26,7 @@ from rich.live import Live
 
 from monitoring.run_state import RunState
 from monitoring.run_view import draw_run
-from tools._arguments import ToolArguments
+from tools._arguments import ToolArguments, parse
 from train_config.errors import ConfigError
 
 _PLAIN_WIDTH = 100
@@ -46,7 +46,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Show the run until it ends."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m tools watch", description=__doc__)
+    arguments = parse(Arguments, argv, "watch", __doc__)
     _refuse_what_is_no_run(arguments.run)
     if arguments.once:
         _refuse_what_is_not_there(arguments.run)

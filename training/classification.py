@@ -240,7 +240,12 @@ def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
 
 
 def export_trained(
-    state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path, facts: dict[str, Any]
+    state: Mapping[str, Tensor],
+    checkpoint: CheckpointFolder,
+    run: RunFolder,
+    folder: Path,
+    facts: dict[str, Any],
+    overwrite: bool,
 ) -> Path:
     """Write the Hugging Face folder of a classifier in which ``state`` was trained.
 
@@ -253,4 +258,5 @@ def export_trained(
     tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
     model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
     load_trained(model, state, run)
-    return export_classifier(model, folder, tokenizer, resolved_config=dump_config(config), facts=facts, overwrite=True)
+    resolved = dump_config(config)
+    return export_classifier(model, folder, tokenizer, resolved_config=resolved, facts=facts, overwrite=overwrite)

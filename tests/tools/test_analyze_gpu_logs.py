@@ -87,12 +87,11 @@ def test_log_is_not_overwritten(command, tmp_path, option):
     assert log.read_bytes() == before
 
 
-def test_place_that_can_not_be_written_is_a_usage_error(command, tmp_path):
+def test_place_that_can_not_be_written_is_one_line(command, tmp_path):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
     (tmp_path / "file").write_text("")
     outcome = command("analyze_gpu_logs", "--log", log, "--output", tmp_path / "file" / "picture.png")
-    assert outcome.code == 2
-    assert outcome.err.count("\n") == 1
+    assert (outcome.code, outcome.err.count("\n")) == (4, 1)
 
 
 def test_help_shows_how_nvidia_smi_is_asked(command):

@@ -52,7 +52,7 @@ def test_every_stage_is_measured_and_kept_in_the_folder(command, store, tiny_mod
     assert {row["settings"]["data.num_workers"] for row in facts["stages"]["pipeline"]["variants"]} == {0, 1, 2}
     height, width, _ = matplotlib.image.imread(folder / "benchmark.png").shape
     assert width > height > 300
-    assert sorted(path.name for path in folder.iterdir()) == ["benchmark.json", "benchmark.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["benchmark.json", "benchmark.png", "esmeray.json"]
     assert {path: path.read_bytes() for path in store.iterdir()} == before
 
 
@@ -77,12 +77,6 @@ def test_an_unknown_model_is_a_usage_error(command, store, tmp_path):
     assert outcome.code == 2
     assert "did you mean esm2_t6_8M" in outcome.err
     assert not (tmp_path / "o").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_measuring(command, store):
-    outcome = command("benchmark", store, "--output", store / "manifest.json")
-    assert outcome.code == 2
-    assert "can't be written: File exists" in outcome.err
 
 
 def test_help_teaches_by_example(command):

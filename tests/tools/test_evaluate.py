@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,18 @@ def test_the_figures_are_those_of_the_predictions(command, model, proteins, tmp_
     assert "Matthews correlation" in (tmp_path / "evaluation-proteins" / "report.md").read_text()
 
 
+def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(command, model, proteins, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "export")
+    (run / "metrics.jsonl").touch()
+    assert command("evaluate", run, proteins).code == 0
+    assert command("evaluate", run, proteins, "--part", "all").err.endswith("choose another name or pass --overwrite\n")
+    before = (run / "evaluations" / "proteins" / "report.md").stat().st_ino
+    assert command("evaluate", run / "export", proteins, "--overwrite").code == 0
+    assert (run / "evaluations" / "proteins" / "report.md").stat().st_ino != before
+    assert [path.name for path in (run / "evaluations").iterdir()] == ["proteins"]
+
+
 def test_settings_can_be_given_anew(command, model, tmp_path):
     sequences = random_sequences(LENGTHS)
     lines = [f"{text},{NAMES['multiclass'][number % 3]}" for number, text in enumerate(sequences)]
@@ -59,7 +72,7 @@ def test_settings_can_be_given_anew(command, model, tmp_path):
     arguments = ("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
     assert command(*arguments, "--data.labels.label_columns", "where").code == 0
     assert evaluation(tmp_path / "r")["records"] == 9
-    outcome = command(*arguments)
+    outcome = command(*arguments, "--overwrite")
     assert outcome.code == 3 and "data.labels.label_columns" in outcome.err
 
 
@@ -84,7 +97,7 @@ def test_a_part_of_a_table_is_chosen_by_its_split_column(command, model, tmp_pat
     outcome = command(*arguments, "--data.labels.split", "column", "--data.labels.split_column", "part")
     assert outcome.code == 0, outcome.err
     assert evaluation(tmp_path / "r")["records"] == 3
-    outcome = command(*arguments)
+    outcome = command(*arguments, "--overwrite")
     assert outcome.code == 2 and "--part test of a file needs a split column" in outcome.err
 
 

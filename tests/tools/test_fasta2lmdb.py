@@ -70,8 +70,8 @@ def test_an_existing_store_is_replaced_when_told(command, tmp_path):
     arguments = ["fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store"]
     assert command(*arguments).code == 0
     refused = command(*arguments)
-    assert (refused.code, refused.err.count("\n")) == (3, 1)
-    assert "exists already; choose another target or pass --overwrite" in refused.err
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "exists already; choose another name or pass --overwrite" in refused.err
     assert command(*arguments, "--overwrite").code == 0
 
 

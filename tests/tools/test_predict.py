@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -108,11 +109,27 @@ def test_what_fails_half_way_leaves_what_was_there(command, model, tmp_path, mon
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
-    (tmp_path / "out.csv").write_text("before\n")
-    outcome = command("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv", "--overwrite")
+    (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
+    assert command("predict", model, tmp_path / "good.csv", "--output", tmp_path / "out.csv").code == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    overwriting = ("--output", tmp_path / "out.csv", "--overwrite")
+    outcome = command("predict", model, tmp_path / "a.csv", *overwriting)
     assert outcome.code == 3 and "row 2" in outcome.err
-    assert (tmp_path / "out.csv").read_text() == "before\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "out.csv"]
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "a.csv").write_text("sequence\nMKTA\nMK\n")
+    assert command("predict", model, tmp_path / "a.csv", *overwriting).code == 0
+    assert len(rows(tmp_path / "out.csv")) == 2
+
+
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(command, model, proteins, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as a full disk: writing fails part of the way
+    try:
+        outcome = command("predict", model, proteins, "--output", tmp_path / "out.csv")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (outcome.code, outcome.err.count("\n")) == (4, 1) and "no room left to write it" in outcome.err
+    assert list(tmp_path.iterdir()) == [proteins]
 
 
 def test_an_interrupted_prediction_leaves_nothing(command, model, proteins, tmp_path, monkeypatch):
@@ -138,6 +155,17 @@ def test_wrong_usage_is_one_line(command, model, proteins, tmp_path, monkeypatch
     (tmp_path / "there.csv").write_text("x")
     outcome = command("predict", model, proteins, *arguments)
     assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_a_missing_column_is_answered_with_the_option_to_give(command, model, tmp_path):
+    (tmp_path / "a.csv").write_text("name,protein\nx,MKTA\n")
+    predict = ("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv")
+    outcome = command(*predict, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
+    assert outcome.code == 3
+    assert "no column 'id'; it has 'name', 'protein'" in outcome.err
+    assert outcome.err.endswith("as --data.labels.id_column name\n")
+    outcome = command(*predict)
+    assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err
 
 
 def test_a_folder_that_is_no_classifier_is_refused(command, proteins, tmp_path):

@@ -18,6 +18,7 @@ FILES = [
     "baseline_metrics.json",
     "baseline_summary_report.txt",
     "detailed_metrics.csv",
+    "esmeray.json",
     "plots/batch_size_comparison.png",
     "plots/metrics_heatmap.png",
     "profiler_traces/stacks.txt",
@@ -74,7 +75,7 @@ def test_every_file_is_there_and_says_what_it_should(command, model, proteins, t
 
 def test_steps_are_done_one_by_one_and_the_others_stay(command, model, proteins, tmp_path):
     def run(*steps):
-        arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK, "--steps", *steps)
+        arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK, "--overwrite", "--steps", *steps)
         outcome = command("profile_classifier", model, *arguments)
         assert outcome.code == 0, outcome.err
         return metrics(tmp_path / "p")["steps"]
@@ -95,7 +96,7 @@ def test_results_of_another_file_are_not_mixed(command, model, proteins, tmp_pat
     common = ("--output", tmp_path / "p", *QUICK)
     assert command("profile_classifier", model, "--data", proteins, *common, "--steps", "batch_sizes").code == 0
     other = labelled_fasta(tmp_path / "other.fasta", [9, 8, 7])
-    outcome = command("profile_classifier", model, "--data", other, *common, "--steps", "plots")
+    outcome = command("profile_classifier", model, "--data", other, *common, "--overwrite", "--steps", "plots")
     assert outcome.code == 2 and "is of another model, file, device or precision" in outcome.err
 
 

@@ -36,7 +36,7 @@ def test_specification_goes_to_the_screen_or_a_file(tmp_path, capsys):
 
 def test_file_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert run(wandb_dashboard.main, ["--output", str(tmp_path / "absent" / "d.json")]) == 2
-    assert "d.json: can't be written" in capsys.readouterr().err
+    assert "d.json: there is no folder" in capsys.readouterr().err
 
 
 def test_saved_workspace_is_on_the_server_of_the_keys_own_user(monkeypatch, capsys):

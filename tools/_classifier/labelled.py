@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,13 @@ from dataset.labelled_conversion import ensure_labelled_store
 from dataset.labelled_file import LabelledRecords, read_labelled
 from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback
-from inference.classification import Predictions
 from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import Config
 from train_config.section import STORES
+
+if TYPE_CHECKING:
+    from inference.classification import Predictions
 
 Part = Literal["all", "training", "validation", "test"]
 

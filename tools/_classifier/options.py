@@ -9,7 +9,6 @@ import tyro
 from pydantic import Field
 
 from tools._arguments import ToolArguments
-from train_config.errors import ConfigError
 
 if TYPE_CHECKING:
     from inference.classification import ClassifierPipeline
@@ -21,7 +20,9 @@ Arguments = list[str]
 class PipelineOptions(ToolArguments):
     """Which classifier, and how it computes."""
 
-    model: Annotated[Path, tyro.conf.Positional] = Field(description="Exported classifier, or a run that has one.")
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = Field(
+        description="Exported classifier, or a run that has one."
+    )
     device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
     amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
     batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
@@ -53,22 +54,6 @@ def split_overrides(argv: Arguments) -> tuple[Arguments, Arguments]:
             goes_to = overrides if argument.startswith("--") and "." in argument.partition("=")[0] else own
         goes_to.append(argument)
     return own, overrides
-
-
-def check_output(path: Path, suffixes: tuple[str, ...], overwrite: bool) -> None:
-    """Refuse a file that can't be written, before anything is computed.
-
-    Raises:
-        ConfigError: it has another suffix, exists, or its folder does not.
-    """
-    if not path.name.endswith(suffixes):
-        raise ConfigError(f"--output {path}: must end in {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise ConfigError(f"--output {path}: is a folder; name a file in it")
-    if path.exists() and not overwrite:
-        raise ConfigError(f"--output {path}: exists; choose another name, or pass --overwrite")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no folder {path.parent}; make it first")
 
 
 def _is_number(argument: str) -> bool:

@@ -1,41 +1,13 @@
-"""Files that appear complete or not at all, and a bar that shows how far they are."""
+"""A bar that shows how far a tool is with its records."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-from dataset.publishing import sync, writing
-
-
-@contextmanager
-def complete_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to: renamed when the block ends, removed when it raises.
-
-    Raises:
-        ResourceError: the disk is full or can't be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            yield temporary
-            sync(temporary)
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file or nothing."""
-    with complete_file(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-
 
 Bar = Callable[[float, int], None]
 """Told the share that is done and how many records that is."""

@@ -22,8 +22,6 @@ from dataset.cropping import head_length
 from dataset.label_space import LabelSpace
 from inference.classification import Predictions
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
-
 
 class PredictionWriter(Protocol):
     """A file that is being written."""

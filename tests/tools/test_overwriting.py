@@ -1,0 +1,90 @@
+"""No tool replaces what it did not make, and each says so before it computes anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.classifiers import classifier_config, export_tiny, labelled_fasta
+from tests.monitoring import gpu_traces
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A folder with everything that the tools read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    export_tiny(folder / "model", classifier_config(labels={"header_field": 1}))
+    labelled_fasta(folder / "proteins.fasta", [30, 4, 9])
+    gpu_traces.thermal().write(folder / "log.csv")
+    return folder
+
+
+COMMANDS = {
+    "predict": ("predict", "model", "proteins.fasta", "--output", "target.csv"),
+    "evaluate": ("evaluate", "model", "proteins.fasta", "--output", "target"),
+    "evaluate without --output": ("evaluate", "model", "proteins.fasta"),
+    "profile_classifier": ("profile_classifier", "model", "--data", "proteins.fasta", "--output", "target"),
+    "analyze_gpu_logs": ("analyze_gpu_logs", "--log", "log.csv", "--output", "target.png"),
+    "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
+    "analyze_gpu_logs without --output": ("analyze_gpu_logs", "--log", "log.csv"),
+    "benchmark": ("benchmark", "store", "--output", "target"),
+    "wandb_dashboard": ("wandb_dashboard", "--output", "target.json"),
+    "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
+}
+DEFAULTS = {"evaluate without --output": "evaluation-proteins", "analyze_gpu_logs without --output": "log.png"}
+
+
+def target_of(kind: str) -> str:
+    return DEFAULTS.get(kind) or next(word for word in COMMANDS[kind] if word.startswith("target"))
+
+
+@pytest.fixture
+def here(inputs, command, tmp_path, monkeypatch) -> Path:
+    """A copy of the inputs, as the working folder."""
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("content", ["a file", "a folder", "a link"])
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, content, monkeypatch):
+    monkeypatch.setattr("inference.classification.ClassifierPipeline.load", None)  # nothing may get so far
+    monkeypatch.setattr("tools.analyze_gpu_logs.read_gpu_log", None)
+    monkeypatch.setattr("tools.benchmark.measured", None)
+    target = here / target_of(kind)
+    if kind == "benchmark":
+        assert command("fasta2lmdb", "proteins.fasta", "store").code == 0
+    if content == "a link":
+        target.symlink_to(here / "proteins.fasta")
+    elif content == "a file":
+        target.write_text("a thesis")
+    else:
+        target.mkdir()
+        (target / "thesis.txt").write_text("a thesis")
+    before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
+    for overwrite in ([], ["--overwrite"]):
+        outcome = command(*COMMANDS[kind], *overwrite)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+        assert target.name in outcome.err
+    assert {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["wandb_dashboard", "analyze_gpu_logs --json", "fasta2lmdb"])
+def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
+    assert command(*COMMANDS[kind]).code == 0
+    before = (here / target_of(kind)).stat().st_ino
+    outcome = command(*COMMANDS[kind])
+    assert outcome.code == 2 and outcome.err.endswith("exists already; choose another name or pass --overwrite\n")
+    assert command(*COMMANDS[kind], "--overwrite").code == 0
+    assert (here / target_of(kind)).stat().st_ino != before
+
+
+@pytest.mark.parametrize("kind", ["predict", "analyze_gpu_logs", "wandb_dashboard", "evaluate", "fasta2lmdb"])
+def test_a_read_only_folder_is_one_line(command, here, kind, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    outcome = command(*COMMANDS[kind])
+    assert (outcome.code, outcome.err.count("\n")) == (4, 1)
+    assert f"{target_of(kind)}: can't be written: {here} is read-only" in outcome.err
