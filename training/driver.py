@@ -19,8 +19,9 @@ from dataset.conversion import ensure_store, store_location
 from dataset.labelled_conversion import labelled_store_location
 from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback, conversion_bar
-from dataset.publishing import writing
+from dataset.publishing import refuse_existing, writing
 from dataset.store import Store
+from model.exported_folder import MADE_BY
 from model.memory import ParameterCount, count_parameters
 from monitoring.alerts import AlertSink
 from monitoring.metrics_log import read_metrics
@@ -93,8 +94,11 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
     remarks = check_resume(run, config)
     finished = is_finished(run, config)
-    if not finished and cluster.find(config.ray) == cluster.LOCAL:
-        _check_placed(config, run, place_workers(config.ray, local_resources()))
+    if not finished:
+        refuse_existing(run.export, MADE_BY, overwrite=True)
+    local = place_workers(config.ray, local_resources()) if cluster.find(config.ray) == cluster.LOCAL else None
+    if local is not None and not finished:
+        _check_placed(config, run, local)
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run.stores, progress)
     check_data(run, config, data_checksum(config, store_path))
@@ -102,6 +106,8 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         say(_finished(run, config))
         return 0
     size = measure(config, store_path)
+    if local is not None:
+        make_plan(config, local, *size)  # refuses what can be refused before Ray starts
     for remark in remarks:
         warn(remark)
     return _train_on_cluster(config, run, store_path, size, signals)
@@ -121,8 +127,10 @@ def dry_run(config: Config) -> int:
     remarks = check_resume(run, resolved)
     finished = is_finished(run, resolved)
     workers = place_workers(config.ray, resources_to_plan_with(config))
-    if not finished and config.ray.address in (None, cluster.LOCAL):
-        _check_placed(config, run, workers)
+    if not finished:
+        refuse_existing(run.export, MADE_BY, overwrite=True)
+        if config.ray.address in (None, cluster.LOCAL):
+            _check_placed(config, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
         check_data(run, config, _checksum_of_source(config, run.stores))
     plan = make_plan(config, workers, *_estimate(config))

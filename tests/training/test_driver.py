@@ -158,3 +158,13 @@ def test_storage_that_is_no_folder_is_one_line(tmp_path, storage):
     (tmp_path / "a file").touch()
     with pytest.raises(ResourceError, match=r"a file.*: can't be written: (File exists|Not a directory)"):
         train(settings(tmp_path / storage, write_fasta(tmp_path / "some.fasta", seed=0)))
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_run_that_would_replace_what_a_user_put_into_its_export_is_refused_before_it_trains(finished, tmp_path, command):
+    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
+    config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
+    (run_folder(config).export / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
+        command(config)
+    assert (run_folder(config).export / "notes.txt").read_text() == "mine"
