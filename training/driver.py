@@ -27,11 +27,10 @@ from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.section import STORES
-from training import cluster
 from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
 from training.data_size import DataSize, estimate_size, size_of_store
 from training.deepspeed_settings import check_precision, settings_path
-from training.placement import NodeResources, Workers, local_resources, place_workers
+from training.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from training.planning import make_plan
 from training.run_folder import Outcome, RunFolder, write_atomically
 from training.signals import StopSignals
@@ -81,7 +80,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     if is_finished(run, config):
         say(f"run {config.run.name} is finished: {run.export} (raise training.max_steps or training.epochs to go on)")
         return 0
-    if cluster.find(config.ray) == cluster.LOCAL:
+    if find(config.ray) == LOCAL:
         _check_placed(config, run, place_workers(config.ray, local_resources()))
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run, progress)
@@ -136,7 +135,7 @@ def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
 def resources_to_plan_with(config: Config) -> list[NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
     local = local_resources()
-    if config.ray.address in (None, cluster.LOCAL):
+    if config.ray.address in (None, LOCAL):
         return local
     count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
     each = config.ray.cpus_per_worker if config.ray.cpus_per_worker != "auto" else 1
@@ -147,6 +146,8 @@ def resources_to_plan_with(config: Config) -> list[NodeResources]:
 
 
 def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
+    from training import cluster  # here: it imports Ray, and the work that needs it begins
+
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, cluster.cluster_resources())
@@ -209,11 +210,12 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from training.cluster import worker_environment
     from training.ray_worker import ray_train_loop
 
     # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
     failures: dict[str, Any] = {"max_failures": config.ray.max_failures, "controller_failure_limit": 1}
-    environment: dict[str, Any] = {"worker_runtime_env": cluster.worker_environment()}
+    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
     return TorchTrainer(
         ray_train_loop,
         train_loop_config={

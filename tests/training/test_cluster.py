@@ -7,8 +7,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
-from training.cluster import LOCAL, WATCHES, connected, find, missing_now
-from training.placement import Workers
+from training.cluster import WATCHES, connected, missing_now
+from training.placement import LOCAL, Workers, find
 
 
 def test_busy_cluster_is_told(ray_address):
