@@ -84,10 +84,11 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         _check_placed(config, run, place_workers(config.ray, local_resources()))
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run, progress)
+    sizes = _measure(config, run, store_path)  # refuses what the model can't take, before Ray starts
     remarks += filter(None, [quarantine_ray_snapshot(run)])
     for remark in remarks:
         warn(remark)
-    return _train_on_cluster(config, run, store_path, signals)
+    return _train_on_cluster(config, run, store_path, sizes, signals)
 
 
 def dry_run(config: Config) -> int:
@@ -102,8 +103,9 @@ def dry_run(config: Config) -> int:
 def prepare_data(config: Config, run: RunFolder, progress: ProgressCallback) -> Path:
     """The folder of the data, made if need be."""
     if config.model.task != "classifier":
+        count_parameters(config.model)  # refuses an impossible model before the data is read
         return ensure_store(config.data, run.path.parent / STORES, progress)
-    from training.labelled_data import prepare
+    from training.labelled_data import prepare  # here: it loads readers of tables
 
     return prepare(config, run, progress)
 
@@ -145,7 +147,9 @@ def resources_to_plan_with(config: Config) -> list[NodeResources]:
     return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
 
 
-def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals: StopSignals) -> int:
+def _train_on_cluster(
+    config: Config, run: RunFolder, store_path: Path, sizes: tuple[DataSize, ParameterCount], signals: StopSignals
+) -> int:
     from training import cluster  # here: it imports Ray, and the work that needs it begins
 
     with cluster.connected(config.ray) as dashboard:
@@ -154,7 +158,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, signals:
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
-        plan = make_plan(config, workers, *_measure(config, run, store_path))
+        plan = make_plan(config, workers, *sizes)
         say(f"run {config.run.name}: {run.path}")
         say(
             f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
