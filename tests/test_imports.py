@@ -67,6 +67,15 @@ def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experime
     assert not (tmp_path / "runs").exists()
 
 
+def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
+    names = sorted(path.stem for path in (REPOSITORY / "tools").glob("[!_]*.py"))
+    for name, (code, heavy, said) in zip(
+        names, called([(f"tools.{name}", ["--help"]) for name in names], tmp_path), strict=True
+    ):
+        assert (code, heavy) == (0, []), said
+        assert f"tools {name}" in said
+
+
 MISTAKES = [
     ("esm2ae", "--data.source none.fasta", "none.fasta"),
     ("esm2ae", "--model.backbone.heads 7", "can't be split over 7 heads"),
@@ -83,6 +92,8 @@ MISTAKES = [
 
 def test_what_config_and_data_refuse_imports_nothing_heavy(experiments, tmp_path):
     calls = [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MISTAKES]
-    for (_, mistake, words), (code, heavy, said) in zip(MISTAKES, called(calls, tmp_path), strict=True):
+    calls += [("tools.find_batch_size", [*experiments["protein_classifier"], "--data.source", "none.fasta"])]
+    mistakes = [*MISTAKES, ("", "find_batch_size", "none.fasta")]
+    for (_, mistake, words), (code, heavy, said) in zip(mistakes, called(calls, tmp_path), strict=True):
         assert code in (2, 3) and words in said and said.count("\n") == 1, (mistake, said)
         assert heavy == [], mistake
