@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dataset.huggingface_tokenizer import HuggingFaceTokenizer
 from train_config.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 PADDING_TOKEN, END_TOKEN = "<|pad|>", "<|endoftext|>"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where Qwen2 splits a text into words."""
+
 _NUM_BYTES = 256
 _SMALLEST_COUNT = 2
 """What was met once is not learnt: it would be a record's own words, and no help with others."""
@@ -32,10 +41,8 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
     Raises:
         ConfigError: the vocabulary can't hold all bytes.
     """
-    from tokenizers import trainers
-    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
-    from transformers import Qwen2Tokenizer
 
     special = [PADDING_TOKEN, END_TOKEN]
     if vocabulary_size < _NUM_BYTES + len(special):
@@ -43,22 +50,51 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
             f"model.tokenizer.vocabulary_size {vocabulary_size} can't hold the {_NUM_BYTES} bytes and {len(special)} "
             f"special tokens; set it to at least {_NUM_BYTES + len(special)}"
         )
-    names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
-    pipeline = Qwen2Tokenizer(vocab={token: index for index, token in enumerate(special)}, merges=[], **names)
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         special_tokens=special,
         min_frequency=_SMALLEST_COUNT,
-        initial_alphabet=sorted(ByteLevel.alphabet()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
+        continuing_subword_prefix="",  # as Qwen2 has it: None would be another fingerprint for the same tokens
+        end_of_word_suffix="",
     )
-    backend = pipeline.backend_tokenizer
     backend.train_from_iterator(texts, trainer)
-    learnt = json.loads(backend.to_str())["model"]
-    # Made anew from what was learnt, as AutoTokenizer makes it when it meets these files.
-    merges: Any = [tuple(merge) for merge in learnt["merges"]]
-    tokenizer: Any = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, split_special_tokens=True, **names)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {END_TOKEN}", pair=None, special_tokens=[(END_TOKEN, learnt["vocab"][END_TOKEN])]
+    backend.post_processor = TemplateProcessing(
+        single=f"$A {END_TOKEN}", pair=None, special_tokens=[(END_TOKEN, special.index(END_TOKEN))]
     )
+    tokenizer: Any = _Learnt(backend)
     return HuggingFaceTokenizer(tokenizer, spaced=False)
+
+
+class _Learnt:
+    """A learnt pipeline with what :class:`HuggingFaceTokenizer` asks of a tokenizer of transformers.
+
+    transformers, which takes a second to import, is needed to save it alone.
+    """
+
+    split_special_tokens = True
+    all_special_tokens = (PADDING_TOKEN, END_TOKEN)
+    added_tokens_encoder: dict[str, int] = {}  # noqa: RUF012 - none but the special ones
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self.backend_tokenizer = backend
+        self.get_vocab = backend.get_vocab
+        self.pad_token_id, self.eos_token_id = map(backend.token_to_id, (PADDING_TOKEN, END_TOKEN))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it as transformers' Qwen2 tokenizer, which AutoTokenizer makes of these files."""
+        from transformers import Qwen2Tokenizer
+
+        learnt = json.loads(self.backend_tokenizer.to_str())["model"]
+        names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
+        merges: Any = [tuple(merge) for merge in learnt["merges"]]
+        tokenizer: Any = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, split_special_tokens=True, **names)
+        tokenizer.backend_tokenizer.post_processor = self.backend_tokenizer.post_processor
+        tokenizer.save_pretrained(folder)

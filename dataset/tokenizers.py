@@ -118,7 +118,7 @@ class EsmSequenceTokenizer:
 
 
 def load_tokenizer(
-    section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path
+    section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path | None
 ) -> SequenceTokenizer:
     """The tokenizer that the settings mean.
 
@@ -126,7 +126,8 @@ def load_tokenizer(
         section: of the config.
         backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
         training_texts: gives the texts that 'train' learns from; called only if need be.
-        folder: where a trained tokenizer is kept and found again; it should be one for each set of training texts.
+        folder: where a trained tokenizer is kept and found again; it should be one for each set of training texts. None
+            keeps it nowhere.
 
     Raises:
         ConfigError: there is no such tokenizer, or it does not fit the content.
@@ -187,8 +188,12 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
         )
 
 
-def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path) -> HuggingFaceTokenizer:
+def _trained(
+    vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path | None
+) -> HuggingFaceTokenizer:
     """The one that was trained before for the same size, or a new one."""
+    if folder is None:
+        return train_bpe(training_texts(), vocabulary_size)
     folder = folder.absolute()
     facts = {"vocabulary_size": vocabulary_size}
     with exclusive(folder):

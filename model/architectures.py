@@ -15,8 +15,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
 from dataset.model_folder import CONFIG_FILE, read_settings
-from model.backbone_source import RANDOM_ARCHITECTURES, SOURCE_KEY
-from model.esm2 import SIZES, check_heads
+from model.backbone_facts import BERT_POSITIONS, T5_BUCKETS, random_size
+from model.backbone_source import RANDOM_ARCHITECTURES, SOURCE_KEY, folder_model_type
+from model.esm2 import SIZES
 from train_config.errors import ConfigError
 from train_config.schema import BackboneSection
 
@@ -39,14 +40,6 @@ for each token, and whether they are causal. Each is held to one sequence at a t
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
 """Their relative positions are a bias of the scores, which packed attention has no room for."""
 
-_DEFAULT_LAYERS, _DEFAULT_HIDDEN_SIZE, _DEFAULT_HEADS = 6, 256, 4
-_BERT_POSITIONS = 4096
-_GATED_SHARE = 8 / 3
-"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
-(Shazeer 2020, section 3)."""
-
-_INNER_MULTIPLE = 64
-
 
 def has_random_architecture(section: BackboneSection) -> bool:
     """Whether the source is an architecture whose weights are drawn at the size that the section gives."""
@@ -59,7 +52,7 @@ def all_sizes() -> list[str]:
 
 
 def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """An architecture of the section's size; 6 layers of 256 channels and 4 heads where it gives none.
+    """An architecture of the size that :func:`model.backbone_facts.random_size` gives.
 
     Args:
         section: its source is one of :data:`RANDOM_ARCHITECTURES`.
@@ -69,10 +62,7 @@ def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
     Raises:
         ConfigError: the channels can't be split over the heads.
     """
-    hidden_size = section.hidden_size or _DEFAULT_HIDDEN_SIZE
-    layers, heads = section.layers or _DEFAULT_LAYERS, section.heads or _DEFAULT_HEADS
-    check_heads(hidden_size, heads, rotary=section.source in ("qwen2", "llama"))
-    gated = _rounded_up(int(_GATED_SHARE * hidden_size), _INNER_MULTIPLE)
+    layers, hidden_size, heads, inner = random_size(section)
     if section.source == "bert":
         return BertConfig(
             vocab_size=vocabulary_size,
@@ -80,8 +70,8 @@ def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
             hidden_size=hidden_size,
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            intermediate_size=4 * hidden_size,
-            max_position_embeddings=_BERT_POSITIONS,
+            intermediate_size=inner,
+            max_position_embeddings=BERT_POSITIONS,
             attention_probs_dropout_prob=0.0,  # dropped scores would rule out the kernels of packed attention
         )
     if section.source == "t5":
@@ -92,7 +82,8 @@ def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
             num_layers=layers,
             num_heads=heads,
             d_kv=hidden_size // heads,
-            d_ff=gated,
+            d_ff=inner,
+            relative_attention_num_buckets=T5_BUCKETS,
             feed_forward_proj="gated-gelu",
         )
     kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
@@ -105,20 +96,8 @@ def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        intermediate_size=gated,
+        intermediate_size=inner,
     )
-
-
-def folder_model_type(folder: Path) -> str:
-    """What kind of model config.json describes.
-
-    Raises:
-        ConfigError: there is none, or it says nothing.
-    """
-    model_type = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
-    if not isinstance(model_type, str):
-        raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
-    return model_type
 
 
 def folder_config(folder: Path) -> PreTrainedConfig:
@@ -183,7 +162,3 @@ def check_packed(config: PreTrainedConfig) -> None:
             f"{SOURCE_KEY}: this {config.model_type} is a decoder (is_decoder in its config.json), which packed "
             "attention does not know; set model.backbone.padded true"
         )
-
-
-def _rounded_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

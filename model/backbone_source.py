@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Collection
 from pathlib import Path
 
-from dataset.model_folder import CONFIG_FILE, fetch, local_folder
+from dataset.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from train_config.errors import ConfigError
 from train_config.schema import BackboneSection
 
@@ -64,6 +64,18 @@ def check_safetensors(section: BackboneSection, folder: Path) -> None:
         f"{SOURCE_KEY}: {section.source} holds no safetensors ({found or 'no weights at all; '}"
         "convert the weights with save_pretrained(..., safe_serialization=True) and use that folder)"
     )
+
+
+def folder_model_type(folder: Path) -> str:
+    """What kind of model config.json describes.
+
+    Raises:
+        ConfigError: there is none, or it says nothing.
+    """
+    model_type = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
+    return model_type
 
 
 def _folder(section: BackboneSection, sizes: Collection[str], endpoint: str | None, patterns: list[str]) -> Path:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import EsmModel, PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import VOCABULARY
@@ -30,16 +31,17 @@ from model.architectures import (
     all_sizes,
     check_packed,
     folder_config,
-    folder_model_type,
     has_random_architecture,
     model_class,
     random_config,
 )
 from model.attention import PACKED_ATTENTION
 from model.backbone import EsmBackbone, load_backbone, load_weights, quiet_transformers, seeded
-from model.backbone_source import SOURCE_KEY
+from model.backbone_facts import BackboneFacts
+from model.backbone_source import SOURCE_KEY, folder_model_type
 from model.esm2 import has_random_weights, read_config
 from model.float32_buffers import keep_rotary_float32
+from model.lora import linear_layers
 from model.packed_backbone import PackedBackbone, layer_groups
 from train_config.errors import ConfigError
 from train_config.schema import BackboneSection
@@ -223,6 +225,28 @@ def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0)
         if config.model_type == "esm" and not section.padded:
             return EsmBackbone(EsmModel(config, add_pooling_layer=False), frozen=section.frozen)
         return _wrap(model_class(config)(config), section, pad)
+
+
+def facts_of(backbone: PackedBackbone) -> BackboneFacts:
+    """What :func:`model.backbone_facts.backbone_facts` gives, from a backbone that is not frozen."""
+    parameters = list(backbone.parameters())
+    return BackboneFacts(
+        type(backbone.model).__name__,
+        backbone.hidden_size,
+        sum(p.numel() for p in parameters),
+        sum(p.numel() for p in parameters if not p.requires_grad),
+        {name: _features(layer) for name, layer in linear_layers(backbone.model).items()},
+        causal=backbone.causal,
+        padded=isinstance(backbone, PaddedBackbone),
+        longest=backbone.longest,
+    )
+
+
+def _features(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    return int(layer.nx), int(layer.nf)
 
 
 def _build(section: BackboneSection, seed: int, vocabulary_size: int, pad: int) -> PackedBackbone:

@@ -51,27 +51,6 @@ from train_config.errors import DivergenceError
 
 Values: TypeAlias = Tensor | ArrayLike
 
-_OF_CLASSES = (
-    "accuracy",
-    "balanced_accuracy",
-    "f1_macro",
-    "f1_micro",
-    "mcc",
-    "auroc",
-    "average_precision",
-    "ece",
-)
-FIGURES: dict[TargetKind, tuple[str, ...]] = {
-    "multiclass": _OF_CLASSES,
-    "binary": _OF_CLASSES,
-    "per_residue": _OF_CLASSES,
-    "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
-    "regression": ("mse", "mae", "r2", "pearson", "spearman"),
-}
-"""What :func:`classification_figures` may give."""
-
-LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
-"""Figures of which less is better; of all others, more."""
 _UNKNOWN = -1
 _ROUNDING = 1e-5
 """By how much a probability may leave 0..1."""

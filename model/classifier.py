@@ -22,13 +22,13 @@ from torch import Tensor
 
 from dataset.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch, has_target
+from model.classifier_settings import check_pooling
 from model.heads import LightAttention, TargetScale, build_head
 from model.losses import TargetLoss
 from model.packed_backbone import PackedBackbone
 from model.pooling import first_token, last_token, max_over_residues, mean_over_residues
 from model.task import TaskModel, TaskOutput, scalar_sums, targets_of
 from train_config.classifier_schema import ClassifierSection
-from train_config.errors import ConfigError
 
 _LEAST_VARIATION = 1e-12
 """Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
@@ -66,7 +66,7 @@ class Classifier(TaskModel):
         self.section = section
         self.label_space = label_space
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
-        self._check_pooling(causal=backbone.causal)
+        check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
         self.loss = TargetLoss(section, label_space.kind, class_weights)
         self.backbone = backbone
         self.light_attention: LightAttention | None = None
@@ -202,22 +202,6 @@ class Classifier(TaskModel):
 
     def _scaled(self, outputs_MK: Tensor) -> Tensor:
         return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
-
-    def _check_pooling(self, *, causal: bool) -> None:
-        pooling = self.section.pooling
-        if self.per_residue and pooling != "mean":
-            raise ConfigError(
-                f"model.classifier.pooling {pooling}: residues are not pooled, data.labels.kind is per_residue; "
-                "leave it at mean"
-            )
-        if pooling == "cls" and self.num_prefix == 0:
-            raise ConfigError(
-                "model.classifier.pooling cls: this tokenizer puts no token before a sequence; use mean, max or last"
-            )
-        if pooling == "cls" and causal:
-            raise ConfigError(
-                "model.classifier.pooling cls: the first token of a decoder sees nothing of the sequence; use last"
-            )
 
     def _targets(self, batch: PackedBatch, outputs_MK: Tensor) -> Tensor:
         targets = targets_of(batch)

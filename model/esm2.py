@@ -1,16 +1,14 @@
 """Which ESM-2 a setting means: the published sizes, or the config of a local folder or hub name, checked.
 
-In: the backbone section of the config. Out: an EsmConfig, and for loaded weights the local folder that holds them
-(:mod:`model.backbone_source`). Sizes and constants are those of Lin et al. 2023 (Science 379:1123, table S1) as
-published on the hub.
+In: the backbone section of the config. Out: an EsmConfig or its settings, and for loaded weights the local
+folder that holds them (:mod:`model.backbone_source`). Sizes and constants are those of Lin et al. 2023 (Science
+379:1123, table S1) as published on the hub.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
-
-from transformers import EsmConfig
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataset.model_folder import CONFIG_FILE, read_settings
 from dataset.tokenizer import EOS, MASK, PAD, VOCABULARY
@@ -18,6 +16,9 @@ from model import backbone_source
 from model.backbone_source import SOURCE_KEY
 from train_config.errors import ConfigError
 from train_config.schema import BackboneSection
+
+if TYPE_CHECKING:
+    from transformers import EsmConfig
 
 
 class Esm2Size(NamedTuple):
@@ -37,6 +38,23 @@ SIZES = {
     "esm2_t48_15B": Esm2Size(48, 5120, 40),
 }
 
+_DEFAULTS = {
+    "vocab_size": None,
+    "mask_token_id": None,
+    "pad_token_id": None,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 1026,
+    "position_embedding_type": "absolute",
+    "emb_layer_norm_before": None,
+    "is_folding_model": False,
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+"""What transformers' EsmConfig takes where a config.json is silent."""
+
 
 def has_random_weights(section: BackboneSection) -> bool:
     """Whether the source is a size name, so that weights are drawn and not loaded."""
@@ -50,9 +68,16 @@ def read_config(section: BackboneSection, endpoint: str | None = None) -> EsmCon
         ConfigError: unknown source, impossible size, or a folder that is no ESM-2.
         ResourceError: the hub can't be reached.
     """
+    from transformers import EsmConfig  # here: it takes a second, which a plan or a refusal does not wait for
+
+    return EsmConfig.from_dict(read_esm_settings(section, endpoint))
+
+
+def read_esm_settings(section: BackboneSection, endpoint: str | None = None) -> dict[str, Any]:
+    """Settings of the EsmConfig of :func:`read_config`, which raises the same; those of :data:`_DEFAULTS` at least."""
     if has_random_weights(section):
-        return _config_of_size(section)
-    return _config_of_file(backbone_source.config_folder(section, SIZES, endpoint) / CONFIG_FILE)
+        return _DEFAULTS | _settings_of_size(section)
+    return _settings_of_file(backbone_source.config_folder(section, SIZES, endpoint) / CONFIG_FILE)
 
 
 def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
@@ -63,7 +88,7 @@ def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Pat
         ResourceError: the hub can't be reached.
     """
     folder = backbone_source.weights_folder(section, SIZES, endpoint)
-    _config_of_file(folder / CONFIG_FILE)
+    _settings_of_file(folder / CONFIG_FILE)
     backbone_source.check_safetensors(section, folder)
     return folder
 
@@ -86,7 +111,7 @@ def check_heads(hidden_size: int, heads: int, *, rotary: bool = True) -> None:
     )
 
 
-def _config_of_size(section: BackboneSection) -> EsmConfig:
+def _settings_of_size(section: BackboneSection) -> dict[str, Any]:
     size = SIZES[section.source]
     layers, hidden_size, heads = (
         section.layers or size.layers,
@@ -94,35 +119,34 @@ def _config_of_size(section: BackboneSection) -> EsmConfig:
         section.heads or size.heads,
     )
     check_heads(hidden_size, heads)
-    return EsmConfig(
-        vocab_size=len(VOCABULARY),
-        mask_token_id=MASK,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden_size,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=1026,
-        layer_norm_eps=1e-5,
-        position_embedding_type="rotary",
-        emb_layer_norm_before=False,
-        token_dropout=True,
-    )
+    return {
+        "vocab_size": len(VOCABULARY),
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden_size,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": 1026,
+        "layer_norm_eps": 1e-5,
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": True,
+    }
 
 
-def _config_of_file(path: Path) -> EsmConfig:
+def _settings_of_file(path: Path) -> dict[str, Any]:
     """Read and check a config.json, as data: no class named in it is looked up."""
-    settings = read_settings(path, SOURCE_KEY)
+    settings = _DEFAULTS | read_settings(path, SOURCE_KEY)
     model_type = settings.get("model_type")
     if model_type != "esm":
         raise ConfigError(
             f"{SOURCE_KEY}: {path} describes a model of type {model_type!r}, not 'esm'; other architectures are for "
             "model.task classifier"
         )
-    config = EsmConfig.from_dict(settings)
     expected = {
         "vocab_size": len(VOCABULARY),
         "mask_token_id": MASK,
@@ -131,6 +155,6 @@ def _config_of_file(path: Path) -> EsmConfig:
         "is_decoder": False,
     }
     for key, value in expected.items():
-        if getattr(config, key) != value:
-            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {getattr(config, key)!r}; an ESM-2 has {value!r}")
-    return config
+        if settings[key] != value:
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings[key]!r}; an ESM-2 has {value!r}")
+    return settings

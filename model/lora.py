@@ -8,8 +8,6 @@ but the adapters'; later its weights with the update in them, or the adapter as 
 from __future__ import annotations
 
 import copy
-import difflib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from model.lora_targets import WITHOUT_LOSS, check_not_frozen, chosen_layers
 from model.packed_backbone import PackedBackbone
 from train_config.classifier_schema import LoraSection
 from train_config.errors import ConfigError, DataError
@@ -33,19 +32,6 @@ _ADAPTER = "default"
 
 _PEFT_PREFIX = "base_model.model."
 """What a PeftModel puts before the names of the module that it wraps; its files have it."""
-
-_ATTENTION = (
-    ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
-    ("q_proj", "k_proj", "v_proj", "o_proj"),  # Llama, Mistral, Qwen
-    ("q", "k", "v", "o"),  # T5
-    ("attn.c_attn", "attn.c_proj"),  # GPT-2
-    ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
-    ("attn.Wqkv", "attn.Wo"),  # ModernBERT
-)
-"""What the projections of attention are called; an architecture has the first set of which it has every name."""
-
-_WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
-"""Heads of Hugging Face's modules that no feature of a token passes through."""
 
 
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
@@ -64,10 +50,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
         return
     from peft import LoraConfig, inject_adapter_in_model  # here, since it loads for seconds what few runs need
 
-    if backbone.frozen:
-        raise ConfigError(
-            "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
-        )
+    check_not_frozen(backbone.frozen)
     if is_adapted(backbone):
         raise ConfigError("model.backbone.lora: the backbone has an adapter already; merge it first")
     layers = target_layers(backbone.model, section.targets)
@@ -190,58 +173,16 @@ def target_layers(model: nn.Module, targets: list[str]) -> list[str]:
     Raises:
         ConfigError: a target names no linear layer; it lists those there are.
     """
-    layers = _linear_layers(model)
-    chosen: dict[str, None] = {}  # in order, once each
-    for target in targets:
-        if target == "all-linear":
-            chosen.update(dict.fromkeys(layers))
-        elif target == "attention":
-            for name in _attention_names(model, layers):
-                chosen.update(dict.fromkeys(_ending_in(layers, name)))
-        elif found := _ending_in(layers, target):
-            chosen.update(dict.fromkeys(found))
-        else:
-            raise _unknown(target, layers)
-    return list(chosen)
+    return chosen_layers(list(linear_layers(model)), targets, type(model).__name__)
 
 
-def _linear_layers(model: nn.Module) -> list[str]:
-    """Names of the linear layers that the features of tokens pass through."""
-    return [
-        name
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
+    """The linear layers that the features of tokens pass through, by name."""
+    return {
+        name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and not set(_WITHOUT_LOSS) & set(name.split("."))
-    ]
-
-
-def _ending_in(layers: list[str], name: str) -> list[str]:
-    """As peft matches: the whole name, or its last parts."""
-    return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]
-
-
-def _attention_names(model: nn.Module, layers: list[str]) -> tuple[str, ...]:
-    for names in _ATTENTION:
-        if all(_ending_in(layers, name) for name in names):
-            return names
-    raise ConfigError(
-        f"model.backbone.lora.targets: what attention's projections are called in {type(model).__name__} is not known; "
-        f"name them: there are {', '.join(_short_names(layers))}"
-    )
-
-
-def _unknown(target: str, layers: list[str]) -> ConfigError:
-    there = _short_names(layers)
-    near = difflib.get_close_matches(target, there, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(
-        f"model.backbone.lora.targets: no linear layer is called {target!r}; {hint}there are attention, all-linear, "
-        f"{', '.join(there)}"
-    )
-
-
-def _short_names(layers: list[str]) -> list[str]:
-    """What comes after the number of the layer, once each, as a target could name it."""
-    return list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
+        if isinstance(module, nn.Linear | Conv1D) and not set(WITHOUT_LOSS) & set(name.split("."))
+    }
 
 
 def _untyped(backbone: PackedBackbone) -> Any:

@@ -13,27 +13,15 @@ Shape legend: M sequences or tokens, K classes or columns of labels.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dataset.packed_batch import IGNORED_TARGET
+from model.classifier_settings import loss_name
 from model.float32_buffers import Float32Buffers
 from train_config.classifier_schema import ClassifierSection, TargetKind
 from train_config.errors import ConfigError
-
-LossName = Literal["cross_entropy", "focal", "bce", "mse"]
-
-LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
-    "multiclass": ("cross_entropy", "focal"),
-    "binary": ("cross_entropy", "focal"),
-    "per_residue": ("cross_entropy", "focal"),
-    "multilabel": ("bce", "focal"),
-    "regression": ("mse",),
-}
-"""What each kind of target can be trained with; the first is 'auto'."""
 
 _SMALLEST_DOUBT = 1e-8
 """Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
@@ -132,25 +120,6 @@ def squared_error(outputs_MK: Tensor, targets_MK: Tensor) -> Tensor:
     """
     known_MK = ~targets_MK.isnan()
     return _mean_of_known((outputs_MK - _filled(targets_MK)).square(), known_MK)
-
-
-def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
-    """The loss that the section means for this kind of target.
-
-    Raises:
-        ConfigError: the loss, its label smoothing or its class weights do not go with the kind.
-    """
-    choices = LOSSES[kind]
-    name = choices[0] if section.loss == "auto" else section.loss
-    if name not in choices:
-        raise ConfigError(
-            f"model.classifier.loss {name} is not for data.labels.kind {kind}: choose auto or {' or '.join(choices)}"
-        )
-    if section.label_smoothing and name != "cross_entropy":
-        raise ConfigError(f"model.classifier.label_smoothing is for cross_entropy, not for {name}: set it to 0")
-    if section.class_weights != "none" and kind == "regression":
-        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
-    return name
 
 
 def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) -> Tensor:

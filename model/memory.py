@@ -9,15 +9,16 @@ the optimizer 8. Activations, buckets and the allocator's slack come on top.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
+from dataset.label_space import LabelSpace
+from model.backbone_facts import BackboneFacts, esm_facts
+from model.classifier_settings import check_pooling, loss_name
+from model.esm2 import read_esm_settings
+from model.lora_targets import check_not_frozen, chosen_layers
+from train_config.classifier_schema import ClassifierSection
 from train_config.schema import ModelSection
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dataset.label_space import LabelSpace
-    from dataset.tokenizers import SequenceTokenizer
 
 _ADAM_MOMENT_BYTES = 8
 _MASTER_WEIGHT_BYTES = 4
@@ -28,12 +29,6 @@ class ParameterCount(NamedTuple):
 
     total: int
     trainable: int
-
-    @classmethod
-    def of(cls, model: nn.Module) -> ParameterCount:
-        """Those of a model, which may be on the meta device."""
-        parameters = list(model.parameters())
-        return cls(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
 
 
 @dataclass(frozen=True)
@@ -63,41 +58,60 @@ class MemoryEstimate:
 
 
 def count_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of a task on residues, counted on the meta device: 15 billion take a fraction of a second.
+    """Parameters of a task on residues.
 
     Raises:
         ConfigError: the backbone's source or size is wrong.
         ResourceError: its config is on the hub, which can't be reached.
     """
-    import torch
-    from transformers import EsmForMaskedLM  # here: it takes seconds, and a refusal comes before anything is counted
-
-    from model.esm2 import read_config
-    from model.registry import assemble
-
-    config = read_config(section.backbone)
-    with torch.device("meta"):
-        model = assemble(section, EsmForMaskedLM(config), seed=0)
-    return ParameterCount.of(model)
+    settings = read_esm_settings(section.backbone)
+    facts = esm_facts(settings)
+    D, V = facts.hidden_size, settings["vocab_size"]
+    if section.task == "autoencoder":
+        stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
+        own, untrained = 2 * stack + V * D, 0 if section.autoencoder.residue_loss_weight else V * D
+    else:  # a dense layer, a norm and the biases; the output weights are those of the embedding
+        own, untrained = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D), 0
+    backbone = 0 if section.backbone.frozen else facts.parameters - facts.unused
+    return ParameterCount(facts.parameters + own, backbone + own - untrained)
 
 
 def count_classifier_parameters(
-    section: ModelSection, label_space: LabelSpace, tokenizer: SequenceTokenizer
+    section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
 ) -> ParameterCount:
-    """Parameters of a classifier, counted on the meta device.
+    """Parameters of a classifier.
+
+    Args:
+        section: its head, its adapter.
+        facts: of its backbone.
+        label_space: what is predicted.
+        num_prefix: tokens that the tokenizer puts before a sequence.
 
     Raises:
-        ConfigError: the backbone's source or size is wrong, or the head or adapter does not go with it.
-        ResourceError: its config is on the hub, which can't be reached.
+        ConfigError: the head or the adapter does not go with the backbone, the targets or the tokenizer.
     """
-    import torch
+    classifier, lora = section.classifier, section.backbone.lora
+    loss_name(classifier, label_space.kind)
+    check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
+    adapter, backbone = 0, 0 if section.backbone.frozen else facts.parameters - facts.unused
+    if lora.rank:
+        check_not_frozen(section.backbone.frozen)
+        chosen = chosen_layers(list(facts.linear), lora.targets, facts.kind)
+        adapter, backbone = lora.rank * sum(sum(facts.linear[name]) for name in chosen), 0
+    own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
+    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own)
 
-    from model.backbones import empty_backbone
-    from model.registry import assemble_classifier
 
-    backbone = empty_backbone(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
-    with torch.device("meta"):
-        return ParameterCount.of(assemble_classifier(section, backbone, label_space, tokenizer))
+def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
+    """Parameters of light attention and of the head."""
+    count, attentive = 0, section.pooling == "light_attention"
+    if attentive:  # two convolutions
+        count += 2 * (channels * channels * section.light_attention_kernel + channels)
+        channels *= 2
+    if section.head == "mlp":  # the hidden layer, and the norm after light attention
+        count += (channels + 1 + 2 * attentive) * section.hidden_size
+        channels = section.hidden_size
+    return count + (channels + 1) * outputs
 
 
 def estimate_memory(

@@ -70,9 +70,6 @@ def main(argv: list[str]) -> int:
     own, overrides = split_overrides(argv)
     arguments = parse(Arguments, own, "find_batch_size", __doc__)
     config = load_config(arguments.config, overrides)
-    # Here, so that --help and a wrong option answer at once.
-    from tools._find_batch_size.report import advice, table
-
     if arguments.workers is not None:
         config = config.model_copy(update={"ray": config.ray.model_copy(update={"num_workers": arguments.workers})})
     # Into a file or pipe nothing is wrapped.
@@ -87,6 +84,8 @@ def main(argv: list[str]) -> int:
             raise
         print("interrupted: the workers are ended", file=sys.stderr)
         return 128 + signum
+    from tools._find_batch_size.report import advice, table  # here: torch, which no refusal waits for
+
     console.print(Text(heading), Text(), table(search.tried), sep="\n")
     if not any(tried.fits for tried in search.tried):
         raise ResourceError(_nothing_fits(search))
@@ -106,9 +105,7 @@ def _searched(
 ) -> tuple[str, BudgetSearch, int]:
     """What was measured on what, the search that is done, and its workers."""
     from dataset.progress import conversion_bar
-    from training import cluster
     from training.driver import measure, prepare_data, with_absolute_paths, write_names
-    from training.measuring_pool import MeasuringPool
     from training.placement import place_workers
 
     with _own_folder(config) as run:
@@ -116,12 +113,16 @@ def _searched(
         with conversion_bar("preparing the data") as progress:
             store_path = prepare_data(config, run.stores, progress)
         write_names(config, run, store_path)
+        tokens = measure(config, store_path)[0].tokens
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
+        from training import cluster  # here: they import Ray and torch, which no refusal of config or data waits for
+        from training.measuring_pool import MeasuringPool
+
         with cluster.connected(config.ray):
             signals.reinstall()
             workers = place_workers(config.ray, cluster.cluster_resources())
-            largest = -(-measure(config, store_path)[0].tokens // workers.count)
+            largest = -(-tokens // workers.count)
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:
                 pool.start(workers.count)

@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from dataset.publishing import is_disk_full, sync
 from train_config.errors import CheckpointError, ResourceError
 from training.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
-from training.failures import no_space
-from training.run_folder import write_atomically
+from training.run_folder import no_space, write_atomically
 
 PEERS_TIMEOUT_S = 600.0
 POLL_S = 0.02
@@ -201,7 +201,8 @@ class CheckpointWriter:
         except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._error = error
             for name, _ in shards:
-                (partial / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (partial / name).unlink()
             if self._rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
 

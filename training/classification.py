@@ -26,9 +26,10 @@ from dataset.packed_batch import has_target
 from dataset.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
 from dataset.tokenizers import open_tokenizer
-from model.classification_metrics import LOWER_IS_BETTER, classification_figures, probabilities
+from model.classification_metrics import classification_figures, probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import export_classifier
+from model.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.losses import balanced_class_weights
 from model.packed_backbone import layer_groups
 from model.parameter_groups import decayed_rates
@@ -44,7 +45,6 @@ from training.engine import TrainingEngine
 from training.experiment import Experiment
 from training.features import ensure_features, fingerprint, is_pooled
 from training.finishing import load_trained
-from training.labelled_data import best_metric
 from training.metric_sums import MetricSums
 from training.run_folder import TOKENIZER, RunFolder
 
@@ -59,7 +59,7 @@ class ClassificationExperiment(Experiment):
             DataError: they can't be read.
         """
         self._config = config
-        self._best_metric = best_metric(config)
+        self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
         stage_dir = config.data.stage_dir
         self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
         self._tokenizer = open_tokenizer(run.tokenizer)

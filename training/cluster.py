@@ -18,12 +18,10 @@ from ray._private.worker import BaseContext
 from dataset.publishing import exclusive
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
-from training.placement import NodeResources, Workers, local_resources
+from training.placement import LOCAL, NodeResources, Workers, answers, find, local_resources
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LOCAL = "local"
 PORTS_TRIED = 100
-CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""
 
@@ -110,19 +108,6 @@ def _spared_processes() -> Iterator[None]:
             os.environ.pop(WATCHES, None)
 
 
-def find(section: RaySection) -> str:
-    """Where the cluster is: an address, or ``local`` to start one."""
-    if section.address is not None:
-        return section.address
-    if os.environ.get("RAY_ADDRESS"):
-        return os.environ["RAY_ADDRESS"]
-    # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
-    from ray._private.services import find_bootstrap_address
-
-    address = find_bootstrap_address(None)
-    return address if address and _answers(address) else LOCAL
-
-
 def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
@@ -155,7 +140,7 @@ def _free_port(preferred: int) -> int:
 
 def _join(address: str) -> BaseContext:
     _, _, port = address.rpartition(":")
-    if port.isdigit() and not _answers(address):  # ray.init would try for minutes
+    if port.isdigit() and not answers(address):  # ray.init would try for minutes
         raise ConnectionError("nothing answers there")
     quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     context = ray.init(**quietly)
@@ -177,12 +162,3 @@ def hardware() -> str:
             machines.append(f"{resources.get('CPU', 0):g} CPU cores, {gpus}")
     counts = Counter(machines)
     return "; ".join(f"{count} x {machine}" for machine, count in sorted(counts.items()))
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError):
-        return False
-    return True

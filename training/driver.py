@@ -32,7 +32,6 @@ from monitoring.wandb_sink import new_run_id
 from train_config.errors import DataError, ResourceError
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training import cluster
 from training.checkpoint import CheckpointStore
 from training.continuing import (
     check_data,
@@ -44,10 +43,9 @@ from training.continuing import (
 )
 from training.data_size import DataSize, estimate_size, size_of_store
 from training.deepspeed_settings import check_precision, settings_path
-from training.failures import no_space
-from training.placement import NodeResources, Workers, local_resources, place_workers
+from training.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from training.planning import make_plan
-from training.run_folder import RESERVE_BYTES, Outcome, RunFolder, write_atomically
+from training.run_folder import RESERVE_BYTES, Outcome, RunFolder, no_space, write_atomically
 from training.signals import StopSignals
 
 WATCHER_TIMEOUT_S = 30.0
@@ -96,7 +94,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     finished = is_finished(run, config)
     if not finished:
         refuse_existing(run.export, MADE_BY, overwrite=True)
-    local = place_workers(config.ray, local_resources()) if cluster.find(config.ray) == cluster.LOCAL else None
+    local = place_workers(config.ray, local_resources()) if find(config.ray) == LOCAL else None
     if local is not None and not finished:
         _check_placed(config, run, local)
     with conversion_bar("preparing the data") as progress:
@@ -129,7 +127,7 @@ def dry_run(config: Config) -> int:
     workers = place_workers(config.ray, resources_to_plan_with(config))
     if not finished:
         refuse_existing(run.export, MADE_BY, overwrite=True)
-        if config.ray.address in (None, cluster.LOCAL):
+        if config.ray.address in (None, LOCAL):
             _check_placed(config, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
         check_data(run, config, _checksum_of_source(config, run.stores))
@@ -146,8 +144,9 @@ def dry_run(config: Config) -> int:
 def prepare_data(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
     """The folder of the data, made in ``root`` if need be."""
     if config.model.task != "classifier":
+        count_parameters(config.model)  # refuses an impossible model before the data is read
         return ensure_store(config.data, root, progress)
-    from training.labelled_data import prepare
+    from training.labelled_data import prepare  # here: it loads readers of tables
 
     return prepare(config, root, progress)
 
@@ -204,7 +203,7 @@ def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
 def resources_to_plan_with(config: Config) -> list[NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
     local = local_resources()
-    if config.ray.address in (None, cluster.LOCAL):
+    if config.ray.address in (None, LOCAL):
         return local
     count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
     each = config.ray.cpus_per_worker if config.ray.cpus_per_worker != "auto" else 1
@@ -217,6 +216,8 @@ def resources_to_plan_with(config: Config) -> list[NodeResources]:
 def _train_on_cluster(
     config: Config, run: RunFolder, store_path: Path, size: tuple[DataSize, ParameterCount], signals: StopSignals
 ) -> int:
+    from training import cluster  # here: it imports Ray, and the work that needs it begins
+
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, cluster.cluster_resources())
@@ -284,11 +285,12 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from training.cluster import worker_environment
     from training.ray_worker import ray_train_loop
 
     # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
     failures: dict[str, Any] = {"max_failures": config.ray.max_failures, "controller_failure_limit": 1}
-    environment: dict[str, Any] = {"worker_runtime_env": cluster.worker_environment()}
+    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
     return TorchTrainer(
         ray_train_loop,
         train_loop_config={

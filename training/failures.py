@@ -9,7 +9,7 @@ from train_config.errors import DivergenceError, EsmerayError, ResourceError
 from training.checkpoint import Position
 from training.memory_guard import REMEDY
 from training.memory_meter import is_out_of_memory
-from training.run_folder import Outcome, RunFolder
+from training.run_folder import Outcome, RunFolder, no_space
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
@@ -40,14 +40,6 @@ def described(error: Exception) -> str:
     if is_disk_full(error):
         return no_space(getattr(error, "filename", None) or "a file of the run")
     return f"{type(error).__name__}: {error}"
-
-
-def no_space(where: object) -> str:
-    """In a line: the disk that ``where`` lies on is full."""
-    return (
-        f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
-        "command then resumes from the last complete checkpoint"
-    )
 
 
 def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:

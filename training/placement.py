@@ -1,12 +1,14 @@
-"""Where workers go: how many there are on which cores and devices, before any is started.
+"""Where workers go: which cluster, how many workers on which cores and devices, before anything is started.
 
-In: what the config asks for, what each machine has. Out: :class:`Workers`, or a refusal. Imports neither Ray nor torch,
-so that a plan and a refusal are there at once.
+In: what the config asks for, what each machine has. Out: :class:`Workers`, or a refusal. Imports no Ray, and torch only
+to count the GPUs where there is a driver, so that a plan and a refusal are there at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ from typing import NamedTuple
 
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
+
+LOCAL = "local"
+CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeResources(NamedTuple):
@@ -74,9 +79,45 @@ def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
 
 def local_resources() -> list[NodeResources]:
     """CPU cores that this process may use and GPUs of this machine, without starting anything."""
-    import torch
+    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), _gpus())]
 
-    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), torch.cuda.device_count())]
+
+def _gpus() -> int:
+    """GPUs that this process may use."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:  # no driver
+        return 0
+    import torch  # here: it takes a second, which a machine without a driver need not wait for
+
+    return torch.cuda.device_count()
+
+
+def find(section: RaySection) -> str:
+    """Where the cluster is: an address, or ``local`` to start one."""
+    if section.address is not None:
+        return section.address
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
+    address = address_file().read_text().strip() if address_file().exists() else ""
+    return address if address and answers(address) else LOCAL
+
+
+def address_file() -> Path:
+    """Where ``ray start`` (2.60) leaves the address of its cluster."""
+    folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
+    return Path(folder, "ray", "ray_current_cluster")
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at an address of a cluster."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _cpu_quota() -> int:

@@ -120,3 +120,11 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def no_space(where: object) -> str:
+    """In a line: the disk that ``where`` lies on is full."""
+    return (
+        f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
+        "command then resumes from the last complete checkpoint"
+    )

@@ -51,7 +51,7 @@ from training.driver import (
     write_names,
 )
 from training.measuring_pool import MeasuringPool
-from training.placement import local_resources
+from training.placement import LOCAL, find, local_resources
 from training.run_folder import RunFolder, write_atomically
 from training.search_space import SearchSpace, make_space
 from training.signals import StopSignals
@@ -142,7 +142,7 @@ def _tune_locked(
     journal = TrialJournal(folder.trials)
     # Whatever a trial writes belongs to the search, and a classifier's tokenizer lies in the folder of its run.
     measured = config.model_copy(update={"run": config.run.model_copy(update={"name": search.name})})
-    if cluster.find(config.ray) == cluster.LOCAL:
+    if find(config.ray) == LOCAL:
         make_space(config, search, [*local_resources()])  # refuses what can be refused before Ray starts
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(measured, folder.stores, progress)

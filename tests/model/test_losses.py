@@ -11,6 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
 from dataset.packed_batch import IGNORED_TARGET, has_target
+from model.classifier_settings import loss_name
 from model.losses import (
     TargetLoss,
     balanced_class_weights,
@@ -18,7 +19,6 @@ from model.losses import (
     binary_focal,
     cross_entropy,
     focal,
-    loss_name,
     squared_error,
 )
 from train_config.classifier_schema import ClassifierSection

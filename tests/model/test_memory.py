@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import pytest
 
-from model.memory import count_parameters, estimate_memory
-from model.registry import build_model
+from dataset.label_space import LabelSpace
+from dataset.tokenizers import EsmSequenceTokenizer
+from model.backbone_facts import backbone_facts
+from model.memory import count_classifier_parameters, count_parameters, estimate_memory
+from model.registry import build_classifier, build_model
 from tests.model.support import save_network, tiny_section
 from train_config.schema import BackboneSection, ModelSection
+
+
+def counted(model):
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_count_is_that_of_the_built_model(task, frozen):
     section = tiny_section(task, frozen=frozen)
-    parameters = list(build_model(section, seed=0).parameters())
-    trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    assert count_parameters(section) == (sum(p.numel() for p in parameters), trainable)
+    assert count_parameters(section) == counted(build_model(section, seed=0))
+
+
+def test_a_residue_head_that_is_not_trained_is_not_counted_as_trained():
+    section = tiny_section("autoencoder")
+    section = section.model_copy(
+        update={"autoencoder": section.autoencoder.model_copy(update={"residue_loss_weight": 0.0})}
+    )
+    assert count_parameters(section) == counted(build_model(section, seed=0))
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "bert", "t5"])
+@pytest.mark.parametrize(
+    ("kind", "classifier", "backbone"),
+    [
+        ("multiclass", {}, {}),
+        ("per_residue", {"head": "mlp", "hidden_size": 20}, {"frozen": True}),
+        ("regression", {"pooling": "light_attention", "light_attention_kernel": 3}, {}),
+        ("multilabel", {"pooling": "light_attention", "head": "mlp", "hidden_size": 10}, {"lora": {"rank": 3}}),
+        ("multiclass", {"pooling": "last"}, {"lora": {"rank": 2, "targets": ["all-linear"]}}),
+    ],
+)
+def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, classifier, backbone):
+    section = ModelSection(
+        task="classifier",
+        backbone={"source": source, "layers": 2, "hidden_size": 32, "heads": 2, **backbone},
+        classifier=classifier,
+    )
+    space, tokenizer = LabelSpace(kind, ("a", "b", "c")), EsmSequenceTokenizer()
+    facts = backbone_facts(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+    count = count_classifier_parameters(section, facts, space, len(tokenizer.prefix))
+    assert count == counted(build_classifier(section, 0, space, tokenizer))
 
 
 def test_a_folder_is_counted_from_its_config(tmp_path):

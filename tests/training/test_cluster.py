@@ -7,19 +7,13 @@ import pytest
 from tests.conftest import REPOSITORY
 from train_config.errors import ResourceError
 from train_config.schema import RaySection
-from training.cluster import LOCAL, WATCHES, connected, find, missing_now
+from training.cluster import WATCHES, connected, missing_now
 from training.placement import Workers
 
 
 def test_busy_cluster_is_told(ray_address):
     assert missing_now(Workers(count=1, cpus_each=1, use_gpu=False)) is None
     assert "waits" in missing_now(Workers(count=2, cpus_each=100, use_gpu=False))
-
-
-def test_given_address_goes_before_the_environment(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert find(RaySection(address=LOCAL)) == LOCAL
-    assert find(RaySection()) == "10.0.0.1:6379"
 
 
 def test_machines_that_are_taken_away_are_not_watched_for_where_there_is_one(ray_address, monkeypatch):

@@ -1,0 +1,99 @@
+"""What waits for a person imports nothing that takes seconds: help, a plan, and what config and data refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+PROGRAM = """
+import contextlib, io, json, sys
+from train_config.command_line import run
+
+seen = []
+for module, arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        main = __import__(module, fromlist=["main"]).main
+        try:
+            code = run(main, arguments)
+        except SystemExit as ended:
+            code = ended.code
+    heavy = {"torch", "transformers", "ray", "deepspeed", "peft", "sklearn", "torchmetrics"} & set(sys.modules)
+    seen.append([code, sorted(heavy), said.getvalue()])
+print(json.dumps(seen))
+"""
+
+
+def called(calls: list[tuple[str, list[str]]], folder: Path) -> list[tuple[int, list[str], str]]:
+    """Exit code, heavy imports so far and output of each call of a program, one after the other in a new process."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=True,
+        env={"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"},
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def experiments(tmp_path) -> dict[str, list[str]]:
+    """Arguments of each shipped experiment, the classifiers with small data of their own."""
+    proteins = [f">p{i} {'in' if i % 2 else 'out'}\nMKT{'LAGV' * (i + 1)}\n" for i in range(20)]
+    (tmp_path / "proteins.fasta").write_text("".join(proteins[:14]))
+    (tmp_path / "held_out.fasta").write_text("".join(proteins[14:]))
+    rows = [f"what is number {i},{'odd' if i % 2 else 'even'}\n" for i in range(40)]
+    (tmp_path / "texts.csv").write_text("text,category\n" + "".join(rows))
+    labels = ["--data.labels.header_pattern", "(in|out)$", "--data.labels.validation_source", "held_out.fasta"]
+    columns = ["--data.labels.text_column", "text", "--data.labels.label_columns", "category"]
+    own = {
+        "protein_classifier": ["--data.source", "proteins.fasta", "--data.labels.split", "files", *labels],
+        "text_classifier": ["--data.source", "texts.csv", *columns],
+    }
+    names = ("esm2ae", "masked_lm", "protein_classifier", "text_classifier")
+    shipped = {name: ["--config", str(REPOSITORY / "train_config" / f"{name}.yaml")] for name in names}
+    return {name: [*shipped[name], *own.get(name, []), "--ray.address", "local"] for name in names}
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--help"])
+def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experiments, tmp_path):
+    for code, heavy, said in called([("train_ray", [*options, option]) for options in experiments.values()], tmp_path):
+        assert (code, heavy) == (0, []), said
+        assert "parameters       " in said or option == "--help"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
+    names = sorted(path.stem for path in (REPOSITORY / "tools").glob("[!_]*.py"))
+    for name, (code, heavy, said) in zip(
+        names, called([(f"tools.{name}", ["--help"]) for name in names], tmp_path), strict=True
+    ):
+        assert (code, heavy) == (0, []), said
+        assert f"tools {name}" in said
+
+
+MISTAKES = [
+    ("esm2ae", "--data.source none.fasta", "none.fasta"),
+    ("esm2ae", "--model.backbone.heads 7", "can't be split over 7 heads"),
+    ("protein_classifier", "--data.source none.fasta", "none.fasta"),
+    ("protein_classifier", "--model.backbone.heads 7", "can't be split over 7 heads"),
+    ("protein_classifier", "--model.backbone.source none", "none"),
+    ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
+    ("protein_classifier", "--model.classifier.loss mse", "mse"),
+    ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri --dry-run", "'kweri'"),
+    ("text_classifier", "--data.labels.label_columns none", "none"),
+    ("text_classifier", "--model.classifier.pooling cls --dry-run", "pooling cls"),
+]
+
+
+def test_what_config_and_data_refuse_imports_nothing_heavy(experiments, tmp_path):
+    calls = [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MISTAKES]
+    calls += [("tools.find_batch_size", [*experiments["protein_classifier"], "--data.source", "none.fasta"])]
+    mistakes = [*MISTAKES, ("", "find_batch_size", "none.fasta")]
+    for (_, mistake, words), (code, heavy, said) in zip(mistakes, called(calls, tmp_path), strict=True):
+        assert code in (2, 3) and words in said and said.count("\n") == 1, (mistake, said)
+        assert heavy == [], mistake
