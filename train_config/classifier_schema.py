@@ -102,7 +102,9 @@ class LabelsSection(Section):
         if (self.split == "column") != (self.split_column is not None):
             raise ValueError("split column and split_column go together: set both or neither")
         if (self.split == "files") != bool(self.validation_source):
-            raise ValueError("split files and validation_source go together: set both or neither")
+            raise ValueError(
+                "split files and validation_source go together: set both or neither (none empties the list)"
+            )
         if len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"):
             raise ValueError(f"label_columns: several are for regression and multilabel, not for {self.kind}")
         return self

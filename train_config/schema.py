@@ -345,8 +345,8 @@ class TrainingSection(Section):
     def _shorter_warm_up(self) -> TrainingSection:
         if self.max_steps is not None and (self.warmup_steps or 0) >= self.max_steps:
             raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) must be less than max_steps ({self.max_steps}): lower it, or set "
-                "it to none for a tenth of the steps"
+                f"warmup_steps ({self.warmup_steps}) must be less than max_steps ({self.max_steps}): lower it, or "
+                "give --training.warmup_steps none for a tenth of the steps"
             )
         return self
 

@@ -78,8 +78,9 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
     total_steps = config.training.max_steps or config.training.epochs * steps_per_epoch
     if (warmup_steps := config.training.warmup_steps or 0) >= total_steps:
         raise ConfigError(
-            f"training.warmup_steps ({warmup_steps}) must be less than the run's steps, which are about {total_steps} "
-            f"(training.epochs {config.training.epochs}): lower it, set it to none for a tenth of them, or raise epochs"
+            f"training.warmup_steps ({warmup_steps}) must be less than the run's steps, about {total_steps} "
+            f"(training.epochs {config.training.epochs}): lower it, or give --training.warmup_steps none for a "
+            "tenth of them"
         )
     return Plan(
         workers=workers,

@@ -191,8 +191,8 @@ def test_a_configuration_is_told_by_what_is_varied():
 def test_the_program_with_faults_searches_with_a_pool_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     given = SimpleNamespace()
     monkeypatch.setattr(search_faults, "tune", lambda config, tune, pool: vars(given).update(pool=pool) or 0)
-    for name in ("c.yaml", "t.yaml"):
-        (tmp_path / name).write_text("", encoding="utf-8")
+    for name, text in (("c.yaml", "run: {name: a}\n"), ("t.yaml", "name: b\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     command = ["program", "--config", str(tmp_path / "c.yaml"), "--tune", str(tmp_path / "t.yaml"), "--faults"]
     monkeypatch.setattr("sys.argv", [*command, '{"tokens>=2048": "nan"}'])
     assert search_faults.main() == 0

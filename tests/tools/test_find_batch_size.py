@@ -222,7 +222,7 @@ def test_signal_is_one_line_and_the_shells_code(command, tmp_path, monkeypatch, 
         raise KeyboardInterrupt  # as Ray's waits pass it on
 
     monkeypatch.setattr(find_batch_size, "_searched", interrupted)
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text("run: {name: a}\n")
     outcome = command("find_batch_size", "--config", tmp_path / "config.yaml")
     assert (outcome.code, outcome.out, outcome.err) == (code, "", "interrupted: the workers are ended\n")
 
