@@ -94,7 +94,7 @@ class RunState:
                 self._take_sample(record)
         self._read_config()
         # Before the outcome, which is written while the lock is held.
-        lock_is_free = self._is_on_this_host() and _is_unlocked(self.folder / LOCK)
+        lock_is_free = _is_unlocked(self.folder / LOCK)
         self.outcome = _read_object(self.folder / "outcome.json")
         self.broken_off = lock_is_free and self.outcome is None
 
@@ -228,10 +228,6 @@ class RunState:
         recent = self.steps[-RATE_STEPS:]
         return [record for record in recent if _time(record) >= self._seen.begun_s] or recent[-1:]
 
-    def _is_on_this_host(self) -> bool:
-        """Whether all workers are: a lock that is held on another host may not be seen through shared storage."""
-        return {worker.host for worker in self.workers.values()} == {socket.gethostname()}
-
     def _sample_files(self) -> list[Path]:
         try:
             return sorted((self.folder / "monitoring").glob("worker-*.jsonl"))
@@ -329,9 +325,14 @@ def _read_object(path: Path) -> Mapping[str, Any] | None:
 
 
 def _is_unlocked(path: Path) -> bool:
-    """Whether no process of this host holds the lock; False where that can't be known."""
+    """Whether the process of this host that took the lock holds it no more; False where that can't be known.
+
+    A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
+    """
     try:
-        with path.open("rb") as file:
+        with path.open() as file:
+            if file.read().split()[-1:] != [socket.gethostname()]:
+                return False
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:  # held, or no such file, or a storage without locks
         return False

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dataset.publishing import writing
+from monitoring.run_state import LOCK
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import load_config
 from train_config.schema import Config
@@ -73,7 +75,7 @@ def locked(run: RunFolder) -> Iterator[None]:
     Raises:
         ResourceError: another process does, or the folder can't be written.
     """
-    lock = run.path / ".lock"
+    lock = run.path / LOCK
     with writing(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
         file = lock.open("a+")
@@ -88,7 +90,7 @@ def locked(run: RunFolder) -> Iterator[None]:
         with writing(run.path):
             file.seek(0)
             file.truncate()
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} on {socket.gethostname()}")
             file.flush()
         try:
             yield

@@ -131,7 +131,7 @@ def test_run_that_fell_silent_is_told(run):
 
 
 def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
-    run.started().metrics(train(1), train(2)).sample(0, {}, time=BEGUN + 1, host=socket.gethostname())
+    run.started().metrics(train(1), train(2))
     state = RunState(run.path)
     with locked(run.files):
         assert "running" in shown(state, now=BEGUN + 2)
@@ -145,10 +145,19 @@ def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
         assert "running" in shown(state, now=BEGUN + 2), "resumed"
 
 
-def test_lock_of_another_host_says_nothing(run):
-    run.started().metrics(train(1), train(2)).sample(0, {}, time=BEGUN + 1, host="another")
+def test_run_that_was_killed_before_its_first_step_is_shown_as_broken_off(run):
+    run.started()
     with locked(run.files):
-        pass
+        assert "broken off" not in shown(RunState(run.path), now=BEGUN + 2)
+    assert "broken off" in shown(RunState(run.path), now=BEGUN + 2)
+
+
+def test_lock_of_another_host_says_nothing(run, monkeypatch):
+    run.started().metrics(train(1), train(2))
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "another")
+        with locked(run.files):
+            pass
     state = RunState(run.path)
     assert "running" in shown(state, now=BEGUN + 2)
     assert "quiet" in shown(state, now=BEGUN + 300)

@@ -161,9 +161,7 @@ def test_storage_that_is_no_folder_is_one_line(tmp_path, storage):
 
 
 @pytest.mark.parametrize("command", [train, dry_run])
-def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_trains(
-    finished, tmp_path, command
-):
+def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_trains(finished, tmp_path, command):
     shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
     config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
     (run_folder(config).export / "notes.txt").write_text("mine")
