@@ -84,9 +84,9 @@ MISTAKES = [
     ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
     ("protein_classifier", "--model.classifier.loss mse", "mse"),
-    ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri", "'kweri'"),
+    ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri --dry-run", "'kweri'"),
     ("text_classifier", "--data.labels.label_columns absent", "absent"),
-    ("text_classifier", "--model.classifier.pooling cls", "pooling cls"),
+    ("text_classifier", "--model.classifier.pooling cls --dry-run", "pooling cls"),
 ]
 
 
