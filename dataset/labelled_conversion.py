@@ -357,9 +357,10 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
-    asked = _settings(data, tokenizer)
+    asked, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
     for key in sorted(asked.keys() | manifest.settings.keys()):
-        if asked.get(key) != manifest.settings.get(key):
-            raise DataError(
-                f"{labelled.path}: made with other settings of {key} ({manifest.settings.get(key)}); {remedy}"
-            )
+        recorded = manifest.settings.get(key)
+        if isinstance(recorded, dict):
+            recorded = default[key] | recorded  # earlier versions had fewer settings
+        if asked.get(key) != recorded:
+            raise DataError(f"{labelled.path}: made with other settings of {key} ({recorded}); {remedy}")

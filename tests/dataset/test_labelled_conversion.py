@@ -20,6 +20,7 @@ from dataset.labelled_conversion import ensure_labelled_store
 from dataset.labelled_file import read_labelled
 from dataset.labelled_store import LabelledStore
 from dataset.splitting import split_records
+from dataset.store_format import signed_json
 from tests.conftest import REPOSITORY
 from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
@@ -171,6 +172,16 @@ def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, ta
     proteins(tmp_path, *"yx", name="valid.csv")
     with pytest.raises(DataError, match=r"other files of data\.labels\.validation_source"):
         made(data_of(table, store=store, **files), tmp_path)
+
+
+def test_a_named_store_of_an_earlier_version_fits_though_it_knew_fewer_settings(tmp_path, table):
+    store = made(data_of(table, store=tmp_path / "store"), tmp_path)
+    settings = dict(store.manifest.settings)
+    settings["labels"] = {name: value for name, value in settings["labels"].items() if name != "labels_file"}
+    settings["ingest"] = {name: value for name, value in settings["ingest"].items() if name != "nucleotides"}
+    older = store.manifest.model_copy(update={"settings": settings})
+    (store.path / "labels.json").write_text(signed_json(older))
+    assert made(data_of(table, store=store.path), tmp_path).manifest.settings == settings
 
 
 def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
