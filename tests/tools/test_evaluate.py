@@ -14,7 +14,9 @@ from dataset.labelled_store import LabelledStore
 from inference.classification import ClassifierPipeline
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
+from tests.runs import a_manifest
 from train_config.schema import Config
+from training.run_folder import RunFolder
 
 LENGTHS = [30, 4, 90, 12, 90, 5, 8, 22, 17]
 HEADER = {"header_field": 1}
@@ -115,6 +117,21 @@ def test_cropped_residues_are_not_judged(command, tmp_path, crop):
     found = evaluation(tmp_path / "r")
     assert found["figures"]["accuracy"] == 1.0 and found["residues"] == 25
     assert found["counts"]["records_cropped"] == 1
+
+
+def test_data_that_changed_since_training_is_not_scored_as_what_the_run_held_out(command, tmp_path):
+    source = labelled_fasta(tmp_path / "training.fasta", [20] * 30)
+    config = stored_in(tmp_path, classifier_config(labels=HEADER, source=[str(source)], validation_share=0.3))
+    model = export_tiny(tmp_path / "model", config)
+    checkpoint = RunFolder(config.run.storage_path, config.run.name).checkpoints / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    trained_on = {"store_checksum": "0" * 64, "config": config.model_dump(mode="json")}
+    manifest = a_manifest(1).model_copy(update=trained_on).sealed()
+    (checkpoint / "manifest.json").write_text(manifest.model_dump_json())
+    outcome = command("evaluate", model, "--output", tmp_path / "r")
+    assert outcome.code == 6
+    assert "was trained on" in outcome.err and "as it is (checksum" in outcome.err
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("kind", ["binary", "multilabel", "regression"])

@@ -27,6 +27,8 @@ from train_config.classifier_schema import LabelsSection
 from train_config.errors import ConfigError, DataError
 from train_config.schema import Config
 from train_config.section import STORES
+from training.continuing import check_data
+from training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from inference.classification import Predictions
@@ -101,6 +103,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
 
     Raises:
         ConfigError, DataError: the run's source is not there any more, or gives other labels than the model has.
+        CheckpointError: it is not what the run was trained on, as its checkpoints know.
         DataError: the split has no such part.
     """
     path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
@@ -109,6 +112,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         raise DataError(
             f"{', '.join(config.data.source)}: gives other labels than those that the model was trained for"
         )
+    check_data(RunFolder(config.run.storage_path, config.run.name), config, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
     if not records.size:
