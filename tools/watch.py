@@ -24,11 +24,13 @@ from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
 
+from dataset.publishing import made_file, refuse_file
 from monitoring.run_state import RunState
 from monitoring.run_view import draw_run
 from tools._arguments import ToolArguments, parse
 from train_config.errors import ConfigError
 
+MADE_BY = "watch"
 _PLAIN_WIDTH = 100
 _MOST_NAMED = 8
 _SVG_WIDTH = 110
@@ -42,11 +44,14 @@ class Arguments(ToolArguments):
     once: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print one picture and end.")
     interval: PositiveFloat = Field(1.0, description="Seconds between looks at the files.")
     svg: Path | None = Field(None, description="Also write the last picture to this file, as SVG.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Replace that file.")
 
 
 def main(argv: list[str]) -> int:
     """Show the run until it ends."""
     arguments = parse(Arguments, argv, "watch", __doc__)
+    if arguments.svg is not None:
+        refuse_file(arguments.svg, MADE_BY, arguments.overwrite)
     _refuse_what_is_no_run(arguments.run)
     if arguments.once:
         _refuse_what_is_not_there(arguments.run)
@@ -59,7 +64,7 @@ def main(argv: list[str]) -> int:
         _watch(state, console, arguments.interval)
     console.print(draw_run(state, time.time(), console.width))
     if arguments.svg is not None:
-        _write_svg(state, arguments.svg)
+        _write_svg(state, arguments.svg, arguments.overwrite)
     return 0
 
 
@@ -122,15 +127,13 @@ def _runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/config.yaml"))
 
 
-def _write_svg(state: RunState, path: Path) -> None:
+def _write_svg(state: RunState, path: Path, overwrite: bool) -> None:
     console = Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), highlight=False, color_system="truecolor")
     console._force_terminal = True
     console.print(draw_run(state, time.time(), _SVG_WIDTH))
     svg = console.export_svg(title=f"python -m tools watch {state.folder.name}")
-    try:
-        path.write_text(_without_downloads(svg), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--svg: {path} can't be written: {error.strerror}; give another file") from error
+    with made_file(path, MADE_BY, overwrite) as building:
+        building.write_text(_without_downloads(svg), encoding="utf-8")
 
 
 def _without_downloads(svg: str) -> str:
