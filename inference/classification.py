@@ -26,10 +26,10 @@ from dataset.packed_batch import PackedBatch
 from dataset.tokenizer import cumulative_lengths, token_positions
 from dataset.tokenizers import SequenceTokenizer
 from inference.exported import config_file, model_folder
-from model.classification_metrics import probabilities
 from model.classifier import Classifier
 from model.classifier_interchange import load_classifier
 from model.lora import merge
+from model.losses import probabilities
 from model.pooling import residue_mask
 from train_config.errors import ConfigError, ResourceError
 from train_config.loading import load_config

@@ -60,14 +60,6 @@ _MOST_UNDEFINED = 0.5
 """Share of the resamplings in which a figure may be undefined and still get an interval."""
 
 
-def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:
-    """What the logits (..., C) mean, fp32 of that shape: the numbers themselves for regression."""
-    logits = logits.float()
-    if kind == "regression":
-        return logits
-    return logits.sigmoid() if kind == "multilabel" else logits.softmax(-1)
-
-
 def classification_figures(
     kind: TargetKind, probabilities_NC: Values, targets: Values, weights: Values | None = None
 ) -> dict[str, float]:

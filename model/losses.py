@@ -205,3 +205,11 @@ def _filled(targets_MK: Tensor) -> Tensor:
 
 def _mean_of_known(losses_MK: Tensor, known_MK: Tensor) -> Tensor:
     return torch.where(known_MK, losses_MK, 0.0).sum(-1) / known_MK.sum(-1).clamp(min=1)
+
+
+def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:
+    """What the logits (..., C) mean, fp32 of that shape: the numbers themselves for regression."""
+    logits = logits.float()
+    if kind == "regression":
+        return logits
+    return logits.sigmoid() if kind == "multilabel" else logits.softmax(-1)

@@ -26,11 +26,11 @@ from dataset.packed_batch import has_target
 from dataset.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.token_store import ensure_tokens
 from dataset.tokenizers import open_tokenizer
-from model.classification_metrics import classification_figures, probabilities
+from model.classification_metrics import classification_figures
 from model.classifier import Classifier
 from model.classifier_interchange import export_classifier
 from model.classifier_settings import LOWER_IS_BETTER, best_metric
-from model.losses import balanced_class_weights
+from model.losses import balanced_class_weights, probabilities
 from model.packed_backbone import layer_groups
 from model.parameter_groups import decayed_rates
 from model.registry import build_classifier

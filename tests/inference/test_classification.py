@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from dataset.label_space import LabelSpace
 from inference.classification import ClassifierPipeline, Predictions
 from inference.exported import config_of, model_folder
-from model.classification_metrics import bootstrap_intervals, classification_figures, figures_of_each, probabilities
+from model.classification_metrics import bootstrap_intervals, classification_figures, figures_of_each
 from model.lora import is_adapted
+from model.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.support import random_sequences
 from train_config.errors import ConfigError, ResourceError

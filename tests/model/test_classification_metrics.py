@@ -16,8 +16,8 @@ from model.classification_metrics import (
     classification_figures,
     confusion_matrix,
     figures_of_each,
-    probabilities,
 )
+from model.losses import probabilities
 from model.weighted_figures import weighted_figures
 from train_config.errors import DivergenceError
 
