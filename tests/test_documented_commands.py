@@ -158,11 +158,23 @@ def test_a_documented_command_runs(command, workspace, monkeypatch, capsys):
         assert run_tool(arguments[2], arguments[3:], workspace, monkeypatch) == 0, capsys.readouterr().err
         return
     assert arguments[0] == "train_ray.py", f"no rule covers {command!r}"
+    for name in ("esm2ae", "protein_classifier", "text_classifier"):
+        shutil.rmtree(workspace / "runs" / name)  # tiny ones; those that the command makes are of other settings
     before = files(workspace)
     words = {"FILE": "train_config/esm2ae.yaml"}
     options = [words.get(argument, argument) for argument in arguments[1:]]
     assert run(train_ray.main, [*options, "--dry-run"]) == 0, capsys.readouterr().err
     assert files(workspace) == before
+
+
+def test_a_command_with_data_or_weights_of_ones_own_does_not_take_the_name_of_the_samples_run():
+    own = [
+        one for one in ALL_COMMANDS if "train_ray.py" in one and ("--data.source" in one or "backbone.source" in one)
+    ]
+    assert len(own) > 5
+    assert [one for one in own if "--run.name" not in one] == [
+        "python train_ray.py --config train_config/my_classifier.yaml --data.source mine.csv"  # which has no other data
+    ]
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
