@@ -31,10 +31,11 @@ NUCLEOTIDE_SHARE = 0.95
 """From this share of such letters on, a sequence is taken for DNA or RNA. A protein has about 26 %."""
 
 _FEWEST_LETTERS = 300
-"""In batches with fewer letters nothing is taken for DNA: a few peptides may well consist of A, C, G and T."""
+"""In batches with fewer letters nothing is counted as DNA: a few peptides may well consist of A, C, G and T."""
 
-_GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.5
-"""A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides."""
+_GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
+"""A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides. Of the
+letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,18 @@ class Ingest:
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
-        """Count or refuse records of DNA or RNA, looked for where a glance at the letters of all suggests them."""
-        residues = batch.records.residues
+        """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
+        residues, is_refused = batch.records.residues, self._policies.nucleotides == "error"
+        if len(residues) < _FEWEST_LETTERS:
+            return
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
-        if len(residues) < _FEWEST_LETTERS or _share_of_nucleotides(glance) < _GLANCE_SHARE:
+        if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
             return
         for index, sequence in enumerate(batch.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
                 continue
             self.counts.records_like_nucleotides += 1
-            if self._policies.nucleotides == "error":
+            if is_refused:
                 remedy = f"translate it to protein, or give {self._option('nucleotides')} warn"
                 problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
                 self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))

@@ -30,7 +30,11 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def refuse_existing(
-    target: Path, made_by: str, overwrite: bool, not_made: Callable[[Path, str], str | None] | None = None
+    target: Path,
+    made_by: str,
+    overwrite: bool,
+    not_made: Callable[[Path, str], str | None] | None = None,
+    remedy: str = "choose another name",
 ) -> None:
     """Refuse a target that can't be written or that exists, unless it may be replaced. An empty folder may be taken.
 
@@ -39,6 +43,7 @@ def refuse_existing(
         made_by: name of the tool that makes it.
         overwrite: replace what the same tool made and nobody changed since.
         not_made: what of an existing target the tool did not make, or None; by default as the manifest says.
+        remedy: what to do about a target that may not be replaced.
 
     Raises:
         ConfigError: it exists.
@@ -52,7 +57,7 @@ def refuse_existing(
         if not overwrite:
             raise ConfigError(f"{target}: exists already; choose another name or pass --overwrite")
         if found := (not_made or _not_made)(target, made_by):
-            raise ConfigError(f"{target}: exists and {found}, so it is not overwritten; choose another name")
+            raise ConfigError(f"{target}: exists and {found}, so it is not overwritten; {remedy}")
 
 
 @contextmanager
@@ -205,7 +210,7 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk, or the share of it that this user may fill, has no room left."""
+    """Test for an error of a disk, or of a user's share of it, that has no room left."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
@@ -245,12 +250,12 @@ def _locked(lock_path: Path, target: Path) -> int:
         except BlockingIOError:
             log.warning("waiting for another process that is preparing %s", target)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_same_file(descriptor, lock_path):
+        if is_same_file(descriptor, lock_path):
             return descriptor
         os.close(descriptor)
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
+def is_same_file(descriptor: int, path: Path) -> bool:
     """Whether the path still names the open file; the last holder removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())

@@ -179,7 +179,7 @@ def _output(arguments: Arguments, part: Part) -> Path:
 
     name: str = part
     if arguments.file is not None:
-        stem = Path(arguments.file).name.split(".")[0]
+        stem = Path(arguments.file).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
     run = run_folder(arguments.model)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name

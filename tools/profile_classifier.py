@@ -38,7 +38,7 @@ from rich.text import Text
 from dataset.publishing import made_folder, refuse_existing
 from tools._arguments import parse
 from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
-from train_config.errors import ConfigError
+from train_config.errors import ConfigError, EsmerayError
 
 if TYPE_CHECKING:
     from dataset.label_space import LabelSpace
@@ -104,10 +104,18 @@ def main(argv: list[str]) -> int:
             shutil.copytree(output, building, dirs_exist_ok=True)
         for folder in (PLOTS_FOLDER, TRACES_FOLDER):
             (building / folder).mkdir(exist_ok=True)
-        profile_steps(arguments, pipeline, texts, building, profile, show)
+        broken_off = None
+        try:
+            profile_steps(arguments, pipeline, texts, building, profile, show)
+        except (EsmerayError, KeyboardInterrupt) as error:
+            if not profile["steps"]:
+                raise
+            broken_off = error  # the steps that were done are kept
         (building / METRICS_FILE).write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
         summary = "\n".join(summary_lines(profile)) + "\n"
         (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
+    if broken_off is not None:
+        raise broken_off
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     console.print(Text(summary))

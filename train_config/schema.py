@@ -342,15 +342,6 @@ class TrainingSection(Section):
     memory_guard: MemoryGuardSection = MemoryGuardSection()
 
     @model_validator(mode="after")
-    def _shorter_warm_up(self) -> TrainingSection:
-        if self.max_steps is not None and (self.warmup_steps or 0) >= self.max_steps:
-            raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) must be less than max_steps ({self.max_steps}): lower it, or "
-                "give --training.warmup_steps none for a tenth of the steps"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _repeatable_kernels(self) -> TrainingSection:
         if self.deterministic and self.cudnn_benchmark:
             raise ValueError(

@@ -115,7 +115,7 @@ class CheckpointFolder:
         except ValidationError as error:
             if version := _other_version(path):
                 raise CheckpointError(
-                    f"{path}: format version {version}, this program reads {FORMAT_VERSION}: go on with the version "
+                    f"{path}: format version {version}, this program reads {FORMAT_VERSION}: resume with the version "
                     "of Esmeray that wrote it, or start anew under another run.name"
                 ) from error
             raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from error

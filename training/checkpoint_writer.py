@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,9 @@ from training.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, Fil
 from training.run_folder import no_space, write_atomically
 
 PEERS_TIMEOUT_S = 600.0
+GIVE_UP_S = 20.0
+"""What the checkpoint in progress gets to be completed in when a run fails."""
+
 POLL_S = 0.02
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
 """What a DeepSpeed 0.19.8 checkpoint holds besides tensors and plain containers."""
@@ -149,6 +151,7 @@ class CheckpointWriter:
         self._on_complete = on_complete
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._given_up = threading.Event()
 
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
         """Write ``(name, state)`` pairs and the manifest of this checkpoint, its ``files`` still empty.
@@ -181,6 +184,13 @@ class CheckpointWriter:
             self._thread = None
         self.check()
 
+    def give_up(self) -> None:
+        """Return once nothing is being written any more; do not wait long for other ranks, and raise nothing."""
+        if self._thread is not None:
+            self._thread.join(GIVE_UP_S)
+            self._given_up.set()
+            self._thread.join()
+
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did."""
         if self._error is not None:
@@ -203,8 +213,6 @@ class CheckpointWriter:
             for name, _ in shards:
                 with suppress(OSError):
                     (partial / name).unlink()
-            if self._rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
         files = {rank: self._entries_of(partial, rank) for rank in range(self._world_size)}
@@ -225,8 +233,8 @@ class CheckpointWriter:
         deadline = time.monotonic() + PEERS_TIMEOUT_S
         path = _rank_file(partial, rank)
         while not path.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"rank {rank} did not write its part within {PEERS_TIMEOUT_S:.0f} s")
+            if self._given_up.is_set() or time.monotonic() > deadline:
+                raise TimeoutError(f"rank {rank} did not write its part in time")
             time.sleep(POLL_S)
         return [FileEntry(**entry) for entry in json.loads(path.read_text())]
 

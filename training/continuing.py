@@ -1,4 +1,4 @@
-"""Whether a run of this name may start, resumes, or is finished: decided before anything of it is written."""
+"""Decisions before anything of a run is written: may it start, does it resume, is it finished."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from dataset.publishing import writing
+from dataset.publishing import is_same_file, writing
 from monitoring.run_state import LOCK
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import load_config
@@ -49,23 +51,28 @@ HARMLESS = (
     "run.storage_path",
     "data.num_workers",
     "data.prefetch",
+    "data.stage_dir",
     "data.store",
     "data.source",
     "data.labels.validation_source",
 )
 """Settings that change nothing of the result, or that :func:`check_data` looks after."""
 
-STEPS = ("training.epochs", "training.max_steps")
+STEPS = ("training.epochs", "training.max_steps", "model.classifier.patience")
+"""Settings that say when training ends."""
 
 UNSEEN = (
     *HARMLESS,
-    *FREE,
+    "model.backbone.gradient_checkpointing",
+    "model.classifier.bootstrap",
     "deepspeed.config",
     "training.log_every_steps",
     "training.memory_guard",
     "training.cpu_memory_limit_mib",
 )
 """Settings that the result of a finished run does not show."""
+
+LOCK_TIMEOUT_S = 0.5
 
 
 @contextmanager
@@ -75,29 +82,40 @@ def locked(run: RunFolder) -> Iterator[None]:
     Raises:
         ResourceError: another process does, or the folder can't be written.
     """
-    lock = run.path / LOCK
-    with writing(run.path):
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise ResourceError(
-                f"{run.path}: is being trained by process {file.read().strip()}: wait, or choose another run.name"
-            ) from error
+    descriptor = _take_lock(run.path)
+    try:
         with writing(run.path):
-            file.seek(0)
-            file.truncate()
-            file.write(f"{os.getpid()} on {socket.gethostname()}")
-            file.flush()
-        try:
-            yield
-        finally:
-            if [*run.path.iterdir()] == [lock]:  # the command was refused before it began
-                lock.unlink()
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            if [*run.path.iterdir()] == [run.path / LOCK]:  # the command was refused before it began
+                (run.path / LOCK).unlink()  # while it is held: whoever waits sees the file gone
                 run.path.rmdir()
+        os.close(descriptor)
+
+
+def _take_lock(folder: Path) -> int:
+    """The descriptor of the lock, which is held. A live view of the run takes it for a moment now and then."""
+    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_same_file(descriptor, folder / LOCK):
+                return descriptor
+        except BlockingIOError as error:
+            if time.monotonic() > deadline_s:
+                holder = os.pread(descriptor, 1024, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise ResourceError(
+                    f"{folder}: is being trained by process {holder}: wait, or choose another run.name"
+                ) from error
+            time.sleep(0.05)
+        os.close(descriptor)
 
 
 def check_resume(run: RunFolder, config: Config) -> list[str]:
@@ -177,6 +195,15 @@ def check_data(run: RunFolder, config: Config, checksum: str) -> None:
     )
 
 
+def as_begun(run: RunFolder, config: Config) -> Config:
+    """The config with the warm-up that the run began with, where none is given: earlier versions had a default."""
+    if config.training.warmup_steps is not None or not (run.exists and CheckpointStore(run.checkpoints).complete()):
+        return config
+    warmup_steps = load_config(run.config).training.warmup_steps
+    training = config.training.model_copy(update={"warmup_steps": warmup_steps})
+    return config.model_copy(update={"training": training})
+
+
 def is_finished(run: RunFolder, config: Config) -> bool:
     """Whether the run reached its end and no more steps are asked for.
 
@@ -188,11 +215,6 @@ def is_finished(run: RunFolder, config: Config) -> bool:
         return False
     changed = differences(load_config(run.config).model_dump(), config.model_dump())
     if any(within(key, STEPS) for key in changed):
-        if config.training.max_steps is not None and config.training.max_steps <= outcome.step:
-            raise ConfigError(
-                f"training.max_steps: the run {run.path.name} is finished, with {outcome.step} steps, now "
-                f"{config.training.max_steps}: raise it to train further, or choose another run.name"
-            )
         return False
     for key, (old, new) in changed.items():
         if not within(key, UNSEEN):
@@ -201,6 +223,30 @@ def is_finished(run: RunFolder, config: Config) -> bool:
                 "another run.name, or raise training.max_steps or training.epochs to train further with it"
             )
     return True
+
+
+def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
+    """Refuse another end of training than the run was given, where the newest checkpoint is there or beyond.
+
+    Args:
+        run: the run's folder.
+        config: of the command.
+        total_steps: that it comes to.
+
+    Raises:
+        ConfigError: no step would be left to take.
+    """
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or total_steps > folder.step:
+        return
+    changed = differences(load_config(run.config).model_dump(), config.model_dump())
+    if key := next((key for key in changed if within(key, STEPS)), None):
+        old, new = changed[key]
+        raise ConfigError(
+            f"{key}: was {old!r}, now {new!r}, so that training would end after {total_steps} steps, and the run "
+            f"{run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, or choose "
+            "another run.name"
+        )
 
 
 def quarantine_ray_snapshot(run: RunFolder) -> str | None:

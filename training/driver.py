@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dataset.conversion import ensure_store, store_location
-from dataset.labelled_conversion import labelled_store_location
+from dataset.labelled_conversion import ensure_labelled_store, labelled_store_location
 from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback, conversion_bar
 from dataset.publishing import refuse_existing, writing
@@ -34,8 +34,10 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from training.checkpoint import CheckpointStore
 from training.continuing import (
+    as_begun,
     check_data,
     check_resume,
+    check_steps,
     check_worker_count,
     is_finished,
     locked,
@@ -44,7 +46,7 @@ from training.continuing import (
 from training.data_size import DataSize, estimate_size, size_of_store
 from training.deepspeed_settings import check_precision, settings_path
 from training.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
-from training.planning import make_plan
+from training.planning import Plan, check_warm_up, make_plan
 from training.run_folder import RESERVE_BYTES, Outcome, RunFolder, no_space, write_atomically
 from training.signals import StopSignals
 
@@ -90,22 +92,24 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
+    config = as_begun(run, config)
     remarks = check_resume(run, config)
     finished = is_finished(run, config)
+    local = None
     if not finished:
-        refuse_existing(run.export, MADE_BY, overwrite=True)
-    local = place_workers(config.ray, local_resources()) if find(config.ray) == LOCAL else None
-    if local is not None and not finished:
-        _check_placed(config, run, local)
+        _check_export(run)
+        if find(config.ray) == LOCAL:
+            local = place_workers(config.ray, local_resources())
+            _check_placed(config, run, local)
     with conversion_bar("preparing the data") as progress:
         store_path = prepare_data(config, run.stores, progress)
-    check_data(run, config, data_checksum(config, store_path))
+    _check_prepared(config, run, store_path)
     if finished:
         say(_finished(run, config))
         return 0
     size = measure(config, store_path)
     if local is not None:
-        make_plan(config, local, *size)  # refuses what can be refused before Ray starts
+        _check_plan(make_plan(config, local, *size), config, run)
     for remark in remarks:
         warn(remark)
     return _train_on_cluster(config, run, store_path, size, signals)
@@ -121,17 +125,20 @@ def _finished(run: RunFolder, config: Config) -> str:
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
     run = RunFolder(config.run.storage_path, config.run.name)
+    config = as_begun(run, config)
     resolved = with_absolute_paths(config, run)
     remarks = check_resume(run, resolved)
     finished = is_finished(run, resolved)
     workers = place_workers(config.ray, resources_to_plan_with(config))
     if not finished:
-        refuse_existing(run.export, MADE_BY, overwrite=True)
+        _check_export(run)
         if config.ray.address in (None, LOCAL):
             _check_placed(config, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
-        check_data(run, config, _checksum_of_source(config, run.stores))
+        _check_source(config, run)
     plan = make_plan(config, workers, *_estimate(config))
+    if not finished:
+        _check_plan(plan, resolved, run)
     for remark in remarks:
         warn(remark)
     print(dump_config(config))
@@ -159,21 +166,45 @@ def write_names(config: Config, run: RunFolder, path: Path) -> None:
         write_names(config, run, path)
 
 
-def data_checksum(config: Config, path: Path) -> str:
-    """Identity of prepared data, hex."""
-    return LabelledStore(path).checksum if config.model.task == "classifier" else Store(path).checksum
+def _check_export(run: RunFolder) -> None:
+    """Refuse before training what could not be replaced after it."""
+    refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
 
 
-def _checksum_of_source(config: Config, root: Path) -> str:
-    """As :func:`data_checksum`, of data that is not prepared yet or is; nothing is left in ``root``."""
-    data = config.data
-    is_labelled = config.model.task == "classifier"
-    path = labelled_store_location(data, config.model.tokenizer, root) if is_labelled else store_location(data, root)
+def _check_prepared(config: Config, run: RunFolder, path: Path) -> None:
+    """Refuse other data, or another tokenizer, than the newest checkpoint was trained with."""
+    if config.model.task != "classifier":
+        check_data(run, config, Store(path).checksum)
+        return
+    from training.labelled_data import check_tokenizer
+
+    check_data(run, config, LabelledStore(path).checksum)
+    check_tokenizer(config, run, path)
+
+
+def _check_source(config: Config, run: RunFolder) -> None:
+    """As :func:`_check_prepared`, of data that need not be prepared: it is then converted in a temporary folder."""
+    is_labelled, data, tokenizer = config.model.task == "classifier", config.data, config.model.tokenizer
+    path = labelled_store_location(data, tokenizer, run.stores) if is_labelled else store_location(data, run.stores)
     if path.exists():
-        return data_checksum(config, prepare_data(config, root))
-    unplaced = config.model_copy(update={"data": data.model_copy(update={"store": None})})
-    with TemporaryDirectory() as folder:
-        return data_checksum(config, prepare_data(unplaced, Path(folder)))
+        _check_prepared(config, run, path)
+        return
+    data = data.model_copy(update={"store": None})
+    with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
+        root = Path(folder)
+        path = (
+            ensure_labelled_store(data, tokenizer, root, progress)
+            if is_labelled
+            else ensure_store(data, root, progress)
+        )
+        _check_prepared(config, run, path)
+
+
+def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
+    """Refuse an end of training that is behind the run, and for a new run a warm-up that is as long."""
+    check_steps(run, config, plan.total_steps)
+    if not CheckpointStore(run.checkpoints).complete():
+        check_warm_up(config.training, plan.total_steps)
 
 
 def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
@@ -225,6 +256,7 @@ def _train_on_cluster(
         if remark := cluster.missing_now(workers):
             warn(remark)
         plan = make_plan(config, workers, *size)
+        _check_plan(plan, config, run)
         say(f"run {config.run.name}: {run.path}")
         say(
             f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
@@ -328,7 +360,7 @@ def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int)
     if fit.timed_out and outcome is None:
         say(
             "stopped without saving the last steps: the workers did not answer; "
-            f"the same command goes on from {run.checkpoints}"
+            f"the same command resumes from {run.checkpoints}"
         )
         return signals.exit_code
     if outcome is None:

@@ -17,15 +17,16 @@ from dataset.labelled_conversion import ensure_labelled_store
 from dataset.labelled_store import LabelledStore
 from dataset.progress import ProgressCallback
 from dataset.token_store import ensure_tokens
-from dataset.tokenizers import SequenceTokenizer, load_tokenizer
+from dataset.tokenizers import SequenceTokenizer, load_tokenizer, open_tokenizer
 from model.backbone_facts import BackboneFacts, backbone_facts, check_source
 from model.classifier_settings import best_metric, check_pooling, loss_name
 from model.memory import ParameterCount, count_classifier_parameters
-from train_config.errors import ConfigError
+from train_config.errors import CheckpointError, ConfigError
 from train_config.schema import Config
+from training.checkpoint import CheckpointStore
 from training.data_size import DataSize
 from training.deepspeed_settings import deepspeed_settings
-from training.run_folder import RunFolder
+from training.run_folder import TOKENIZER, RunFolder
 
 
 def prepare(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
@@ -65,6 +66,22 @@ def write_names(config: Config, run: RunFolder, path: Path) -> None:
     run.tokenizer.mkdir(parents=True)
     _tokenizer(config, labelled).save(run.tokenizer)
     labelled.label_space.save(run.path)
+
+
+def check_tokenizer(config: Config, run: RunFolder, path: Path) -> None:
+    """Refuse another tokenizer than the newest checkpoint was trained with.
+
+    Raises:
+        CheckpointError: it gives other token ids.
+    """
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or not (folder.path / TOKENIZER).is_dir():
+        return  # a checkpoint of an earlier version knows no tokenizer
+    if open_tokenizer(folder.path / TOKENIZER).fingerprint != _tokenizer(config, LabelledStore(path)).fingerprint:
+        raise CheckpointError(
+            f"model.tokenizer: the run {run.path.name} was trained with another tokenizer than that of "
+            f"{config.model.backbone.source} and model.tokenizer: restore it, or choose another run.name"
+        )
 
 
 def _tokenizer(config: Config, labelled: LabelledStore, *, keep: bool = True) -> SequenceTokenizer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dataset.count_labels import UNCHANGED, count_lines, counted
 from model.memory import MemoryEstimate, ParameterCount, estimate_memory
 from train_config.errors import ConfigError
-from train_config.schema import Config
+from train_config.schema import Config, TrainingSection
 from training.data_size import DataSize
 from training.deepspeed_settings import check_precision, deepspeed_settings
 from training.placement import Workers
@@ -66,7 +66,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
     """Derive the plan.
 
     Raises:
-        ConfigError: the model or DeepSpeed's settings are wrong, or the warm-up is as long as the run.
+        ConfigError: the model or DeepSpeed's settings are wrong.
     """
     check_precision(config.training, workers.device)
     settings = deepspeed_settings(config.training, config.deepspeed)
@@ -76,12 +76,6 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
         sequences_per_step = config.batch.batch_size * config.batch.batches_per_step
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // sequences_per_step))
     total_steps = config.training.max_steps or config.training.epochs * steps_per_epoch
-    if (warmup_steps := config.training.warmup_steps or 0) >= total_steps:
-        raise ConfigError(
-            f"training.warmup_steps ({warmup_steps}) must be less than the run's steps, about {total_steps} "
-            f"(training.epochs {config.training.epochs}): lower it, or give --training.warmup_steps none for a "
-            "tenth of them"
-        )
     return Plan(
         workers=workers,
         data=data,
@@ -100,6 +94,20 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
             offload_optimizer=config.deepspeed.offload_optimizer,
         ),
     )
+
+
+def check_warm_up(training: TrainingSection, total_steps: int) -> None:
+    """Refuse a warm-up that is as long as the run.
+
+    Raises:
+        ConfigError: it is; names the setting that ends the run.
+    """
+    if (warmup_steps := training.warmup_steps or 0) >= total_steps:
+        end = "max_steps" if training.max_steps else "epochs"
+        raise ConfigError(
+            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps that training.{end} "
+            f"{getattr(training, end)} comes to: lower it, or give --training.warmup_steps none for a tenth of them"
+        )
 
 
 def _mib(size_bytes: int) -> str:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 GRACE_S = 20.0
@@ -65,7 +66,7 @@ class StopSignals:
 
         Args:
             on_request: called for the first signal.
-            reply: what the person is told then, at once.
+            reply: printed then, at once.
         """
         self._on_request, self._reply = on_request, reply
 
@@ -113,11 +114,12 @@ class StopSignals:
         if self.received is None:
             self.received, self._asked_at = signum, now
             self._deadline = now + GRACE_S
-            self._say()
             self._on_request()
+            self._say()
         elif now - self._asked_at > REPEAT_S:
             self._deadline = 0.0
 
     def _say(self) -> None:
         # To the descriptor: the signal may have interrupted a print, which must not be entered twice.
-        os.write(2, f"\n{self._reply}\n".encode())
+        with suppress(OSError):  # nobody may read it any more: Ctrl-C also ends what a pipe leads to
+            os.write(2, f"\n{self._reply}\n".encode())

@@ -3,7 +3,7 @@
 Ray Tune asks :mod:`training.throughput_search` for one configuration after the other, and each of its trials asks the
 one :class:`~training.measuring_pool.MeasuringPool`, which lives in an actor beside them: trials come and go and take no
 core, while the pool's workers, which hold the devices, stay. What every trial did is in trials.jsonl before the next
-begins; the same command goes on from there.
+begins; the same command resumes it from there.
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
@@ -125,6 +125,9 @@ def tune(config: Config, search: TuneConfig, make_pool: MakePool = MeasuringPool
 
 def dry_run_tune(config: Config, search: TuneConfig) -> int:
     """Print the resolved search, the space and what would be tried first; measure nothing."""
+    folder = SearchFolder(config.run.storage_path, search.name)
+    for remark in _check_same(with_absolute_paths(config, folder), search, folder):
+        warn(remark)
     space = make_space(config, search, resources_to_plan_with(config))
     print(dump_config(search))
     print("\n".join(_space_lines(space, search)))
@@ -156,7 +159,7 @@ def _tune_locked(
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(_space_lines(space, search)))
         if journal.trials:
-            say(f"goes on from {len(journal.trials)} trials")
+            say(f"resumes from {len(journal.trials)} trials")
         pool = _PoolActor(measured, search, store_path, make_pool)
         if not journal.trials:
             pool.start(space.default.workers)
@@ -203,7 +206,7 @@ def _run(
     if searcher.broken_off >= MOST_BROKEN_OFF:
         return ResourceError(
             f"{searcher.broken_off} trials in a row ended without a result (Ray's logs say why): look at the cluster; "
-            "the same command goes on"
+            "the same command resumes it"
         )
     return fit.error
 
@@ -431,7 +434,7 @@ def _conclude(
     if signals.received:
         found = f", {folder.best} has the fastest so far ({speed(best):,.0f} tokens/s)" if best is not None else ""
         report = f", {folder.report} tells of them" if trials else ""
-        say(f"stopped after {len(trials)} trials{report}{found}; the same command goes on")
+        say(f"stopped after {len(trials)} trials{report}{found}; the same command resumes it")
         return signals.exit_code
     if error is not None:
         raise error

@@ -91,7 +91,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if agreement.stop:
             if position.step > saved_step:
                 save(worker, position, None)
-            return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command goes on", 0)
+            return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, config.training)
         result = stepper.update(rate)
@@ -133,13 +133,15 @@ def loop(worker: Worker, position: Position) -> Outcome:
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, leave word of how it ended."""
     if outcome.status == "failed":
-        _sweep(worker.checkpoints, worker.context.rank)
+        worker.writer.give_up()
     else:
         worker.writer.wait()
     if outcome.status == "finished":
         step = _load_best(worker) if worker.experiment.exports_best else outcome.step
         export_final(worker.engine, worker.checkpoints.folder(step), worker.run, worker.context.rank)
-    worker.control.all_true(True)  # every shard is on disk
+    worker.control.all_true(True)  # every shard is on disk, or given up
+    if outcome.status == "failed":
+        _sweep(worker.checkpoints, worker.context.rank)
     if worker.context.rank == 0 and worker.run.read_outcome() is None:
         worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         worker.run.write_outcome(outcome)

@@ -21,7 +21,7 @@ from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.test_two_workers import train_with
 from tools.export import main as export_command
-from train_config.errors import ConfigError
+from train_config.errors import CheckpointError, ConfigError
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
@@ -29,7 +29,7 @@ from training import experiment, features
 from training.checkpoint import CheckpointStore
 from training.classification import ClassificationExperiment
 from training.context import StandaloneContext
-from training.labelled_data import estimate, prepare, write_names
+from training.labelled_data import check_tokenizer, estimate, prepare, write_names
 from training.run_folder import Outcome, RunFolder
 from training.trial import measure_on_worker, staged
 from training.worker import train_worker
@@ -166,6 +166,15 @@ def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(
     (folder.path / "manifest.json").write_text(older.model_dump_json())
     assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
     assert ClassifierPipeline.load(tmp_path / "model").label_space.names == ("acid", "base", "greasy")
+
+
+def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_path):
+    config, labelled = trained
+    run = copy_of(config, tmp_path)
+    check_tokenizer(config, run, labelled.path)
+    other = merged(CLASSIFIER, {"data": {"source": [str(table)]}, "model": {"tokenizer": {"source": "train"}}})
+    with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
+        check_tokenizer(tiny_config(tmp_path, **other), run, labelled.path)
 
 
 def copy_of(config: Config, folder: Path) -> RunFolder:

@@ -1,10 +1,22 @@
+import fcntl
+import os
+import threading
+
 import pytest
 
+from monitoring.run_state import LOCK
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.errors import CheckpointError, ConfigError, ResourceError
 from train_config.loading import dump_config
 from training.checkpoint import CheckpointStore
-from training.continuing import check_resume, check_worker_count, is_finished, locked, quarantine_ray_snapshot
+from training.continuing import (
+    check_resume,
+    check_steps,
+    check_worker_count,
+    is_finished,
+    locked,
+    quarantine_ray_snapshot,
+)
 from training.run_folder import Outcome
 
 
@@ -59,6 +71,39 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 def test_same_run_is_not_trained_twice_at_once(begun):
     with locked(begun), pytest.raises(ResourceError, match="is being trained by process"), locked(begun):
         pytest.fail("locked twice")
+
+
+def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
+    with locked(begun):
+        pass
+    with (begun.path / LOCK).open() as view:
+        fcntl.flock(view, fcntl.LOCK_SH)
+        threading.Timer(0.1, lambda: fcntl.flock(view, fcntl.LOCK_UN)).start()
+        with locked(begun):
+            assert (begun.path / LOCK).read_text().split()[0] == str(os.getpid())
+
+
+def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):
+    run = run_folder(tiny_config(tmp_path))
+    with full_disk(0), pytest.raises(ResourceError, match="no room left"), locked(run):
+        pytest.fail("locked")
+    assert not run.path.exists()
+
+
+def test_fewer_epochs_than_the_run_has_taken_are_refused(begun, tmp_path):
+    store = CheckpointStore(begun.checkpoints)
+    store.final_path(88).mkdir(parents=True)
+    (store.final_path(88) / "manifest.json").write_text(a_manifest(88).sealed().model_dump_json())
+    fewer = tiny_config(tmp_path, training={"max_steps": None, "epochs": 5})
+    check_steps(begun, tiny_config(tmp_path), 88)
+    check_steps(begun, fewer, 89)
+    with pytest.raises(ConfigError, match=r"training\.\w+: was .* end after 44 steps, and the run tiny has taken 88"):
+        check_steps(begun, fewer, 44)
+
+
+def test_more_patience_trains_a_finished_run_further(begun, tmp_path):
+    begun.write_outcome(Outcome("finished", 8, "", 0))
+    assert not is_finished(begun, tiny_config(tmp_path, model={"classifier": {"patience": 50}}))
 
 
 def test_snapshot_of_another_ray_is_moved_aside_without_a_word(begun):

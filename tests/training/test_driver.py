@@ -110,7 +110,7 @@ def fewer_steps(folder: Path) -> dict[str, Any]:
         (truncated_file, DataError, r"cut\.fasta\.gz"),
         (other_rate, ConfigError, r"training\.learning_rate: the run tiny is finished, trained with 0\.01, now 0\.5"),
         (other_model, ConfigError, r"model\.backbone\.hidden_size: the run tiny was started with 16, now 32"),
-        (fewer_steps, ConfigError, r"training\.max_steps: the run tiny is finished, with 2 steps, now 1"),
+        (fewer_steps, ConfigError, r"training\.max_steps: was 2, now 1, .* the run tiny has taken 2 already"),
     ],
 )
 def test_command_that_a_finished_run_does_not_fit_is_refused_and_leaves_it_as_it_was(
@@ -134,7 +134,9 @@ def test_finished_run_says_so_also_where_its_data_was_moved(finished, tmp_path, 
     run = run_folder(finished)
     before = content(run)
     moved = shutil.copy(finished.data.source[0], tmp_path / "moved.fasta")
-    assert command(settings(run.path.parent, str(moved), monitoring={"prometheus": False})) == 0
+    elsewhere = settings(run.path.parent, str(moved), monitoring={"prometheus": False})
+    data = elsewhere.data.model_copy(update={"stage_dir": str(tmp_path / "local")})
+    assert command(elsewhere.model_copy(update={"data": data})) == 0
     assert "run tiny is finished" in capsys.readouterr().out
     assert content(run) == before
 
@@ -168,3 +170,20 @@ def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_train
     with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
         command(config)
     assert (run_folder(config).export / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_run_that_began_with_an_earlier_default_of_the_warm_up_is_the_same_run(finished, tmp_path, command, capsys):
+    """That default was a hundred steps, however few the run had."""
+    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
+    config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 2, "warmup_steps": None})
+    run = run_folder(config)
+    run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
+    assert command(config) == 0
+    assert "run tiny is finished" in capsys.readouterr().out
+
+
+def test_new_run_with_a_warm_up_as_long_is_refused_before_ray_starts(tmp_path):
+    config = settings(tmp_path, write_fasta(tmp_path / "a.fasta", seed=0), training={"max_steps": 5, "warmup_steps": 5})
+    with pytest.raises(ConfigError, match=r"warmup_steps \(5\) must be less than the 5 steps"):
+        train(config)

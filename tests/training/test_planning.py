@@ -11,7 +11,7 @@ from tests.runs import tiny_config
 from train_config.errors import ConfigError
 from training.data_size import estimate_size, size_of_store
 from training.placement import Workers
-from training.planning import make_plan
+from training.planning import check_warm_up, make_plan
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 
@@ -57,11 +57,16 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "cropped" in text
 
 
-def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path):
-    config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 1, "warmup_steps": 500})
-    message = r"training\.warmup_steps \(500\) must be less than .* about \d+ \(training\.epochs 1\): lower it"
-    with pytest.raises(ConfigError, match=message):
-        make_plan(config, WORKERS, estimate_size(config.data), count_parameters(config.model))
+@pytest.mark.parametrize("end", [{"max_steps": 9}, {"max_steps": None, "epochs": 3}])
+def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
+    training = tiny_config(tmp_path, training={**end, "warmup_steps": 9}).training
+    ((name, value),) = ((name, value) for name, value in end.items() if value)
+    with pytest.raises(
+        ConfigError, match=rf"warmup_steps \(9\) must be less than the 9 steps that training\.{name} {value} "
+    ):
+        check_warm_up(training, 9)
+    check_warm_up(training, 10)
+    check_warm_up(training.model_copy(update={"warmup_steps": None}), 1)
 
 
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):

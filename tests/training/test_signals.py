@@ -59,6 +59,18 @@ def test_signal_is_answered_at_once(capfd):
         assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
 
 
+def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
+    def gone(descriptor, text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(os, "write", gone)
+    asked = []
+    with StopSignals() as stop:
+        stop.hand_over(lambda: asked.append(True), "stopping")
+        send(signal.SIGINT)
+    assert asked
+
+
 def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
     asked = []
     with StopSignals() as stop:
