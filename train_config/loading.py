@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from train_config.errors import ConfigError
+from train_config.processor import computes_bf16
 from train_config.schema import Config
 from train_config.section import Section
 from train_config.tune_schema import TuneConfig
@@ -42,7 +43,11 @@ def load_config(path: str | Path | None, overrides: list[str] | None = None) -> 
     Raises:
         ConfigError: one line a problem, naming file and line, or the option.
     """
-    return _load(Config, path, overrides or [], "", mistaken_for=(TuneConfig, "this looks like a search", "--tune"))
+    mistaken_for = (TuneConfig, "this looks like a search", "--tune")
+    config = _load(Config, path, overrides or [], "", mistaken_for=mistaken_for)
+    if "amp_dtype" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"amp_dtype": "none"})})
 
 
 def load_tune_config(path: str | Path | None, overrides: list[str] | None = None) -> TuneConfig:

@@ -6,7 +6,6 @@ to count the GPUs where there is a driver, so that a plan and a refusal are ther
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train_config.errors import ResourceError
+from train_config.processor import has_gpu_driver
 from train_config.schema import RaySection
 
 LOCAL = "local"
@@ -84,9 +84,7 @@ def local_resources() -> list[NodeResources]:
 
 def _gpus() -> int:
     """GPUs that this process may use."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:  # no driver
+    if not has_gpu_driver():
         return 0
     import torch  # here: it takes a second, which a machine without a driver need not wait for
 

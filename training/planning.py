@@ -26,6 +26,7 @@ class Plan:
     global_tokens: int
     max_sequences: int | None
     stage: int
+    amp_dtype: str
     memory: MemoryEstimate
 
     def lines(self) -> list[str]:
@@ -34,6 +35,7 @@ class Plan:
         memory = self.memory
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
+            f"precision        {'fp32' if self.amp_dtype == 'none' else self.amp_dtype}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in self._changed()),
@@ -86,6 +88,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
         global_tokens=config.batch.global_tokens,
         max_sequences=config.batch.batch_size,
         stage=stage,
+        amp_dtype=config.training.amp_dtype,
         memory=estimate_memory(
             parameters,
             stage=stage,

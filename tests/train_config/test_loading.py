@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from train_config import processor
 from train_config.command_line import run
 from train_config.errors import ConfigError
 from train_config.loading import dump_config, known_keys, load_config, load_tune_config
@@ -203,3 +204,23 @@ def test_config_page_is_up_to_date():
 def test_run_may_not_take_the_folder_of_the_stores():
     with pytest.raises(ConfigError, match=r"run\.name.*'stores' is the folder of the stores"):
         load_config(None, ["--run.name", "stores"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments", "amp_dtype"),
+    [
+        ("sse4_1 avx2", [], "none"),
+        ("avx2 avx512f", [], "none"),
+        ("avx512_bf16", [], "bf16"),
+        ("amx_bf16", [], "bf16"),
+        ("avx2", ["--training.amp_dtype", "bf16"], "bf16"),
+        ("avx2", ["--ray.address", "head:6379"], "bf16"),
+    ],
+)
+def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(
+    tmp_path, monkeypatch, flags, arguments, amp_dtype
+):
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "has_gpu_driver", lambda: False)
+    assert load_config(None, arguments).training.amp_dtype == amp_dtype

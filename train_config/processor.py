@@ -1,0 +1,34 @@
+"""The machine at hand, as far as a default of the settings depends on it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+_BF16 = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
+"""Flags of x86 and, the last, of Arm processors."""
+
+
+def has_gpu_driver() -> bool:
+    """Look for CUDA's driver."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def computes_bf16() -> bool:
+    """Look for a GPU, or for a processor with instructions for bf16.
+
+    A processor without them multiplies matrices in bf16 six times slower than in fp32, and trains thirty times slower
+    (torch 2.13, oneDNN 3; AVX2).
+    """
+    if has_gpu_driver():
+        return True
+    try:
+        return _BF16.search(CPU_INFO.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
