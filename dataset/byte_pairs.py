@@ -21,7 +21,7 @@ PADDING_TOKEN, END_TOKEN = "<|pad|>", "<|endoftext|>"
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where Qwen2 splits a text into words."""
+"""Pattern at which Qwen2 splits a text into words."""
 
 _NUM_BYTES = 256
 _SMALLEST_COUNT = 2

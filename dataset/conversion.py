@@ -45,7 +45,7 @@ _SAMPLE_BATCH_RECORDS = 512
 
 
 class CheckedData(NamedTuple):
-    """What a store of some files would hold, and what their reading would change."""
+    """Content that a store of some files would have, and the changes that reading makes."""
 
     records: int
     residues: int
@@ -138,7 +138,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
 
 
 def store_location(data: DataSection, default_root: Path) -> Path:
-    """Where the store of a run's data lies, or will; see :func:`ensure_store`.
+    """Path of the store of a run's data, made or not; see :func:`ensure_store`.
 
     Raises:
         DataError: a file of the source is missing, or the settings do not fit together.
@@ -166,7 +166,7 @@ def _convert_locked(
 
 
 def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
-    """What goes into a store, up to the first record that is refused.
+    """Blocks of a store, up to the first record that is refused.
 
     Raises:
         DataError: what was refused, once all is read.
@@ -215,7 +215,7 @@ def absolute(path: Path) -> Path:
 
 
 def _not_a_store(target: Path, _: str) -> str | None:
-    """What of an existing target is no store's: :func:`~dataset.publishing.refuse_existing` goes by its manifest."""
+    """The part of an existing target that is no store's, for :func:`~dataset.publishing.refuse_existing`."""
     try:
         content = json.loads((target / MANIFEST_FILE).read_bytes())
         if content["format"] != StoreManifest.model_fields["format"].default:

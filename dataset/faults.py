@@ -22,7 +22,7 @@ SHOWN = 10
 """Faults that are shown with their places; all are counted."""
 
 PlacesOfIds = Callable[[set[str]], dict[str, str]]
-"""Where the first records with some ids stand."""
+"""Places of the first records with some ids."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Fault:
 
 
 class Faults:
-    """What was refused so far; true when there is something."""
+    """Records refused so far; true when there are some."""
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
         self._places_of_ids = places_of_ids

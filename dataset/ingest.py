@@ -28,7 +28,7 @@ from train_config.schema import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95
-"""From this share of such letters on, a sequence is taken for DNA or RNA. A protein has about 26 %."""
+"""From this share of such letters on, a sequence is counted as DNA or RNA. A protein has about 26 %."""
 
 _FEWEST_LETTERS = 300
 """In batches with fewer letters nothing is counted as DNA: a few peptides may well consist of A, C, G and T."""

@@ -98,7 +98,7 @@ def ensure_labelled_store(
 
 
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
-    """Where the labelled store of a run's data lies, or will; see :func:`ensure_labelled_store`.
+    """Path of the labelled store of a run's data, made or not; see :func:`ensure_labelled_store`.
 
     Raises:
         ConfigError: settings that do not fit together.

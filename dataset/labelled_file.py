@@ -384,7 +384,7 @@ class _Reader:
         self._counts.labels_without_sequence = len(left)
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Where the first record with each of these ids stands."""
+        """Place of the first record with each of these ids."""
         wanted = {record_id.encode("utf-8"): record_id for record_id in ids}
         found: dict[str, str] = {}
         for met in self._met:

@@ -122,7 +122,7 @@ def _refuse_unwritable(target: Path) -> None:
 
 
 def _not_made(target: Path, made_by: str) -> str | None:
-    """What of the target the tool did not make, by its manifest."""
+    """The part of the target that the tool did not make, by its manifest."""
     manifest = target / MADE_FILE if target.is_dir() else _manifest_beside(target)
     try:
         made = json.loads(manifest.read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ class _Entry:
 
 
 class ResidueLabels:
-    """What ``labels_file`` and ``mask_file`` say of sequences.
+    """Labels of sequences from ``labels_file`` and ``mask_file``.
 
     Attributes:
         files: as they were read.

@@ -1,7 +1,7 @@
 """The embedded sample of labelled proteins: where in the cell each is, by the signals that cells themselves read.
 
 The proteins are those of :mod:`dataset.sample`; into each the signal of one location is written, whatever its family:
-so a family tells nothing, and a model has to find the signals. Signals wear off by substitutions, some beyond
+so a family says nothing, and a model has to find the signals. Signals wear off by substitutions, some beyond
 recognition, and KDEL, which counts at the end alone, also stands inside proteins of every location.
 
 Only uniform random numbers are drawn, as in :mod:`dataset.sample`.

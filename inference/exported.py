@@ -58,7 +58,7 @@ def config_file(folder: Path) -> Path | None:
 
 
 def label_space_of(source: str | Path) -> LabelSpace:
-    """What an exported classifier predicts, from its files alone.
+    """Label space of an exported classifier, from its files alone.
 
     Raises:
         ConfigError: there is no classifier.

@@ -96,7 +96,7 @@ class TextStream:
             rows_before += table.num_rows
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Where the first record with each of these ids stands: read again, since it is asked for a refusal alone."""
+        """Place of the first record with each of these ids: read again, since it is asked for a refusal alone."""
         found: dict[str, str] = {}
         for path, parts in self._files():
             for part in parts:

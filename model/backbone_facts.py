@@ -30,7 +30,7 @@ _INNER_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """What is known of a backbone before it is built.
+    """Facts of a backbone before it is built.
 
     Attributes:
         kind: what to call the architecture in messages.

@@ -67,7 +67,7 @@ def check_safetensors(section: BackboneSection, folder: Path) -> None:
 
 
 def folder_model_type(folder: Path) -> str:
-    """What kind of model config.json describes.
+    """Kind of model that config.json describes.
 
     Raises:
         ConfigError: there is none, or it says nothing.

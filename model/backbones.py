@@ -228,7 +228,7 @@ def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0)
 
 
 def facts_of(backbone: PackedBackbone) -> BackboneFacts:
-    """What :func:`model.backbone_facts.backbone_facts` gives, from a backbone that is not frozen."""
+    """The facts of :func:`model.backbone_facts.backbone_facts`, from a backbone that is not frozen."""
     parameters = list(backbone.parameters())
     return BackboneFacts(
         type(backbone.model).__name__,

@@ -19,7 +19,7 @@ LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
     "multilabel": ("bce", "focal"),
     "regression": ("mse",),
 }
-"""What each kind of target can be trained with; the first is 'auto'."""
+"""Losses of each kind of target; the first is 'auto'."""
 
 _OF_CLASSES = (
     "accuracy",
@@ -38,7 +38,7 @@ FIGURES: dict[TargetKind, tuple[str, ...]] = {
     "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
     "regression": ("mse", "mae", "r2", "pearson", "spearman"),
 }
-"""What :func:`model.classification_metrics.classification_figures` may give."""
+"""Metrics of :func:`model.classification_metrics.classification_figures`."""
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
 """Figures of which less is better; of all others, more."""
@@ -66,10 +66,10 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
 
 
 def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
-    """The figure that says which checkpoint is best.
+    """The metric that says which checkpoint is best.
 
     Raises:
-        ConfigError: an evaluation of this kind of targets has no such figure.
+        ConfigError: an evaluation of this kind of targets has no such metric.
     """
     name = section.best_metric
     if name == "auto":
@@ -77,7 +77,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
     known = ("loss", *FIGURES[kind])
     if name not in known:
         raise ConfigError(
-            f"model.classifier.best_metric: an evaluation of {kind} has no figure {name!r}; it has {', '.join(known)}"
+            f"model.classifier.best_metric: an evaluation of {kind} has no metric {name!r}; it has {', '.join(known)}"
         )
     return name
 

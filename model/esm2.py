@@ -53,7 +53,7 @@ _DEFAULTS = {
     "is_decoder": False,
     "tie_word_embeddings": True,
 }
-"""What transformers' EsmConfig takes where a config.json is silent."""
+"""Defaults of transformers' EsmConfig."""
 
 
 def has_random_weights(section: BackboneSection) -> bool:

@@ -21,7 +21,7 @@ CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
 FORMAT_VERSION = 1
 MADE_BY = "export"
-"""What the manifest of an exported model says, whether a run or the tool made it."""
+"""Name in the manifest of an exported model, whether a run or the tool made it."""
 
 
 class ClassifierSettings(BaseModel):

@@ -19,7 +19,7 @@ _ATTENTION = (
     ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
     ("attn.Wqkv", "attn.Wo"),  # ModernBERT
 )
-"""What the projections of attention are called; an architecture has the first set of which it has every name."""
+"""Names of the projections of attention; an architecture has the first set of which it has every name."""
 
 WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
 """Heads of Hugging Face's modules that no feature of a token passes through."""
@@ -88,5 +88,5 @@ def _unknown(target: str, layers: list[str]) -> ConfigError:
 
 
 def _short_names(layers: list[str]) -> list[str]:
-    """What comes after the number of the layer, once each, as a target could name it."""
+    """Parts of the names after the number of the layer, once each, as a target could name them."""
     return list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))

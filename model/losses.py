@@ -208,7 +208,7 @@ def _mean_of_known(losses_MK: Tensor, known_MK: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:
-    """What the logits (..., C) mean, fp32 of that shape: the numbers themselves for regression."""
+    """Probabilities of logits (..., C), fp32 of that shape; for regression the numbers themselves."""
     logits = logits.float()
     if kind == "regression":
         return logits

@@ -32,7 +32,7 @@ SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""
 
 LOWEST_METRIC = -1.0
-"""Where the axis of the metrics ends; lower values are marked there."""
+"""Lower end of the metrics' axis; lower values are marked there."""
 
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:

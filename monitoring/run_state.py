@@ -148,7 +148,7 @@ class RunState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes, unless the run is resumed."""
+        """True when nothing more comes, unless the run is resumed."""
         return self.outcome is not None or self.broken_off
 
     def last_news(self) -> float | None:
@@ -325,7 +325,7 @@ def _read_object(path: Path) -> Mapping[str, Any] | None:
 
 
 def _is_unlocked(path: Path) -> bool:
-    """Whether the process of this host that took the lock holds it no more; False where that can't be known.
+    """Test for a lock that its process, of this host, holds no more; False where that can't be known.
 
     A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
     """

@@ -69,7 +69,7 @@ def _unknown(name: str, options: set[str]) -> str:
 
 
 def _printed(run: Callable[[list[str]], Any], argv: list[str]) -> str:
-    """What tyro prints where it ends the process, unwrapped."""
+    """Text that tyro prints where it ends the process, unwrapped."""
     text = io.StringIO()
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = _UNWRAPPED

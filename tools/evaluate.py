@@ -204,7 +204,7 @@ def _own_texts(arguments: Arguments, space: LabelSpace, part: Part) -> LabelledT
 
 
 def _training_texts(arguments: Arguments, space: LabelSpace, texts: LabelledTexts) -> LabelledTexts:
-    """What the run was trained on, less the texts of the file."""
+    """Records that the run was trained on, less the texts of the file."""
     from tools._classifier.labelled import without_texts
 
     return without_texts(_own_texts(arguments, space, "training"), set(texts.texts))

@@ -80,7 +80,7 @@ class IngestSection(Section):
         "warn",
         description=(
             "Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: "
-            "refuse. A few short peptides alone are never taken for that."
+            "refuse. A few short peptides alone are never counted."
         ),
     )
 

@@ -32,7 +32,7 @@ from training.run_folder import no_space, write_atomically
 
 PEERS_TIMEOUT_S = 600.0
 GIVE_UP_S = 20.0
-"""What the checkpoint in progress gets to be completed in when a run fails."""
+"""Seconds that the checkpoint in progress gets when a run fails."""
 
 POLL_S = 0.02
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]

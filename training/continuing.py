@@ -205,7 +205,7 @@ def as_begun(run: RunFolder, config: Config) -> Config:
 
 
 def is_finished(run: RunFolder, config: Config) -> bool:
-    """Whether the run reached its end and no more steps are asked for.
+    """Test for a run that reached its end, and of which no more steps are asked for.
 
     Raises:
         ConfigError: it did, and a setting that its result depends on is another one now.

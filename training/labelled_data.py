@@ -106,7 +106,7 @@ def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
 
 
 def estimate(config: Config) -> tuple[DataSize, ParameterCount]:
-    """What :func:`measure` gives, from data prepared in a folder that is thrown away: labels decide the model's size.
+    """The sizes of :func:`measure`, from data prepared in a folder that is thrown away: labels decide the model's size.
 
     Raises:
         ConfigError, DataError: as :func:`prepare`.
@@ -138,7 +138,7 @@ def _measure(config: Config, labelled: LabelledStore, tokenizer: SequenceTokeniz
 
 
 def _check_network(config: Config, facts: BackboneFacts, longest: int, special: int) -> None:
-    """What the backbone can't take, before any worker has started.
+    """Refuse what the backbone can't take, before any worker has started.
 
     Raises:
         ConfigError: sequences of so many tokens, or ZeRO-3.

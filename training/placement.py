@@ -1,4 +1,4 @@
-"""Where workers go: which cluster, how many workers on which cores and devices, before anything is started.
+"""Placement of workers: which cluster, how many workers on which cores and devices, before anything is started.
 
 In: what the config asks for, what each machine has. Out: :class:`Workers`, or a refusal. Imports no Ray, and torch only
 to count the GPUs where there is a driver, so that a plan and a refusal are there at once.
@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeResources(NamedTuple):
-    """What one machine offers to training."""
+    """CPU cores and GPUs that one machine offers to training."""
 
     cpus: int
     gpus: int
@@ -30,7 +30,7 @@ class NodeResources(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """How many training workers there are and what each reserves."""
+    """The number of training workers, and what each reserves."""
 
     count: int
     cpus_each: int
@@ -92,7 +92,7 @@ def _gpus() -> int:
 
 
 def find(section: RaySection) -> str:
-    """Where the cluster is: an address, or ``local`` to start one."""
+    """Address of the cluster: HOST:PORT, or ``local`` to start one."""
     if section.address is not None:
         return section.address
     if os.environ.get("RAY_ADDRESS"):
@@ -103,13 +103,13 @@ def find(section: RaySection) -> str:
 
 
 def address_file() -> Path:
-    """Where ``ray start`` (2.60) leaves the address of its cluster."""
+    """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
     folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
     return Path(folder, "ray", "ray_current_cluster")
 
 
 def answers(address: str) -> bool:
-    """Whether something listens at an address of a cluster."""
+    """Test for something that listens at an address of a cluster."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()

@@ -331,7 +331,7 @@ def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, t
 
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
-    with pytest.raises(ConfigError, match=r"of multiclass has no figure 'fmax'; it has .*accuracy"):
+    with pytest.raises(ConfigError, match=r"of multiclass has no metric 'fmax'; it has .*accuracy"):
         prepare(config, tmp_path)
     assert not list(tmp_path.rglob("*"))
 
