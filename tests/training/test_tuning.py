@@ -150,7 +150,7 @@ def test_same_command_answers_from_the_journal(finished, ray_address, capfd):
     assert tune(config, a_search(), failing) == 0
     assert finished.trials.read_bytes() == before
     assert load_config(finished.best).batch.tokens == 256
-    assert "goes on from" in capfd.readouterr().out
+    assert "resumes from" in capfd.readouterr().out
 
 
 def test_search_of_another_experiment_is_not_mixed_with_it(finished, ray_address):
