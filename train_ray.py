@@ -18,8 +18,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from train_config.command_line import run
-from train_config.errors import ConfigError
+from common.command_line import run
+from common.errors import ConfigError
 from train_config.loading import load_config, load_tune_config, split_overrides
 
 EXAMPLES = {"--config": "train_config/esm2ae.yaml", "--tune": "train_config/tune_throughput.yaml"}
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         from training.tuning import dry_run_tune, tune
 
         return dry_run_tune(config, search) if given.dry else tune(config, search)
-    from training.driver import dry_run, train
+    from training.launch.driver import dry_run, train
 
     return dry_run(config) if given.dry else train(config)
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from benchmarks.catalogue import load_stages, require_packages
 from benchmarks.stage import Stage
-from train_config.command_line import run
+from common.command_line import run
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from benchmarks.stage import Stage
-from train_config.errors import ConfigError
+from common.errors import ConfigError
 
 MODULES = (
     "conversion",

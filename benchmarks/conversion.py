@@ -131,7 +131,7 @@ def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Fact
 
 def convert_measured(meter: Meter, fasta: str, target: str) -> None:
     """Our conversion, in the process whose memory is measured."""
-    import dataset.conversion  # noqa: F401 - loaded before the work
+    import dataset.store.conversion  # noqa: F401 - loaded before the work
 
     meter.libraries_loaded()
     meter.work_begins()
@@ -148,7 +148,7 @@ def pickle_measured(meter: Meter, fasta: str, target: str) -> None:
 
 
 def _convert(fasta: Path, target: Path) -> None:
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     convert([str(fasta)], target, IngestSection())
@@ -170,7 +170,7 @@ def _remove(path: Path) -> None:
 def _check(folder: Path, proteins: Proteins) -> Facts:
     """Both hold the same records."""
     from benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
-    from dataset.store import Store
+    from dataset.store.reader import Store
 
     folder.mkdir()
     fasta = folder / "proteins.fasta"

@@ -50,11 +50,11 @@ class Heads:
 
     def train(self, *, cached: bool) -> float:
         """Tokens per second of the steps of a run."""
-        from monitoring.metrics_log import read_metrics
+        from run_folder.metrics_log import read_metrics
+        from run_folder.paths import RunFolder
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.labelled_data import prepare, write_names
-        from training.run_folder import RunFolder
+        from training.tasks.labelled_data import prepare, write_names
 
         name = f"run-{next(self._numbers)}"
         config = Config.model_validate(self._settings(name, cached))

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.results import Results
-    from dataset.loader import TrainingBatches
+    from dataset.batches.loader import TrainingBatches
     from dataset.packed_batch import PackedBatch
-    from model.backbone import EsmBackbone
+    from model.backbones.esm2 import EsmBackbone
 
 LENGTHS = (64, 128, 256, 512, 1_024, 2_048, 4_096)
 BUDGETS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
@@ -87,7 +87,7 @@ def _forward_cases(setting: Setting) -> Iterator[Case]:
 
 def _by_length(name: str, backbone: EsmBackbone, sequences: list[str], setting: Setting, facts: Facts) -> Case:
     """Every length gets equally many tokens, cut out of the proteins laid end to end."""
-    from dataset.tokenizer import pack_sequences
+    from dataset.tokens.esm import pack_sequences
 
     text = "".join(sequences)
     total = max(QUICK_LENGTHS) if setting.quick else PASS_TOKENS[setting.device]
@@ -123,8 +123,8 @@ def _by_size(name: str, dtype: torch.dtype, sequences: list[str], setting: Setti
 
 def _backbone(size: str, dtype: torch.dtype, setting: Setting) -> EsmBackbone:
     from benchmarks.models import SEED
-    from model.backbone import load_backbone
-    from model.embedding import optimize_for_inference
+    from model.backbones.esm2 import load_backbone
+    from model.tasks.embedding import optimize_for_inference
     from train_config.schema import BackboneSection
 
     section = BackboneSection.model_validate({"source": size, **(QUICK_SIZE if setting.quick else {})})
@@ -142,7 +142,7 @@ def _first_tokens(sequences: list[str], tokens: int) -> list[str]:
 
 
 def _batches(sequences: list[str], budget: int, device: Device) -> list[PackedBatch]:
-    from model.sequences import pack_in_order
+    from model.tasks.sequences import pack_in_order
 
     return [batch.to(device) for batch in pack_in_order(sequences, budget)]
 
@@ -162,7 +162,7 @@ def _forward(backbone: EsmBackbone, batches: list[PackedBatch]) -> float:
 
 def _store_cases(setting: Setting) -> Iterator[Case]:
     from benchmarks.growth_process import Probes, convert_in_process
-    from dataset.sample import sample_records
+    from dataset.store.sample import sample_records
 
     sizes = QUICK_RECORDS if setting.quick else RECORDS
     generated = min(GENERATED, sizes[-1])
@@ -196,8 +196,8 @@ def _store_case(name: str, unit: str, points: Mapping[int, Callable[[], float]],
 def _by_processes(store: Path, setting: Setting, facts: Facts) -> Iterator[Case]:
     import numpy as np
 
-    from dataset.loader import TrainingBatches
-    from dataset.store import Store
+    from dataset.batches.loader import TrainingBatches
+    from dataset.store.reader import Store
     from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
     number = QUICK_LOADED_BATCHES if setting.quick else LOADED_BATCHES

@@ -61,7 +61,7 @@ def convert_in_process(fasta: Path, store: Path) -> float:
 
 def convert_measured(meter: Meter, fasta: str, store: str) -> None:
     """The conversion, in its process."""
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     meter.libraries_loaded()
@@ -74,8 +74,8 @@ def load_measured(meter: Meter, store: str, batches: int, report: str) -> None:
     import numpy as np
 
     from benchmarks.growth import LOADED_TOKENS, OPENING, OWN, PLANNING
-    from dataset.loader import TrainingBatches
-    from dataset.store_format import read_manifest
+    from dataset.batches.loader import TrainingBatches
+    from dataset.store.format import read_manifest
     from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
     records = read_manifest(Path(store)).num_records

@@ -23,7 +23,7 @@ from benchmarks.proteins import MAX_RESIDUES, Proteins, read_proteins, write_fas
 from benchmarks.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
-    from training.run_folder import RunFolder
+    from run_folder.paths import RunFolder
 
 Changes: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Settings of a run's config, by section."""
@@ -84,9 +84,9 @@ class Launches:
 
     def prepare(self, changes: Changes | None = None) -> tuple[Path, RunFolder]:
         """Write the config of another run, with these changes, and return it and the folder of the run."""
+        from run_folder.paths import RunFolder
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.run_folder import RunFolder
 
         name = f"run-{next(self._numbers)}"
         settings = self._settings(name)
@@ -98,7 +98,7 @@ class Launches:
         return path, RunFolder(config.run.storage_path, config.run.name)
 
     def _measured(self, command: Callable[[Path], list[str]]) -> float:
-        from monitoring.metrics_log import read_metrics
+        from run_folder.metrics_log import read_metrics
 
         config, run = self.prepare()
         run_program(command(config))
@@ -233,7 +233,7 @@ def worker_count(setting: Setting) -> int:
 
 def make_store(setting: Setting, proteins: Proteins) -> Path:
     """A store of the proteins, of a few where it is a smoke run."""
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]

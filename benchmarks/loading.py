@@ -1,10 +1,11 @@
 """Store to packed batches, on one core in one process, beside the usual TAPE-style loader.
 
-Ours runs an epoch of :class:`~dataset.loader.TrainingBatches`: it plans from the lengths, crops, tokenizes, packs and
-makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with EsmTokenizer and
-pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues, take the same
-real proteins and one thread, and have no loader processes, so that the figure is per core. Work is counted in
-sequences. The store holds the proteins several times over, since ours would be through with them in milliseconds.
+Ours runs an epoch of :class:`~dataset.batches.loader.TrainingBatches`: it plans from the lengths, crops, tokenizes,
+packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
+EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
+take the same real proteins and one thread, and have no loader processes, so that the figure is per core. Work is
+counted in sequences. The store holds the proteins several times over, since ours would be through with them in
+milliseconds.
 
 The last case asks what a training loop waits for: ESM-2 8M trains on the batches of one loader process; after each step
 the device is waited for, and then the time until the next batch is on it is counted as waiting.
@@ -23,7 +24,7 @@ from benchmarks.single_thread import single_thread
 from benchmarks.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
-    from dataset.loader import TrainingBatches
+    from dataset.batches.loader import TrainingBatches
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
 PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
@@ -105,7 +106,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
 
 
 def _make_store(folder: Path, proteins: Proteins, records: int) -> Path:
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     fasta = folder / "proteins.fasta"
@@ -122,8 +123,8 @@ def _batches(
     num_workers: int = 0,
     pin_memory: bool | None = False,
 ) -> TrainingBatches:
-    from dataset.loader import TrainingBatches
-    from dataset.store import Store
+    from dataset.batches.loader import TrainingBatches
+    from dataset.store.reader import Store
     from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
     return TrainingBatches(

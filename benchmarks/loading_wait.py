@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.stage import Device
-from dataset.loader import TrainingBatches
+from dataset.batches.loader import TrainingBatches
 from dataset.packed_batch import PackedBatch
-from model.registry import build_model
+from model.tasks.registry import build_model
 from train_config.schema import BackboneSection, ModelSection
 
 _SETTLING_STEPS = 3

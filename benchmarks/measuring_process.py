@@ -16,7 +16,7 @@ from pathlib import Path
 
 from train_config.loading import load_config
 from train_config.tune_schema import MeasurementSection
-from training import cluster
+from training.launch import cluster
 from training.measuring_pool import MeasuringPool
 from training.throughput import Settings
 

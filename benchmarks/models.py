@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import EsmForMaskedLM, EsmModel
 
-from model.backbone import EsmBackbone, load_network, quiet_transformers
+from model.backbones.esm2 import EsmBackbone, load_network, quiet_transformers
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
@@ -38,7 +38,7 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 
 def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int | None = None) -> Embedder:
     """Packed batches of whole sequences through our backbone."""
-    from model.embedding import embed, optimize_for_inference
+    from model.tasks.embedding import embed, optimize_for_inference
 
     with quiet_transformers():
         model = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)

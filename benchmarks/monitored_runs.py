@@ -19,11 +19,11 @@ from benchmarks.background_program import BackgroundProgram
 from benchmarks.launching import Changes, Launches, ray_command, require_same_losses
 from benchmarks.slices import SlicedProgram, Slices
 from benchmarks.stage import Device, Facts, WrongWorkError
-from monitoring.metrics_log import MetricsTail
+from run_folder.metrics_log import MetricsTail
 
 if TYPE_CHECKING:
     from benchmarks.fake_wandb_server import FakeWandbServer
-    from training.run_folder import RunFolder
+    from run_folder.paths import RunFolder
 
 Server: TypeAlias = Literal["none", "unreachable", "slow", "broken"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from dnaio.exceptions import FileFormatError
 
 from benchmarks.stage import Facts
-from train_config.errors import DataError
+from common.errors import DataError
 
 MAX_RESIDUES = 1022
 """What ESM-2 was trained on; longer proteins are cropped at their start to this by every contender."""
@@ -43,7 +43,7 @@ def read_proteins(fasta: Path | None) -> Proteins:
     Raises:
         DataError: the file can't be read as FASTA.
     """
-    from dataset.sample import sample_records
+    from dataset.store.sample import sample_records
 
     path = fasta or (_UNIREF90 if _UNIREF90.is_file() else None)
     if path is None:

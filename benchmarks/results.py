@@ -19,7 +19,7 @@ from benchmarks.machine import Machine
 from benchmarks.protocol import AGREEMENT, MOST_MEDIANS, REPEATS_PER_MEDIAN, Measured
 from benchmarks.ratios import Verdict, ratio_of, round_ratios, spread, verdict
 from benchmarks.stage import Case, Comparison, Contender, Device, Estimate, Reference, Stage
-from train_config.errors import DataError
+from common.errors import DataError
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"

@@ -23,7 +23,7 @@ from benchmarks.protocol import FULL, QUICK, measure_case
 from benchmarks.results import CaseResult, Origin, case_result, merged, read_results, replace_file, write_results
 from benchmarks.stage import Setting, Stage, WrongWorkError
 from benchmarks.table import markdown, quantity, ratio_text, ratio_texts
-from train_config.errors import EsmerayError
+from common.errors import EsmerayError
 
 
 @dataclass(frozen=True)

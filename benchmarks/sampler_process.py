@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from monitoring.sampler import Sampler
+from monitoring.sampling.sampler import Sampler
 
 THREADS, CHILDREN = 60, 2
 _STEP = {"loss": 2.5, "tokens_per_s": 1e4, "step_s": 1.0, "forward_s": 0.3, "backward_s": 0.6, "data_wait_s": 0.01}

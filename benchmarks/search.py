@@ -99,7 +99,7 @@ def _case(
 
 
 def _make_store(setting: Setting, sequences: list[str]) -> Path:
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     chosen = sequences[: QUICK_PROTEINS if setting.quick else None]

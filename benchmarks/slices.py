@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process_family import ProcessFamily
-from monitoring.metrics_log import MetricsTail
+from run_folder.metrics_log import MetricsTail
 
 Record = dict[str, Any]
 

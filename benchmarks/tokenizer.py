@@ -22,7 +22,7 @@ PEER = "transformers EsmTokenizer"
 
 def _cases(setting: Setting) -> Iterator[Case]:
     from benchmarks.peers.tokenizers import esm_tokenizer
-    from dataset.tokenizer import pack_sequences
+    from dataset.tokens.esm import pack_sequences
 
     proteins = read_proteins(setting.fasta)
     sequences = spread_by_length(proteins.sequences, QUICK_SEQUENCES if setting.quick else SEQUENCES)

@@ -2,10 +2,10 @@
 
 All contenders start from the same weights and train all parameters of ESM-2 (8M on the CPU, 650M on a GPU) in bf16 with
 torch's AdamW, the same clipping and schedule, on the same real proteins, with as many real tokens in a micro-batch and
-in an optimizer step on average. Ours is the loop of :mod:`training.worker`; the peer is the Trainer with EsmTokenizer,
-DataCollatorForLanguageModeling and padded batches, as its users run it: in random order, which is its default, and
-again with batches grouped by length, its own remedy against padding. Each runs in a fresh process; its first steps are
-not measured. Only real tokens count.
+in an optimizer step on average. Ours is the loop of :mod:`training.loop.worker`; the peer is the Trainer with
+EsmTokenizer, DataCollatorForLanguageModeling and padded batches, as its users run it: in random order, which is its
+default, and again with batches grouped by length, its own remedy against padding. Each runs in a fresh process; its
+first steps are not measured. Only real tokens count.
 
 The same runs give the peak memory of the steps: on the CPU what the process held beyond model and optimizer, on CUDA
 what torch had allocated. The loss at the end must agree within :data:`LOSS_TOLERANCE`: otherwise the work would not be
@@ -217,7 +217,7 @@ def _tokens(sequence: str) -> int:
 
 def _network(setting: Setting) -> EsmForMaskedLM:
     from benchmarks.training_workload import SEED
-    from model.backbone import load_network
+    from model.backbones.esm2 import load_network
     from train_config.schema import BackboneSection
 
     changes = QUICK_SIZE if setting.quick else {}
@@ -225,7 +225,7 @@ def _network(setting: Setting) -> EsmForMaskedLM:
 
 
 def _convert(fasta: Path, store: Path) -> None:
-    from dataset.conversion import convert
+    from dataset.store.conversion import convert
     from train_config.schema import IngestSection
 
     convert([str(fasta)], store, IngestSection())
@@ -235,8 +235,8 @@ def _save(network: EsmForMaskedLM, folder: Path) -> None:
     """Weights, config and vocabulary for ``from_pretrained``."""
     from transformers import EsmTokenizer
 
-    from dataset.tokenizer import VOCABULARY
-    from model.backbone import quiet_transformers
+    from dataset.tokens.esm import VOCABULARY
+    from model.backbones.esm2 import quiet_transformers
 
     with quiet_transformers():
         network.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Esmeray's side of the training benchmark: the loop of :mod:`training.worker`, in a process of its own.
+"""Esmeray's side of the training benchmark: the loop of :mod:`training.loop.worker`, in a process of its own.
 
 In: a workload as JSON, a file for the step lines, a scratch folder. The loop is the one that every run goes through,
 with its agreement, metrics and learning rate; validation and checkpoints are left out, as they are for the peer.
@@ -28,13 +28,13 @@ from benchmarks.training_workload import (
     StepLines,
     Workload,
 )
+from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.building import Worker, build
-from training.context import StandaloneContext
-from training.device import choose_device
-from training.restoring import restore
-from training.run_folder import RunFolder
-from training.worker import loop
+from training.engine.context import StandaloneContext
+from training.engine.device import choose_device
+from training.loop.building import Worker, build
+from training.loop.restoring import restore
+from training.loop.worker import loop
 
 _NEVER = 10**9
 

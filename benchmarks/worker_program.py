@@ -12,10 +12,10 @@ import sys
 import torch
 import torch.distributed as dist
 
+from run_folder.paths import RunFolder
 from train_config.loading import load_config
-from training.context import StandaloneContext
-from training.run_folder import RunFolder
-from training.worker import train_worker
+from training.engine.context import StandaloneContext
+from training.loop.worker import train_worker
 
 
 def main(config_path: str, store_path: str) -> int:

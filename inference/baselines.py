@@ -30,8 +30,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR
 
-from dataset.alphabet import AMINO_ACIDS
-from dataset.label_space import IGNORED_TARGET
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.labels.label_space import IGNORED_TARGET
 from train_config.classifier_schema import TargetKind
 
 MAJORITY, MEAN = "majority class", "mean"

@@ -25,8 +25,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from inference.classification import ClassifierPipeline, Predictions, Progress
-from train_config.errors import ResourceError
+from common.errors import ResourceError
+from inference.classifier import ClassifierPipeline, Predictions, Progress
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
 Show: TypeAlias = Callable[[str], None]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.label_space import LabelSpace
-from model.exported_folder import CONFIG_FILE, read_settings
-from train_config.errors import ConfigError
+from common.errors import ConfigError
+from dataset.labels.label_space import LabelSpace
+from model.export.exported_folder import CONFIG_FILE, read_settings
 from train_config.loading import load_config
 from train_config.schema import Config
 

@@ -7,7 +7,7 @@ In: predictions of a model and of its baselines for the same records, and their 
     confusion.tsv            rows of each true class that were taken for each class
     confusion.png, ranking.png, reliability.png; predictions.png for regression
 
-That the folder appears complete or not at all is left to :mod:`dataset.publishing`.
+That the folder appears complete or not at all is left to :mod:`common.publishing`.
 
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.label_space import IGNORED_TARGET, LabelSpace
-from model.classification_metrics import (
+from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
+from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
+from model.metrics.classification import (
     bootstrap_intervals,
     classification_figures,
     confusion_matrix,
     figures_of_each,
 )
-from monitoring.classification_plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 
 EVALUATION_FILE, REPORT_FILE, CONFUSION_FILE = "evaluation.json", "report.md", "confusion.tsv"
 SHARE = 0.95
@@ -81,7 +81,7 @@ def write_report(
         label_space: what the columns mean.
         ids: of the N records.
         probabilities: (N, C), or (R, C) for per_residue.
-        targets: (N,), (N, C) or (R,), as of :func:`model.classification_metrics.classification_figures`.
+        targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_figures`.
         baselines: predictions of that shape by name.
         counts: of records that were read, skipped and so on, by what was done to them.
         best_of: figure by which the model was chosen, shown first.

@@ -1,8 +1,8 @@
 """Ids and texts of files that are to be predicted, a few thousand records at a time, in their order.
 
 In: FASTA, CSV, TSV or Parquet, and where in a table ids and texts stand. Out: parts, with residues and ids checked by
-the policies of the config as for training (:mod:`dataset.ingest`). What is kept in memory is one part, and 8 bytes for
-each id, so that one that repeats is known.
+the policies of the config as for training (:mod:`dataset.store.ingest`). What is kept in memory is one part, and 8
+bytes for each id, so that one that repeats is known.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from dataset.ingest import CleanBlock, Ingest
-from dataset.labelled_file import find_labelled_files
-from dataset.labelled_parts import FastaParts, TableParts, place_in_file
-from dataset.store_format import IngestCounts
-from dataset.table import is_table_name
+from dataset.fasta.counts import IngestCounts
+from dataset.labels.labelled_file import find_labelled_files
+from dataset.labels.parts import FastaParts, TableParts, place_in_file
+from dataset.labels.table import is_table_name
+from dataset.store.ingest import CleanBlock, Ingest
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
 

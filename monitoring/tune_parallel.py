@@ -13,7 +13,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-from monitoring.figure_style import BLUE, GREY, INK, MAGENTA, heading
+from common.figure_style import BLUE, GREY, INK, MAGENTA, heading
 from monitoring.tune_trials import NAMES, Search, Trial, Value, speed, value_text, values_of, varied
 
 _SPEED = EngFormatter(sep="")

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from monitoring.figure_style import (
+from common.figure_style import (
     BLUE,
     GREEN,
     GREY,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dataset.label_space import LabelSpace
-from dataset.tokenizers import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
-from model.classifier import Classifier
-from model.registry import build_classifier
+from dataset.labels.label_space import LabelSpace
+from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
+from model.tasks.classifier import Classifier
+from model.tasks.registry import build_classifier
 from tests.model.support import random_sequences
 from train_config.loading import dump_config
 from train_config.schema import Config, ModelSection
@@ -62,7 +62,7 @@ def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:
     """An exported tiny classifier, whose kind is that of the config."""
-    from model.classifier_interchange import export_classifier
+    from model.export.classifier import export_classifier
 
     config = classifier_config() if config is None else config
     model, tokenizer = tiny_classifier(kind=config.data.labels.kind, **settings)

@@ -17,7 +17,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from dataset.conversion import ensure_store
+from dataset.store.conversion import ensure_store
 from tests.runs import tiny_config
 from tests.worker_pair import WorkerPair
 

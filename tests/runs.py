@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from monitoring.metrics_log import read_metrics
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.checkpoint import Manifest, Position
-from training.run_folder import RunFolder
+from training.checkpoints.checkpoint import Manifest, Position
 
 TINY = {
     "data": {"max_length": 62, "num_workers": 0, "sample": {"records": 120, "families": 6}},

@@ -15,22 +15,22 @@ import pytest
 
 import train_ray
 from benchmarks.catalogue import load_stages
-from dataset.conversion import ensure_store
-from dataset.sample_locations import located_records
-from dataset.sample_messages import message_records
-from monitoring.gpu_log import GpuLogWriter
-from monitoring.nvml import GpuSample
+from common.command_line import run
+from dataset.labels.sample_locations import located_records
+from dataset.labels.sample_messages import message_records
+from dataset.store.conversion import ensure_store
+from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
-from tests.training.test_classification import train
+from tests.training.tasks.test_classification import train
 from tools import find_batch_size
 from tools.__main__ import main as tools
 from tools._gpu_check import trial
-from train_config.command_line import run
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.context import StandaloneContext
-from training.worker import train_worker
+from training.engine.context import StandaloneContext
+from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))

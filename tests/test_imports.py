@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 PROGRAM = """
 import contextlib, io, json, sys
-from train_config.command_line import run
+from common.command_line import run
 
 seen = []
 for module, arguments in json.loads(sys.argv[1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import train_ray as program
-from train_config.command_line import run
+from common.command_line import run
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import tools
-from train_config.command_line import run
-from train_config.errors import ConfigError
+from common.command_line import run
+from common.errors import ConfigError
 
 TERMINATED = 143
 """Exit code after SIGTERM (128 + 15), as shells report it."""

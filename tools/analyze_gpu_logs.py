@@ -26,12 +26,12 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from dataset.publishing import made_file, refuse_file
-from monitoring.gpu_analysis import Analysis, GpuDiagnosis, analyse
-from monitoring.gpu_analysis_plot import draw_analysis, summarise
-from monitoring.gpu_log import read_gpu_log
-from tools._arguments import ToolArguments, parse
-from train_config.errors import ConfigError
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError
+from common.publishing import made_file, refuse_file
+from monitoring.gpu_log.analysis import Analysis, GpuDiagnosis, analyse
+from monitoring.gpu_log.plot import draw_analysis, summarise
+from monitoring.gpu_log.reader import read_gpu_log
 
 MADE_BY = "analyze_gpu_logs"
 _UNWRAPPED_WIDTH = 10_000

@@ -32,10 +32,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dataset.count_labels import counted
-from dataset.publishing import made_folder
-from dataset.store import Store
-from tools._arguments import ToolArguments, parse
+from common.arguments import ToolArguments, parse
+from common.publishing import made_folder
+from common.text import counted
+from dataset.store.reader import Store
 from train_config.schema import BackboneSection, DataSection
 
 MADE_BY = "benchmark"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools._arguments import parse
+from common.arguments import parse
 from train_config.reference import config_reference
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"

@@ -27,17 +27,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dataset.count_labels import counted
-from dataset.publishing import made_folder, refuse_existing
-from tools._arguments import parse
-from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
+from common.arguments import parse
+from common.publishing import made_folder, refuse_existing
+from common.text import counted
+from inference.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from dataset.label_space import LabelSpace
-    from inference.classification import ClassifierPipeline
-    from tools._classifier.labelled import LabelledTexts
+    from dataset.labels.label_space import LabelSpace
+    from inference.classifier import ClassifierPipeline
+    from inference.labelled import LabelledTexts
     from train_config.schema import Config
 
 _UNWRAPPED_WIDTH = 10_000
@@ -121,9 +121,9 @@ def evaluate(
     Returns:
         What evaluation.json holds.
     """
+    from inference.labelled import kept_rows
+    from inference.output import record_bar
     from inference.report import write_report
-    from tools._classifier.labelled import kept_rows
-    from tools._classifier.output import record_bar
 
     with record_bar("predicting") as bar:
         predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
@@ -186,7 +186,7 @@ def _output(arguments: Arguments, part: Part) -> Path:
 
 
 def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, overrides: list[str]) -> LabelledTexts:
-    from tools._classifier.labelled import read_texts
+    from inference.labelled import read_texts
 
     if arguments.file is None:
         return _own_texts(arguments, space, part)
@@ -195,9 +195,9 @@ def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, 
 
 def _own_texts(arguments: Arguments, space: LabelSpace, part: Part) -> LabelledTexts:
     """Of the run, by its own settings: those given anew are for the file."""
-    from dataset.progress import conversion_bar
+    from common.progress import conversion_bar
     from inference.exported import config_of
-    from tools._classifier.labelled import own_texts
+    from inference.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
         return own_texts(config_of(arguments.model), space, part, progress)
@@ -205,7 +205,7 @@ def _own_texts(arguments: Arguments, space: LabelSpace, part: Part) -> LabelledT
 
 def _training_texts(arguments: Arguments, space: LabelSpace, texts: LabelledTexts) -> LabelledTexts:
     """Records that the run was trained on, less the texts of the file."""
-    from tools._classifier.labelled import without_texts
+    from inference.labelled import without_texts
 
     return without_texts(_own_texts(arguments, space, "training"), set(texts.texts))
 

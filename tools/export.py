@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dataset.publishing import refuse_existing
-from model.exported_folder import MADE_BY
-from tools._arguments import parse
-from train_config.errors import CheckpointError, ConfigError
-from training.checkpoint import CheckpointFolder, CheckpointStore, best
-from training.run_folder import RunFolder
+from common.arguments import parse
+from common.errors import CheckpointError, ConfigError
+from common.publishing import refuse_existing
+from model.export.exported_folder import MADE_BY
+from run_folder.paths import RunFolder
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, best
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault(
         "DS_ACCELERATOR", "cpu"
     )  # or DeepSpeed, whose classes are imported here, warns of having none
-    from training.consolidation import full_precision_state
-    from training.finishing import export_state
+    from training.checkpoints.consolidation import full_precision_state
+    from training.loop.finishing import export_state
 
     state = full_precision_state(folder)
     print(export_state(state, folder, run, output, options.overwrite))

@@ -19,12 +19,12 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from dataset.conversion import check, convert
-from dataset.count_labels import count_lines, counted
-from dataset.progress import conversion_bar
-from dataset.store_format import IngestCounts
-from tools._arguments import ToolArguments, parse
-from train_config.errors import ConfigError
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError
+from common.progress import conversion_bar
+from common.text import counted
+from dataset.fasta.counts import IngestCounts, count_lines
+from dataset.store.conversion import check, convert
 from train_config.schema import IngestSection
 
 

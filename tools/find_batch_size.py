@@ -35,19 +35,19 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from tools._arguments import ToolArguments, parse
-from tools._classifier.options import split_overrides
-from train_config.errors import ResourceError
+from common.arguments import ToolArguments, parse
+from common.errors import ResourceError
+from inference.options import split_overrides
 from train_config.loading import load_config
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from train_config.tune_schema import MeasurementSection
-from training.signals import StopSignals
+from training.launch.signals import StopSignals
 
 if TYPE_CHECKING:
+    from run_folder.paths import RunFolder
     from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
     from training.measuring_pool import MeasuringPool
-    from training.run_folder import RunFolder
 
 _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
@@ -104,9 +104,9 @@ def _searched(
     arguments: Arguments, config: Config, signals: StopSignals, show: Callable[[str], None]
 ) -> tuple[str, BudgetSearch, int]:
     """What was measured on what, the search that is done, and its workers."""
-    from dataset.progress import conversion_bar
-    from training.driver import measure, prepare_data, with_absolute_paths, write_names
-    from training.placement import place_workers
+    from common.progress import conversion_bar
+    from training.launch.driver import measure, prepare_data, with_absolute_paths, write_names
+    from training.launch.placement import place_workers
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
@@ -116,7 +116,9 @@ def _searched(
         tokens = measure(config, store_path)[0].tokens
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
-        from training import cluster  # here: they import Ray and torch, which no refusal of config or data waits for
+        from training.launch import (
+            cluster,  # here: they import Ray and torch, which no refusal of config or data waits for
+        )
         from training.measuring_pool import MeasuringPool
 
         with cluster.connected(config.ray):
@@ -169,7 +171,7 @@ def _search(
 @contextmanager
 def _own_folder(config: Config) -> Iterator[RunFolder]:
     """A run folder of this search alone, beside the runs: a classifier's tokenizer has to lie in one."""
-    from training.run_folder import RunFolder
+    from run_folder.paths import RunFolder
 
     run = RunFolder(config.run.storage_path, f"find_batch_size-{os.getpid()}")
     try:

@@ -19,10 +19,10 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from tools._arguments import ToolArguments, parse
+from common.arguments import ToolArguments, parse
+from common.errors import ResourceError
 from tools._gpu_check.finding import first_line, note_if_slow
 from tools._gpu_check.parts import findings
-from train_config.errors import ResourceError
 
 
 class Arguments(ToolArguments):
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     try:
         with note_if_slow("loading what training needs ..."):
             from tools._gpu_check.trial import verify
-            from training.device import choose_device
+            from training.engine.device import choose_device
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {first_line(error)}; see the lines above") from error
     works = verdicts["device"] == "ok"

@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dataset.count_labels import counted
-from monitoring.gpu_log import GpuLogWriter
-from monitoring.host import HostSampler
-from monitoring.nvml import GpuSample, NvmlDevices
-from tools._arguments import ToolArguments, parse
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError
+from common.text import counted
+from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.sampling.host import HostSampler
+from monitoring.sampling.nvml import GpuSample, NvmlDevices
 from tools._gpu_monitor.watched import Watched
-from train_config.errors import ConfigError
 
 TERMINATED = 143
 """Exit code after SIGTERM (128 + 15), as shells report it."""
@@ -201,7 +201,7 @@ def _live() -> Iterator[Live | None]:
 
 
 def _column(name: str) -> str:
-    """The column of one of :mod:`monitoring.host` 's figures: ``mem/host_used_bytes``, ``disk/read_bytes_per_s``."""
+    """The column of one of the host's figures: ``mem/host_used_bytes``, ``disk/read_bytes_per_s``."""
     return name.removeprefix("mem/").replace("/", "_")
 
 

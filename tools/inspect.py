@@ -25,12 +25,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dataset.count_labels import count_lines, counted
-from dataset.labelled_store import MANIFEST_FILE as LABELS_MANIFEST
-from dataset.labelled_store import LabelledStore
-from dataset.store import Store
-from dataset.store_format import IngestCounts, SampleSource
-from tools._arguments import ToolArguments, parse
+from common.arguments import ToolArguments, parse
+from common.text import counted
+from dataset.fasta.counts import IngestCounts, count_lines
+from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
+from dataset.labels.store import LabelledStore
+from dataset.store.format import SampleSource
+from dataset.store.reader import Store
 
 _BAR_WIDTH = 40
 _UNWRAPPED_WIDTH = 10_000

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 from pydantic import Field
 
-from dataset.publishing import made_file, refuse_file
-from tools._arguments import parse
-from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
-from train_config.errors import ConfigError, DataError
+from common.arguments import parse
+from common.errors import ConfigError, DataError
+from common.publishing import made_file, refuse_file
+from inference.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
-    from inference.classification import ClassifierPipeline
+    from inference.classifier import ClassifierPipeline
+    from inference.output import Bar
+    from inference.prediction_table import PredictionWriter
     from inference.text_stream import TextPart
-    from tools._classifier.output import Bar
-    from tools._classifier.prediction_table import PredictionWriter
 
 MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -70,10 +70,11 @@ def main(argv: list[str]) -> int:
     refuse_file(output, *made)
     # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
     # first records is said before torch is loaded, which takes seconds.
-    from dataset.count_labels import count_lines, counted
+    from common.text import counted
+    from dataset.fasta.counts import count_lines
     from inference.exported import config_of, label_space_of
+    from inference.output import record_bar
     from inference.text_stream import TextStream
-    from tools._classifier.output import record_bar
 
     config = config_of(arguments.model, overrides)
     label_space_of(arguments.model)
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> int:
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     pipeline = load_pipeline(arguments, config)
-    from tools._classifier.prediction_table import writing_predictions
+    from inference.prediction_table import writing_predictions
 
     separator = config.data.labels.separator
     start_s = time.perf_counter()

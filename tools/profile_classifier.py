@@ -35,16 +35,16 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from dataset.publishing import made_folder, refuse_existing
-from tools._arguments import parse
-from tools._classifier.options import PipelineOptions, load_pipeline, split_overrides
-from train_config.errors import ConfigError, EsmerayError
+from common.arguments import parse
+from common.errors import ConfigError, EsmerayError
+from common.publishing import made_folder, refuse_existing
+from inference.options import PipelineOptions, load_pipeline, split_overrides
 
 if TYPE_CHECKING:
-    from dataset.label_space import LabelSpace
-    from inference.classification import ClassifierPipeline
+    from dataset.labels.label_space import LabelSpace
+    from inference.classifier import ClassifierPipeline
     from inference.classifier_profile import BatchResult
-    from tools._classifier.labelled import LabelledTexts
+    from inference.labelled import LabelledTexts
     from train_config.schema import Config
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
@@ -200,8 +200,8 @@ def _details(unit: str, results: list[BatchResult]) -> str:
 
 def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
     from inference.classifier_profile import measure_whole
-    from model.classification_metrics import classification_figures
-    from tools._classifier.labelled import kept_rows
+    from inference.labelled import kept_rows
+    from model.metrics.classification import classification_figures
 
     facts, predictions = measure_whole(
         pipeline, texts.texts, lambda done, total: show(f"whole_file: {done:,} of {total:,}")
@@ -237,7 +237,7 @@ def _plots(output: Path, profile: Mapping[str, Any]) -> None:
 
 def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:
     """What results have to agree in to stand beside each other."""
-    from model.exported_folder import WEIGHTS_FILE
+    from model.export.exported_folder import WEIGHTS_FILE
 
     return {
         "model": str(arguments.model),
@@ -274,7 +274,7 @@ def _known_profile(output: Path, subject: dict[str, Any], steps: list[Step]) -> 
 
 def _texts(arguments: Arguments, config: Config, space: LabelSpace, overrides: list[str]) -> LabelledTexts:
     """The file's records; without targets where these are not asked for."""
-    from tools._classifier.labelled import read_texts, read_unlabelled
+    from inference.labelled import read_texts, read_unlabelled
 
     if arguments.unlabelled:
         return read_unlabelled([arguments.data], config)

@@ -22,11 +22,11 @@ from typing import Annotated
 import tyro
 from pydantic import Field, PositiveInt
 
-from dataset.publishing import made_file, refuse_file
-from monitoring.wandb_dashboard import build_dashboard, specification
-from tools._arguments import ToolArguments, parse
-from train_config.command_line import one_line
-from train_config.errors import ResourceError
+from common.arguments import ToolArguments, parse
+from common.command_line import one_line
+from common.errors import ResourceError
+from common.publishing import made_file, refuse_file
+from monitoring.sinks.wandb_dashboard import build_dashboard, specification
 from train_config.schema import WandbSection
 
 MADE_BY = "wandb_dashboard"

@@ -24,11 +24,11 @@ from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
 
-from dataset.publishing import made_file, refuse_file
-from monitoring.run_state import RunState
-from monitoring.run_view import draw_run
-from tools._arguments import ToolArguments, parse
-from train_config.errors import ConfigError
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError
+from common.publishing import made_file, refuse_file
+from monitoring.watch.run_state import RunState
+from monitoring.watch.run_view import draw_run
 
 MADE_BY = "watch"
 _PLAIN_WIDTH = 100

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from train_config.errors import ConfigError
+from common.errors import ConfigError
 from train_config.processor import computes_bf16
 from train_config.schema import Config
 from train_config.section import Section

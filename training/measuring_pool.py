@@ -22,16 +22,16 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from monitoring.host import memory_of_this_machine
-from train_config.errors import EsmerayError, ResourceError
+from common.errors import EsmerayError, ResourceError
+from monitoring.sampling.host import memory_of_this_machine
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
-from training import cluster
-from training.context import StandaloneContext
-from training.deepspeed_settings import check_precision
-from training.device import choose_device
+from training.engine.context import StandaloneContext
+from training.engine.deepspeed_settings import check_precision
+from training.engine.device import choose_device
 from training.injected_faults import Fault, Faults
-from training.placement import Workers, place_workers
+from training.launch import cluster
+from training.launch.placement import Workers, place_workers
 from training.throughput import Measurement, Settings, Status
 from training.trial import PRUNE_MARGIN, measure_on_worker, staged
 
@@ -61,12 +61,13 @@ class _Order:
 
 
 class MeasuringPool:
-    """A group of worker processes that outlives trials. Ray is connected already (:func:`training.cluster.connected`).
+    """A group of worker processes that outlives trials. Ray is connected already
+    (:func:`training.launch.cluster.connected`).
 
     Args:
-        config: the resolved config, with absolute paths (:func:`training.driver.with_absolute_paths`).
-        store_path: the prepared data (:func:`training.driver.prepare_data`). A classifier's tokenizer lies in the
-            folder of the config's run.
+        config: the resolved config, with absolute paths (:func:`training.launch.driver.with_absolute_paths`).
+        store_path: the prepared data (:func:`training.launch.driver.prepare_data`). A classifier's tokenizer lies in
+            the folder of the config's run.
         keep_global_tokens: see :meth:`~training.throughput.Settings.applied`.
         inference: measure forward passes alone.
         faults: what is to fail on purpose.
@@ -266,8 +267,8 @@ class _MeasuringActor:
 
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
-        from training.engine import prepare_deepspeed
-        from training.experiment import open_experiment
+        from training.engine.engine import prepare_deepspeed
+        from training.tasks.experiment import open_experiment
 
         assert callable(prepare_deepspeed) and callable(open_experiment)
         return ray.get_runtime_context().get_node_id()
@@ -280,7 +281,7 @@ class _MeasuringActor:
 
     def join(self, address: tuple[str, int], local_rank: int) -> None:
         """Become part of the process group."""
-        from training.engine import prepare_deepspeed
+        from training.engine.engine import prepare_deepspeed
 
         store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
         # Ray shows an actor its own GPU alone, as the first one.

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from train_config.errors import ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
 from train_config.tune_schema import TuneConfig
-from training.placement import NodeResources, place_workers
+from training.launch.placement import NodeResources, place_workers
 from training.throughput import Settings
 
 Value = int | str | bool | None

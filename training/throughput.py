@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from train_config.errors import ConfigError
+from common.errors import ConfigError
 from train_config.schema import Config
-from training.deepspeed_settings import deepspeed_settings
+from training.engine.deepspeed_settings import deepspeed_settings
 
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
 

@@ -21,28 +21,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from dataset.staging import stage_once
-from dataset.steps import StepBatches, TrainingSteps
+from common.errors import DataError, EsmerayError
+from dataset.batches.steps import StepBatches, TrainingSteps
+from dataset.store.staging import stage_once
 from model.parameter_groups import parameter_groups
-from train_config.errors import DataError, EsmerayError
+from run_folder.paths import RunFolder
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, SearchSection
-from training.collective import ControlGroup
-from training.context import WorkerContext
-from training.deepspeed_settings import check_precision
-from training.device import apply_device_settings
-from training.engine import StepResult, TrainingEngine
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+from training.engine.deepspeed_settings import check_precision
+from training.engine.device import apply_device_settings
+from training.engine.engine import StepResult, TrainingEngine
+from training.engine.memory_meter import MemoryMeter, is_out_of_memory
+from training.engine.step_clock import StepClock
 from training.injected_faults import Fault, happen
-from training.memory_meter import MemoryMeter, is_out_of_memory
-from training.run_folder import RunFolder
-from training.schedule import learning_rate
-from training.step_clock import StepClock
-from training.stepping import Stepper
+from training.loop.schedule import learning_rate
+from training.loop.stepping import Stepper
 from training.throughput import Measurement, Status
 
 if TYPE_CHECKING:
-    from model.task import TaskModel
-    from training.experiment import Experiment
+    from model.tasks.base import TaskModel
+    from training.tasks.experiment import Experiment
 
 _FAILURES: tuple[Status, ...] = ("nan", "refused", "crash", "out_of_memory")
 """What workers can agree that one of them met, the one that counts most last."""
@@ -138,7 +138,9 @@ def _with_work(
     run: Callable[[_Work, TrainingSteps], Measurement],
 ) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
-    from training.experiment import open_experiment  # here: it loads transformers, which the search itself never needs
+    from training.tasks.experiment import (
+        open_experiment,  # here: it loads transformers, which the search itself never needs
+    )
 
     config = _without_long_preparation(config)
     if not inference:
@@ -181,7 +183,7 @@ def staged(config: Config, store_path: str) -> str:
         return store_path
     if config.model.task != "classifier":
         return str(stage_once(Path(store_path), Path(config.data.stage_dir)))
-    from dataset.labelled_store import stage_sequences  # here: it loads readers of tables
+    from dataset.labels.store import stage_sequences  # here: it loads readers of tables
 
     stage_sequences(Path(store_path), Path(config.data.stage_dir))
     return store_path  # it lies beside tokens and features that all workers share, and finds its sequences itself

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from monitoring.metrics_log import encode_record
-from train_config.errors import DataError
+from common.errors import DataError
+from run_folder.metrics_log import encode_record
 from training.throughput import Measurement, Settings
 
 

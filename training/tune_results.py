@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dataset.conversion import SAMPLE
+from common.errors import ResourceError
+from dataset.store.conversion import SAMPLE
 from monitoring.tune_trials import (
     NAMES,
     Trial,
@@ -29,11 +30,10 @@ from monitoring.tune_trials import (
     speed,
     value_text,
 )
-from train_config.errors import ResourceError
+from run_folder.paths import write_atomically
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from training.run_folder import write_atomically
 from training.search_space import SearchSpace
 from training.throughput import Settings
 from training.tune_limits import find_limit

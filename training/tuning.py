@@ -32,15 +32,16 @@ from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 from rich.status import Status
 
-from dataset.progress import conversion_bar
+from common.errors import ConfigError, EsmerayError, ResourceError
+from common.progress import conversion_bar
 from monitoring.tune_trials import NAMES, best_trial, settings_text, speed, value_text
-from train_config.errors import ConfigError, EsmerayError, ResourceError
+from run_folder.paths import RunFolder, write_atomically
 from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, TuneConfig
-from training import cluster
-from training.continuing import differences, within
-from training.driver import (
+from training.checkpoints.resuming import differences, within
+from training.launch import cluster
+from training.launch.driver import (
     Fit,
     prepare_data,
     resources_to_plan_with,
@@ -50,11 +51,10 @@ from training.driver import (
     with_absolute_paths,
     write_names,
 )
+from training.launch.placement import LOCAL, find, local_resources
+from training.launch.signals import StopSignals
 from training.measuring_pool import MeasuringPool
-from training.placement import LOCAL, find, local_resources
-from training.run_folder import RunFolder, write_atomically
 from training.search_space import SearchSpace, make_space
-from training.signals import StopSignals
 from training.throughput import Measurement, Settings
 from training.throughput_search import CONFIRM, METRIC, MOST_BROKEN_OFF, ThroughputSearch
 from training.trial_journal import TrialJournal, was_measured

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import EsmTokenizer
 
-from dataset.tokenizer import VOCABULARY
+from dataset.tokens.esm import VOCABULARY
 
 MAX_TOKENS = 1024
 """What facebook/esm2_* set as model_max_length: 1022 residues between <cls> and <eos>."""

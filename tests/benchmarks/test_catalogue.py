@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.catalogue import load_stages, require_packages, stage_names
 from benchmarks.stage import Reference
+from common.errors import ConfigError
 from tests.benchmarks.toy_stage import toy_stage
 from tests.conftest import REPOSITORY
-from train_config.errors import ConfigError
 
 FLOORS = {
     ("conversion", "cpu"): [4.0, 0.6, 0.8],

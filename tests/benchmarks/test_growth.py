@@ -15,7 +15,7 @@ from benchmarks.growth_process import Probes, convert_in_process
 from benchmarks.proteins import write_fasta
 from benchmarks.results import Results, read_results
 from benchmarks.runner import Run, run_stages
-from dataset.store import Store
+from dataset.store.reader import Store
 from tests.benchmarks.toy_stage import MACHINE
 
 

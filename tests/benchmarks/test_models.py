@@ -11,8 +11,8 @@ from transformers import EsmForMaskedLM
 
 from benchmarks.models import forward_flops, save_weights
 from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
-from dataset.tokenizer import pack_sequences
-from model.backbone import load_network
+from dataset.tokens.esm import pack_sequences
+from model.backbones.esm2 import load_network
 from train_config.schema import BackboneSection
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]

@@ -12,8 +12,8 @@ from benchmarks import monitored_runs as module
 from benchmarks.monitored_runs import Evidence, Watching, side_by_side
 from benchmarks.monitoring import NO_GUARD, OFF, ON, ONLINE
 from benchmarks.stage import Setting, WrongWorkError
+from run_folder.paths import RunFolder
 from tests.benchmarks import counting_program
-from training.run_folder import RunFolder
 
 WORKERS = 2
 

@@ -8,7 +8,7 @@ import dnaio
 import pytest
 
 from benchmarks.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_fasta
-from train_config.errors import DataError
+from common.errors import DataError
 
 
 def test_a_choice_keeps_the_order_of_the_file_and_has_the_shortest_and_the_longest():

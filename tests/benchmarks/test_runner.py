@@ -12,8 +12,8 @@ import pytest
 from benchmarks.results import read_results
 from benchmarks.runner import Run, run_stages
 from benchmarks.stage import Case, Setting, WrongWorkError
+from common.errors import DataError
 from tests.benchmarks.toy_stage import MACHINE, constant, toy_stage
-from train_config.errors import DataError
 
 
 def a_run(folder: Path, command: str = "python -m benchmarks", quick: bool = True) -> Run:

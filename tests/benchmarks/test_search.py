@@ -19,7 +19,7 @@ from benchmarks.search_runs import FINALISTS, SPACE, TURNS, Found, Judged, Searc
 from benchmarks.stage import Setting, WrongWorkError
 from train_config.loading import dump_config
 from training.injected_faults import Faults
-from training.placement import NodeResources
+from training.launch.placement import NodeResources
 from training.search_space import make_space
 from training.throughput import Measurement, Settings
 from training.trial_journal import TrialJournal

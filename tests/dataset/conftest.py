@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sample import sample_records
+from dataset.store.sample import sample_records
 from tests.dataset.labelled_stores import proteins
 from tests.dataset.store_fixtures import make_store
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dataset.labelled_conversion import ensure_labelled_store
-from dataset.labelled_store import LabelledStore
-from tests.dataset.test_labelled_file import write_table
+from dataset.labels.conversion import ensure_labelled_store
+from dataset.labels.store import LabelledStore
+from tests.dataset.labels.test_labelled_file import write_table
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dataset.conversion import convert
+from dataset.store.conversion import convert
 from train_config.schema import IngestSection
 
 

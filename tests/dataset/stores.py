@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.store import Store
+from dataset.store.reader import Store
 from tests.dataset import store_fixtures
 
 

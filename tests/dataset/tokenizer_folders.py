@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dataset.tokenizers import EsmSequenceTokenizer, train_bpe
+from dataset.tokens.base import EsmSequenceTokenizer, train_bpe
 
 RESIDUES = "LAGVESIKRDTPNQFYMHCWXUBZO"
 WORDS = ["the", "card", "did", "not", "arrive", "how", "do", "i", "get", "money", "back", "##s", "##ed", "?", "!"]

@@ -2,10 +2,10 @@ import dnaio
 import numpy as np
 import pytest
 
-from dataset.alphabet import AMINO_ACIDS
-from dataset.label_space import IGNORED_TARGET
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.labels.label_space import IGNORED_TARGET
 from inference.baselines import baselines, composition, composition_and_ends
-from model.classification_metrics import classification_figures
+from model.metrics.classification import classification_figures
 
 LOGISTIC = "logistic regression on composition"
 

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from inference.classification import ClassifierPipeline
+from common.errors import ResourceError
+from inference.classifier import ClassifierPipeline
 from inference.classifier_profile import (
     BatchResult,
     Memory,
@@ -21,7 +22,6 @@ from inference.classifier_profile import (
 )
 from tests.classifiers import tiny_classifier
 from tests.model.support import random_sequences
-from train_config.errors import ResourceError
 
 PROTEINS = random_sequences([30, 5, 12, 50, 9])
 

@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from dataset.label_space import IGNORED_TARGET, LabelSpace
+from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
 from inference.report import write_report
-from model.classification_metrics import bootstrap_intervals, classification_figures
+from model.metrics.classification import bootstrap_intervals, classification_figures
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
 

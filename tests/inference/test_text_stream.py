@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from common.errors import DataError
 from inference.text_stream import TextStream
 from train_config.classifier_schema import LabelsSection, TokenizerSection
-from train_config.errors import DataError
 from train_config.schema import IngestSection
 
 

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from dataset.packed_batch import PackedBatch
-from dataset.tokenizer import packed_from_tokens, sequence_lengths
-from model.architectures import model_class
+from dataset.tokens.esm import packed_from_tokens, sequence_lengths
+from model.backbones.architectures import model_class
 from tests.model.support import segments
 
 VOCABULARY_SIZE = 40

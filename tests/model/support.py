@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmConfig, EsmForMaskedLM
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
-from dataset.tokenizer import MASK, pack_sequences
+from dataset.tokens.esm import MASK, pack_sequences
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"

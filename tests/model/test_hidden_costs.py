@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dataset.packed_batch import PackedBatch
-from dataset.tokenizer import pack_sequences
-from model import encoder
-from model.embedding import embed, optimize_for_inference
-from model.registry import build_model
-from model.task import target_positions
+from dataset.tokens.esm import pack_sequences
+from model.backbones import esm2_layers as encoder
+from model.tasks.base import target_positions
+from model.tasks.embedding import embed, optimize_for_inference
+from model.tasks.registry import build_model
 from tests.model.support import Operators, masked_batch, random_sequences, tiny_section
 
 

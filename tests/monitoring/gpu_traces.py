@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.gpu_log import GpuLogWriter
-from monitoring.nvml import GpuSample
+from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.sampling.nvml import GpuSample
 
 Floats = NDArray[np.float64]
 

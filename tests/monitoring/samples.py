@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from monitoring.metrics_log import MetricsLog, Record
+from run_folder.metrics_log import MetricsLog, Record
 
 GIB = 1024**3
 BEGAN_S = 1_700_000_000.0

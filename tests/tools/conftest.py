@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from common.command_line import run
 from tools.__main__ import main
-from train_config.command_line import run
 
 
 class Outcome(NamedTuple):

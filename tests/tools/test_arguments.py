@@ -59,7 +59,7 @@ def test_faults_of_arguments_and_files_are_said_without_loading_torch(tmp_path):
 import sys
 from pathlib import Path
 from tools.__main__ import main
-from train_config.command_line import run
+from common.command_line import run
 
 Path("model").mkdir()
 Path("model/classifier_config.json").write_text("{}")

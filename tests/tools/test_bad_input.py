@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dataset import fasta_places
-from dataset.store import Store
-from dataset.store_format import DATA_FILE, MANIFEST_FILE
+from dataset.fasta import locate as fasta_places
+from dataset.store.format import DATA_FILE, MANIFEST_FILE
+from dataset.store.reader import Store
 from tests.conftest import REPOSITORY
 
 FIRST = b">ok first\nMKV\nLLA\n"

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.labelled_conversion import ensure_labelled_store
-from dataset.labelled_store import LabelledStore
-from inference.classification import ClassifierPipeline
+from dataset.labels.conversion import ensure_labelled_store
+from dataset.labels.store import LabelledStore
+from inference.classifier import ClassifierPipeline
+from run_folder.paths import RunFolder
 from tests.classifiers import NAMES, classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
 from tests.runs import a_manifest
 from train_config.schema import Config
-from training.run_folder import RunFolder
 
 LENGTHS = [30, 4, 90, 12, 90, 5, 8, 22, 17]
 HEADER = {"header_field": 1}

@@ -5,13 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dataset.conversion import ensure_store
+from common.errors import CheckpointError, ConfigError
+from dataset.store.conversion import ensure_store
 from tests.runs import run_folder, tiny_config
 from tools.export import main
-from train_config.errors import CheckpointError, ConfigError
 from train_config.loading import dump_config
-from training.context import StandaloneContext
-from training.worker import train_worker
+from training.engine.context import StandaloneContext
+from training.loop.worker import train_worker
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_an_existing_export_is_replaced_only_when_asked(run, tmp_path):
 
 @pytest.mark.parametrize("kind", ["notes", "export with notes", "file", "link"])
 def test_what_is_no_export_is_never_replaced(run, tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("training.consolidation.full_precision_state", None)  # nothing may get so far
+    monkeypatch.setattr("training.checkpoints.consolidation.full_precision_state", None)  # nothing may get so far
     target = tmp_path / "target"
     if kind == "file":
         target.write_text("a table")

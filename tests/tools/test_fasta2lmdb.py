@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dataset.store import Store
+from dataset.store.reader import Store
 from tests.conftest import REPOSITORY
 
 

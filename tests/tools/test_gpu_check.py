@@ -19,7 +19,7 @@ from tools._gpu_check import finding, parts, trial
 from tools._gpu_check.finding import Finding, guarded, note_if_slow, pinned_version, quiet, with_pin
 from tools._gpu_check.parts import NvmlFacts, find_cuda, find_device, look_at_nvml, runs_on
 from tools._gpu_check.trial import Trial
-from training.engine import StepResult, TrainingEngine
+from training.engine.engine import StepResult, TrainingEngine
 
 PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray", "device"]
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monitoring.gpu_log_columns import COLUMNS, GPU_FIGURES
-from monitoring.nvml import GpuSample, NvmlDevices
+from monitoring.gpu_log.columns import COLUMNS, GPU_FIGURES
+from monitoring.sampling.nvml import GpuSample, NvmlDevices
 
 ROOT = Path(__file__).parents[2]
 

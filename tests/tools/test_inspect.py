@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dataset.store_format import DATA_FILE
+from dataset.store.format import DATA_FILE
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_json_holds_the_same_and_more(command, store):
 
 
 def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
-    from dataset.conversion import ensure_store
+    from dataset.store.conversion import ensure_store
     from train_config.schema import DataSection, SampleSection
 
     path = ensure_store(DataSection(sample=SampleSection(records=5, families=1)), tmp_path)

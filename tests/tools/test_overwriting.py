@@ -51,7 +51,7 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("content", ["a file", "a folder", "a link"])
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, content, monkeypatch):
-    monkeypatch.setattr("inference.classification.ClassifierPipeline.load", None)  # nothing may get so far
+    monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
     monkeypatch.setattr("tools.analyze_gpu_logs.read_gpu_log", None)
     monkeypatch.setattr("tools.benchmark.measured", None)
     target = here / target_of(kind)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from inference.classification import ClassifierPipeline
+from inference.classifier import ClassifierPipeline
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.model.support import random_sequences
 
@@ -50,7 +50,7 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model,
 def test_chunks_keep_the_order(command, model, proteins, tmp_path, monkeypatch):
     assert command("predict", model, proteins, "--output", tmp_path / "whole.csv").code == 0
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.table.PART_ROWS", 2)
+    monkeypatch.setattr("dataset.labels.table.PART_ROWS", 2)
     table = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + table)
     outcome = command(
@@ -107,7 +107,7 @@ def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, m
 
 def test_what_fails_half_way_leaves_what_was_there(command, model, tmp_path, monkeypatch):
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.table.PART_ROWS", 1)
+    monkeypatch.setattr("dataset.labels.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
     assert command("predict", model, tmp_path / "good.csv", "--output", tmp_path / "out.csv").code == 0
@@ -136,7 +136,7 @@ def test_an_interrupted_prediction_leaves_nothing(command, model, proteins, tmp_
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("inference.classification.ClassifierPipeline.predict", interrupt)
+    monkeypatch.setattr("inference.classifier.ClassifierPipeline.predict", interrupt)
     assert command("predict", model, proteins, "--output", tmp_path / "a.csv").code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["proteins.fasta"]
 

@@ -107,7 +107,7 @@ def test_plots_without_batch_sizes_are_refused(command, model, proteins, tmp_pat
 
 
 def test_a_batch_size_that_does_not_fit_is_a_row_that_says_so(command, model, proteins, tmp_path, monkeypatch):
-    from model.classifier import Classifier
+    from model.tasks.classifier import Classifier
 
     logits = Classifier.logits
 
@@ -133,7 +133,7 @@ def test_nothing_fits_at_all(command, model, proteins, tmp_path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("model.classifier.Classifier.logits", full)
+    monkeypatch.setattr("model.tasks.classifier.Classifier.logits", full)
     arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK)
     outcome = command("profile_classifier", model, *arguments, "--steps", "batch_sizes", "plots")
     assert outcome.code == 0, outcome.err

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fake_wandb_server import fake_wandb_server
+from common.command_line import run
 from tools import wandb_dashboard
-from train_config.command_line import run
 
 
 @pytest.fixture(autouse=True)

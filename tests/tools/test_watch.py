@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.monitoring.test_run_view import BEGUN, Run, train
-from training.run_folder import Outcome
+from run_folder.paths import Outcome
+from tests.monitoring.watch.test_run_view import BEGUN, Run, train
 
 ROOT = Path(__file__).parents[2]
 LEAVES_SCREEN = "\x1b[?1049l"

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from common.command_line import run
+from common.errors import ConfigError
 from train_config import processor
-from train_config.command_line import run
-from train_config.errors import ConfigError
 from train_config.loading import dump_config, known_keys, load_config, load_tune_config
 from train_config.reference import config_reference
 from train_config.schema import Config

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from train_config.errors import ConfigError
+from common.errors import ConfigError
 from train_config.loading import dump_config, known_keys, load_config, load_tune_config, split_overrides
 from train_config.tune_schema import TuneConfig
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from monitoring.host import memory_of_this_machine
+from common.errors import ResourceError
+from monitoring.sampling.host import memory_of_this_machine
 from tests.runs import tiny_config
-from train_config.errors import ResourceError
 from train_config.tune_schema import MeasurementSection
 from training import measuring_pool
 from training.injected_faults import Faults
@@ -44,7 +44,7 @@ class LoadersSeen(threading.Thread):
         while not self._ended.wait(0.1):
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
-                    if "dataset.loader_process" in process.cmdline():
+                    if "dataset.batches.loader_process" in process.cmdline():
                         self.processes.add(process)
 
     def __enter__(self) -> LoadersSeen:

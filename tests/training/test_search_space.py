@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import ConfigError, ResourceError
 from tests.runs import merged, tiny_config
-from train_config.errors import ConfigError, ResourceError
 from train_config.tune_schema import TuneConfig
-from training.placement import NodeResources
+from training.launch.placement import NodeResources
 from training.search_space import NAMES, SearchSpace, make_space, needs_at_least
 from training.throughput import Settings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError
 from tests.runs import tiny_config
-from train_config.errors import ConfigError
 from training.throughput import Settings
 
 

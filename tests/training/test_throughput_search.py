@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs import merged, tiny_config
 from train_config.tune_schema import TuneConfig
-from training.placement import NodeResources
+from training.launch.placement import NodeResources
 from training.search_space import SearchSpace, make_space, needs_at_least
 from training.throughput import Measurement, Settings
 from training.throughput_search import ThroughputSearch, most_trials

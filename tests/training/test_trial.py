@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from dataset.steps import StepBatches
+from common.errors import ResourceError
+from dataset.batches.steps import StepBatches
 from tests.runs import tiny_config
-from train_config.errors import ResourceError
 from train_config.tune_schema import MeasurementSection
 from training import trial as module
-from training.collective import ControlGroup
-from training.context import StandaloneContext
-from training.memory_meter import MemoryMeter
-from training.step_clock import StepClock
+from training.engine.collective import ControlGroup
+from training.engine.context import StandaloneContext
+from training.engine.memory_meter import MemoryMeter
+from training.engine.step_clock import StepClock
 from training.throughput import Measurement, Settings
 from training.trial import measure_on_worker
 

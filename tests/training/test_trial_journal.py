@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from train_config.errors import DataError
+from common.errors import DataError
 from training.throughput import Measurement, Settings
 from training.trial_journal import TrialJournal
 

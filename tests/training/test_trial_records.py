@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import tiny_config
 from train_config.tune_schema import TuneConfig
-from training.placement import NodeResources
+from training.launch.placement import NodeResources
 from training.search_space import SearchSpace, make_space
 from training.throughput import Measurement
 from training.trial_journal import TrialJournal

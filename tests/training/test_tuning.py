@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from common.errors import ConfigError, ResourceError
 from tests.runs import merged, run_folder, tiny_config, train_losses
-from train_config.errors import ConfigError, ResourceError
 from train_config.loading import load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from training.driver import train
 from training.injected_faults import Faults
+from training.launch.driver import train
 from training.measuring_pool import MeasuringPool
 from training.throughput import Measurement
 from training.trial_journal import TrialJournal

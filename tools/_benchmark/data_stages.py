@@ -17,12 +17,12 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.loader import Task, TrainingBatches
-from dataset.masking import MaskingShares
+from dataset.batches.loader import Task, TrainingBatches
+from dataset.batches.masking import MaskingShares
+from dataset.batches.plan import plan_epoch
+from dataset.batches.preparation import PreparationSettings, prepare_batch
 from dataset.packed_batch import PackedBatch
-from dataset.packing import plan_epoch
-from dataset.preparation import PreparationSettings, prepare_batch
-from dataset.tokenizer import tokenize_pieces
+from dataset.tokens.esm import tokenize_pieces
 from tools._benchmark.measuring import Done, StageResult, Variant, measure
 from tools._benchmark.subject import SEED, Subject
 from train_config.schema import BatchSection, MaskedLMSection

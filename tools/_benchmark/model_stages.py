@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.packed_batch import PackedBatch
-from dataset.tokenizer import packed_from_tokens, tokenize_pieces
-from model.backbone import EsmBackbone, load_backbone
-from model.embedding import optimize_for_inference
-from model.pooling import mean_over_residues
+from dataset.tokens.esm import packed_from_tokens, tokenize_pieces
+from model.backbones.esm2 import EsmBackbone, load_backbone
+from model.tasks.embedding import optimize_for_inference
+from model.tasks.pooling import mean_over_residues
 from tools._benchmark.data_stages import NUM_WORKERS, endless, processes, training_batches
 from tools._benchmark.measuring import LEAST_ROUNDS, Done, StageResult, Variant, measure, synchronize
 from tools._benchmark.subject import SEED, Subject
@@ -45,7 +45,7 @@ def load_models(subject: Subject) -> Models:
     """On the device, for inference.
 
     Raises:
-        ConfigError, DataError, ResourceError: as :func:`~model.backbone.load_network`.
+        ConfigError, DataError, ResourceError: as :func:`~model.backbones.esm2.load_network`.
     """
     loaded = {}
     for name, dtype in PRECISIONS.items():

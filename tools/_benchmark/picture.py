@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
-from monitoring.figure_style import BLUE, GREEN, GREY, INK, ORANGE
+from common.figure_style import BLUE, GREEN, GREY, INK, ORANGE
 from tools._benchmark.advice import FILLED, TOKENS, WAITING
 from tools._benchmark.measuring import Row, StageResult
 

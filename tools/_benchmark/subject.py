@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.cropping import cropped_lengths
-from dataset.packing import EpochPlan, plan_epoch
-from dataset.store import Store
+from dataset.batches.cropping import cropped_lengths
+from dataset.batches.plan import EpochPlan, plan_epoch
+from dataset.store.reader import Store
 from tools._benchmark.measuring import Clock, Show
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BackboneSection, BatchSection, DataSection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from tools._find_batch_size.budgets import BudgetSearch, Tried, fastest_fitting, largest_fitting
-from training.memory_meter import mib
+from training.engine.memory_meter import mib
 
 
 def table(tried: list[Tried]) -> Table:

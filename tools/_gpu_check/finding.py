@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TextIO
 
-from train_config.errors import EsmerayError
+from common.errors import EsmerayError
 
 Verdict = Literal["ok", "missing", "mismatch", "failed"]
 """missing: not there; mismatch: there, but not fit for what else is; failed: only of training steps."""

@@ -199,7 +199,7 @@ def find_nccl() -> Finding:
 
 def find_deepspeed() -> Finding:
     """Its version, and the device that it took."""
-    from training.device import choose_device
+    from training.engine.device import choose_device
 
     device = choose_device(0).type
     with quiet():
@@ -257,7 +257,7 @@ def find_ray() -> Finding:
     import ray
     from ray._private.accelerators import NvidiaGPUAcceleratorManager
 
-    from training.placement import local_resources
+    from training.launch.placement import local_resources
 
     ((cores, gpus),) = local_resources()
     counted = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
@@ -274,7 +274,7 @@ def find_device(nvml: NvmlFacts) -> Finding:
     """What training would compute on."""
     import torch
 
-    from training.device import choose_device
+    from training.engine.device import choose_device
 
     device = choose_device(0)
     if device.type == "cuda":

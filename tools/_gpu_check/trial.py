@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
-from dataset.tokenizer import CLS, EOS, MASK, pack_sequences
+from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
 from model.parameter_groups import parameter_groups
-from model.registry import build_model
+from model.tasks.registry import build_model
 from tools._gpu_check.finding import Finding, first_line, note_if_slow, quiet
 from train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
-from training.device import apply_device_settings
-from training.engine import TrainingEngine
+from training.engine.device import apply_device_settings
+from training.engine.engine import TrainingEngine
 
 Precision = Literal["bf16", "fp16", "none"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from monitoring.host import Rates, descendants
-from train_config.errors import ConfigError
+from common.errors import ConfigError
+from monitoring.sampling.host import Rates, descendants
 
 
 class Watched:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset.count_labels import counted
+from common.text import counted
 
 Profile = Mapping[str, Any]
 _NOT_MEASURED = "not measured (step {}; run it with --steps {})"

@@ -1,0 +1,43 @@
+"""How every command of Esmeray ends: a line for each thing to mend, and an exit code that scripts can act on.
+
+In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~common.errors.EsmerayError` that it raised;
+or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from common.errors import EsmerayError
+
+INTERRUPTED = 130
+"""Exit code after SIGINT (128 + 2), as shells report it."""
+
+
+def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
+    """Call ``main`` and turn what it raises into a line on stderr and an exit code.
+
+    Args:
+        main: takes the arguments, returns an exit code.
+        argv: arguments without the program's name; default those of this process.
+    """
+    try:
+        return main(sys.argv[1:] if argv is None else argv)
+    except EsmerayError as error:
+        for problem in error.problems:
+            print(f"error: {one_line(problem)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`... | head`) has seen enough. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def one_line(error: BaseException | str) -> str:
+    """The message of an error on one line, whatever a file name or a library put into it."""
+    return " ".join(str(error).split("\n")).strip()

@@ -1,0 +1,57 @@
+"""The errors that a user can mend, each with its exit code.
+
+A refusal is raised where the fact is known, says in one line what was wrong, where (file, record, line, key) and
+what to do, and is caught once, at the command line (:mod:`common.command_line`). Anything else that is raised is
+a fault of the program and leaves with code 1.
+"""
+
+from __future__ import annotations
+
+
+class EsmerayError(Exception):
+    """Base of every refusal, meant for the person at the terminal.
+
+    Args:
+        problems: what was wrong, each to be said in a line of its own; the message has them all.
+    """
+
+    exit_code = 1
+    retryable = False
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type[EsmerayError], tuple[str, ...], dict[str, object]]:
+        """Pickled with each problem: workers' errors travel to the driver."""
+        return type(self), self.problems, self.__dict__
+
+
+class ConfigError(EsmerayError):
+    """Wrong usage, an unknown key, a wrong type or an impossible combination of settings (exit code 2)."""
+
+    exit_code = 2
+
+
+class DataError(EsmerayError):
+    """Input or store that can't be read as it is (exit code 3)."""
+
+    exit_code = 3
+
+
+class ResourceError(EsmerayError):
+    """Not enough workers, devices, memory or disk (exit code 4)."""
+
+    exit_code = 4
+
+
+class DivergenceError(EsmerayError):
+    """Training produced NaN or infinite losses too many times in a row (exit code 5)."""
+
+    exit_code = 5
+
+
+class CheckpointError(EsmerayError):
+    """A checkpoint is missing, damaged or belongs to another run (exit code 6)."""
+
+    exit_code = 6

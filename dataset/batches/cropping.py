@@ -1,0 +1,85 @@
+"""What of a sequence is used when it is longer than the model takes.
+
+In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation and
+prediction the start, so that figures of different steps compare; or both ends, in all of them. How much is lost is
+known from the lengths, before anything is read.
+
+Shape legend: N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.batches.random_bits import keyed_bits
+
+Crop = Literal["random", "start", "ends"]
+"""What is taken of a sequence that is too long: a random window, its start, or half from its start and half from its
+end."""
+
+FixedCrop = Literal["start", "ends"]
+"""The same of what is judged or predicted, where nothing is random."""
+
+_PURPOSE = 1
+
+
+@dataclass(frozen=True)
+class CropCount:
+    """What an epoch leaves out.
+
+    Attributes:
+        sequences: how many are cropped.
+        residues: how many are dropped, over all of them.
+    """
+
+    sequences: int
+    residues: int
+
+
+def fixed_crop(crop: Crop) -> FixedCrop:
+    """What is taken in validation and prediction after training with ``crop``."""
+    return "start" if crop == "random" else crop
+
+
+def head_length(kept: int, crop: FixedCrop) -> int:
+    """How much of the ``kept`` residues of a longer sequence comes from its start; the rest comes from its end."""
+    return kept if crop == "start" else (kept + 1) // 2
+
+
+def cropped_lengths(lengths_N: NDArray[np.integer], max_length: int) -> NDArray[np.int64]:
+    """(N,) residues that are left of each sequence."""
+    return np.minimum(lengths_N.astype(np.int64), max_length)
+
+
+def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
+    """What cropping to ``max_length`` residues leaves out; the same in each epoch."""
+    excess_N = lengths_N.astype(np.int64) - cropped_lengths(lengths_N, max_length)
+    return CropCount(sequences=int(np.count_nonzero(excess_N)), residues=int(excess_N.sum()))
+
+
+def crop_starts(
+    lengths_N: NDArray[np.integer], max_length: int, records_N: NDArray[np.integer], seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """Where each sequence's random window starts: uniform over all windows, 0 for those that fit.
+
+    Args:
+        lengths_N: (N,) residues of each whole sequence.
+        max_length: residues of the window.
+        records_N: (N,) index of each sequence in its store.
+        seed: of the run.
+        epoch: from 0.
+
+    Returns:
+        (N,) int64.
+    """
+    starts_N = np.zeros(lengths_N.size, dtype=np.int64)
+    longer = (lengths_N > max_length).nonzero()[0]
+    if longer.size:  # few are in most batches, and none in many
+        windows = lengths_N[longer].astype(np.uint64) - np.uint64(max_length - 1)
+        # The modulo favours early windows by less than windows / 2^64, which no run can notice.
+        starts_N[longer] = keyed_bits(_PURPOSE, seed, epoch, records_N[longer]) % windows
+    return starts_N

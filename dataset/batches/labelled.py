@@ -1,0 +1,188 @@
+"""Packed batches of labelled records: slices of a token store, with the label of each sequence or token.
+
+In: the tokens of every record (:mod:`dataset.tokens.token_store`), the targets and weights of a labelled store. Out:
+what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory map, a microsecond each, so there are
+no loader processes here.
+
+Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
+from dataset.batches.steps import Indices, Request, SourceBatch
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.tokens.esm import cumulative_lengths, token_positions
+from dataset.tokens.token_store import TokenStore
+
+_FILLER_TOKENS = 1
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What is learnt of every record.
+
+    Attributes:
+        targets: (records,) int64 or (records, C) float32, of each sequence; or (R,) int64, of each residue.
+        per_residue: which of the two.
+        weights: (records,) float32 or None, of each sequence in the loss.
+    """
+
+    targets: NDArray[np.generic]
+    per_residue: bool = False
+    weights: NDArray[np.float32] | None = None
+
+
+class LabelledSource:
+    """Batches of labelled records.
+
+    Args:
+        tokens: of every record.
+        labels: of every record; None where they are to be predicted.
+        max_length: tokens without special ones; a longer record is cropped.
+        crop: random, a window as for training; start; or ends, half of it from the start and half from the end, for
+            what is told by the ends of a protein.
+        seed: of random windows.
+        pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenStore,
+        labels: Labels | None,
+        *,
+        max_length: int,
+        crop: Crop,
+        seed: int = 0,
+        pin_memory: bool | None = None,
+    ) -> None:
+        self._tokens, self._labels = tokens, labels
+        self._max_length, self._crop, self._seed = max_length, crop, seed
+        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._prefix = np.asarray(tokens.prefix, dtype=np.int64)
+        self._suffix = np.asarray(tokens.suffix, dtype=np.int64)
+        lengths = tokens.lengths.astype(np.int64)
+        self._residue_starts = np.cumsum(lengths) - lengths if labels is not None and labels.per_residue else None
+
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens of each record after cropping."""
+        cropped_N = cropped_lengths(self._tokens.lengths[records_N], self._max_length).astype(np.int64)
+        return cropped_N + self._prefix.size + self._suffix.size
+
+    def count_cropped(self, records_N: Indices) -> CropCount:
+        """How many of the records are cropped, and by how much."""
+        return count_cropped(self._tokens.lengths[records_N], self._max_length)
+
+    def plan_settings(self) -> dict[str, int]:
+        """The cropping."""
+        return {"max_length": self._max_length}
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
+        """The batches asked for, in order."""
+        for epoch, records_N in requests:
+            made = self._batch(epoch, records_N)
+            yield made._replace(batch=made.batch.pin_memory()) if self._pin_memory else made
+
+    def filler(self) -> PackedBatch:
+        """One padding token, whose target no loss looks at."""
+        targets: torch.Tensor | None = None
+        if self._labels is not None:
+            shape = (_FILLER_TOKENS if self._labels.per_residue else 1, *self._labels.targets.shape[1:])
+            dtype = torch.from_numpy(self._labels.targets[:0]).dtype
+            targets = torch.full(shape, torch.nan if dtype.is_floating_point else IGNORED_TARGET, dtype=dtype)
+        weighted = self._labels is not None and self._labels.weights is not None
+        return PackedBatch(
+            tokens=torch.full((_FILLER_TOKENS,), self._tokens.pad),
+            cu_seqlens=torch.tensor([0, _FILLER_TOKENS], dtype=torch.int32),
+            max_seqlen=_FILLER_TOKENS,
+            positions=torch.arange(_FILLER_TOKENS),
+            records=torch.empty(0, dtype=torch.int64),
+            targets=targets,
+            weights=torch.zeros(1) if weighted else None,
+        )
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def without_tokens(self, records_N: Indices) -> SourceBatch:
+        """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
+        return self._labelled(
+            PackedBatch(
+                tokens=torch.empty(0, dtype=torch.int64),
+                cu_seqlens=torch.zeros(records_N.size + 1, dtype=torch.int32),
+                max_seqlen=0,
+                positions=torch.empty(0, dtype=torch.int64),
+                records=torch.from_numpy(records_N.copy()),
+            ),
+            [],
+        )
+
+    def _batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        pieces: list[NDArray[np.generic]] = []
+        targets: list[NDArray[np.generic]] = []
+        for record, spans in zip(records_N.tolist(), self._spans(epoch, records_N), strict=True):
+            cut = [self._tokens.piece(record, start, length) for start, length in spans]
+            pieces += [self._prefix, *cut, self._suffix]
+            if self._residue_starts is not None:
+                targets += self._residue_targets(int(self._residue_starts[record]), spans)
+        lengths_N = self.token_lengths(records_N)
+        cu_seqlens = cumulative_lengths(lengths_N)
+        batch = PackedBatch(
+            tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            max_seqlen=int(lengths_N.max()),
+            positions=torch.from_numpy(token_positions(cu_seqlens)),
+            records=torch.from_numpy(records_N.copy()),
+        )
+        return self._labelled(batch, targets)
+
+    def _labelled(self, batch: PackedBatch, residue_targets: list[NDArray[np.generic]]) -> SourceBatch:
+        """The batch with targets and weights, and what is counted of it."""
+        records_N = batch.records.numpy()
+        targets, num_targets = self._targets(records_N, residue_targets)
+        weights = None if self._labels is None or self._labels.weights is None else self._labels.weights[records_N]
+        labelled = replace(batch, targets=targets, weights=None if weights is None else torch.from_numpy(weights))
+        return SourceBatch(labelled, num_targets, int(self.token_lengths(records_N).sum()))
+
+    def _spans(self, epoch: int, records_N: Indices) -> list[list[tuple[int, int]]]:
+        """Of each record the windows, as (start, length), that are taken of it."""
+        whole_N = self._tokens.lengths[records_N].astype(np.int64)
+        kept_N = cropped_lengths(whole_N, self._max_length).astype(np.int64)
+        if self._crop == "random":
+            starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
+            return [[span] for span in zip(starts_N.tolist(), kept_N.tolist(), strict=True)]
+        if self._crop == "start":
+            return [[(0, length)] for length in kept_N.tolist()]
+        return [_both_ends(whole, kept) for whole, kept in zip(whole_N.tolist(), kept_N.tolist(), strict=True)]
+
+    def _residue_targets(self, first: int, spans: list[tuple[int, int]]) -> list[NDArray[np.generic]]:
+        assert self._labels is not None
+        before = np.full(self._prefix.size, IGNORED_TARGET)
+        after = np.full(self._suffix.size, IGNORED_TARGET)
+        inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
+        return [before, *inner, after]
+
+    def _targets(self, records_N: Indices, per_residue: list[NDArray[np.generic]]) -> tuple[torch.Tensor | None, int]:
+        """The targets, and how many a loss looks at: sequences, or residues."""
+        if self._labels is None:
+            return None, 0
+        if self._labels.per_residue:
+            targets_T = np.concatenate(per_residue).astype(np.int64)
+            return torch.from_numpy(targets_T), int(np.count_nonzero(targets_T != IGNORED_TARGET))
+        targets_N = np.ascontiguousarray(self._labels.targets[records_N])
+        ignored_N = np.isnan(targets_N).all(-1) if targets_N.dtype.kind == "f" else targets_N == IGNORED_TARGET
+        return torch.from_numpy(targets_N), int(targets_N.shape[0] - np.count_nonzero(ignored_N))
+
+
+def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
+    if whole == kept:
+        return [(0, whole)]
+    head = head_length(kept, "ends")
+    return [(0, head), (whole - (kept - head), kept - head)]

@@ -1,0 +1,249 @@
+"""Packed batches of residues for one training worker, step by step, from any position of any epoch.
+
+In: a store, the records of one side of the split, and the settings. Out: for each optimizer step
+(:mod:`dataset.batches.steps`) the batches that this rank takes, as torch tensors. They are prepared in loader processes
+(or here, with ``num_workers`` 0) and come in the plan's order however many there are.
+
+Shape legend: T tokens, N sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice, tee
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
+from dataset.batches.loader_process import LoaderProcess
+from dataset.batches.masking import NO_TARGET, MaskingShares
+from dataset.batches.preparation import PreparationSettings, PreparedBatch, prepare_batch
+from dataset.batches.steps import Indices, Request, SourceBatch, TrainingSteps, ValidationSteps
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.store.reader import Store
+from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
+
+Task: TypeAlias = Literal["autoencoder", "masked_lm"]
+
+
+class TrainingBatches(TrainingSteps):
+    """Steps of training on a store of residues, for one rank."""
+
+    def __init__(
+        self,
+        store_path: Path | str,
+        indices: Indices,
+        *,
+        data: DataSection,
+        batch: BatchSection,
+        task: Task,
+        masked_lm: MaskedLMSection,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool | None = None,
+    ) -> None:
+        """Read the lengths; plan and start nothing yet.
+
+        Args:
+            store_path: folder of the store, on a disk of this node.
+            indices: records to train on.
+            data: lengths and loader processes.
+            batch: token budgets.
+            task: masked_lm masks; autoencoder takes every residue as its own target.
+            masked_lm: how much is masked.
+            seed: of shuffling, cropping and masking.
+            rank, world_size: which part of each step is this worker's.
+            pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
+
+        Raises:
+            DataError: the store can't be read.
+        """
+        settings = _preparation(data, task, masked_lm, seed, random_crops=True)
+        source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch, pin_memory)
+        super().__init__(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
+        self.cropped: CropCount = source.count_cropped(self._indices)
+        """How many sequences an epoch crops, and how many residues it leaves out by that."""
+
+
+class ValidationBatches(ValidationSteps):
+    """The same held-out batches each time, for one rank: cropped at the start, masked alike, in the same order.
+
+    They are prepared here and not in loader processes: an evaluation takes few of them, and processes that wait for
+    it through hundreds of steps would cost more than they save.
+    """
+
+    def __init__(
+        self,
+        store_path: Path | str,
+        indices: Indices,
+        *,
+        data: DataSection,
+        batch: BatchSection,
+        task: Task,
+        masked_lm: MaskedLMSection,
+        max_batches: int | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool | None = None,
+    ) -> None:
+        """Plan the batches.
+
+        Args:
+            max_batches: packed batches over all workers; all there are if left out. Which ones is random but fixed.
+            seed: of the choice and of the masks. Not the run's seed, so that figures of runs compare.
+            Others: as for :class:`TrainingBatches`.
+
+        Raises:
+            DataError: the store can't be read.
+        """
+        settings = _preparation(data, task, masked_lm, seed, random_crops=False)
+        source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1, pin_memory=pin_memory)
+        super().__init__(
+            source, indices, batch=batch, max_batches=max_batches, seed=seed, rank=rank, world_size=world_size
+        )
+
+
+def filler_batch() -> PackedBatch:
+    """What a rank computes where a step has no batch left for it: a sequence of one X without targets or record.
+
+    It keeps collective operations equally many on every rank and adds nothing to loss, metrics or counts.
+    """
+    return PackedBatch(
+        tokens=torch.tensor([CLS, int(RESIDUE_TABLE[ord("X")]), EOS]),
+        cu_seqlens=torch.tensor([0, 3], dtype=torch.int32),
+        max_seqlen=3,
+        positions=torch.arange(3),
+        records=torch.empty(0, dtype=torch.int64),
+        targets=torch.full((3,), IGNORED_TARGET),
+    )
+
+
+class ResidueSource:
+    """Batches of residues, prepared here or in loader processes that live until closed."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: PreparationSettings,
+        num_workers: int,
+        prefetch: int,
+        pin_memory: bool | None = None,
+    ) -> None:
+        self._store, self._settings = store, settings
+        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._num_workers, self._prefetch = num_workers, prefetch
+        self._processes: list[LoaderProcess] = []
+        self._in_flight: deque[LoaderProcess] = deque()
+        self._turn = 0
+
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens of each record after cropping."""
+        cropped_N = cropped_lengths(self._store.lengths[records_N], self._settings.max_length)
+        return (cropped_N + SPECIAL_TOKENS_PER_SEQUENCE).astype(np.int64)
+
+    def count_cropped(self, records_N: Indices) -> CropCount:
+        """How many of the records are cropped, and by how much."""
+        return count_cropped(self._store.lengths[records_N], self._settings.max_length)
+
+    def plan_settings(self) -> dict[str, int]:
+        """The cropping."""
+        return {"max_length": self._settings.max_length}
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
+        """The batches asked for, in order.
+
+        Raises:
+            DataError: the store is damaged.
+            LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
+        """
+        requests, asked = tee(requests)
+        for prepared, (_, records_N) in zip(self._prepared(requests), asked, strict=True):
+            batch = _to_torch(prepared, records_N)
+            num_targets = int(np.count_nonzero(prepared.targets != NO_TARGET))
+            yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets, batch.num_tokens)
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Batches that are prepared and not taken yet; None where no process prepares them."""
+        return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
+
+    def filler(self) -> PackedBatch:
+        """See :func:`filler_batch`."""
+        return filler_batch()
+
+    def _prepared(self, requests: Iterable[Request]) -> Iterator[PreparedBatch]:
+        if self._num_workers == 0:
+            return (prepare_batch(self._store, self._settings, *request) for request in requests)
+        return self._from_processes(iter(requests))
+
+    def close(self) -> None:
+        """End the loader processes. May be called again."""
+        processes, self._processes = self._processes, []
+        self._in_flight.clear()
+        for process in processes:
+            process.close()
+
+    def _from_processes(self, requests: Iterator[Request]) -> Iterator[PreparedBatch]:
+        self._turn += 1
+        turn = self._turn
+        try:
+            self._start()
+            turns = cycle(self._processes)
+            for request in islice(requests, self._num_workers * self._prefetch):
+                self._send(next(turns), request)
+            while self._in_flight:
+                prepared = self._in_flight.popleft().reply()
+                for request in islice(requests, 1):
+                    self._send(next(turns), request)
+                yield prepared
+                if turn != self._turn:
+                    raise RuntimeError("another iteration over the same batches was started, which ended this one")
+        except GeneratorExit:
+            raise  # what is on its way is dropped when the next iteration starts
+        except BaseException:
+            if turn == self._turn:
+                self.close()  # a request may be half written, so nothing further can be asked of these processes
+            raise
+
+    def _start(self) -> None:
+        """Drop what an abandoned iteration left on its way, or start the processes."""
+        while self._in_flight:
+            self._in_flight.popleft().discard()
+        while len(self._processes) < self._num_workers:
+            self._processes.append(LoaderProcess(self._store.path, self._settings))
+
+    def _send(self, process: LoaderProcess, request: Request) -> None:
+        process.request(*request)
+        self._in_flight.append(process)
+
+
+def _preparation(
+    data: DataSection, task: Task, masked_lm: MaskedLMSection, seed: int, random_crops: bool
+) -> PreparationSettings:
+    shares = MaskingShares(masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share)
+    return PreparationSettings(
+        max_length=data.max_length,
+        seed=seed,
+        random_crops=random_crops,
+        masking=shares if task == "masked_lm" else None,
+    )
+
+
+def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
+    cu_seqlens = prepared.cu_seqlens
+    return PackedBatch(
+        tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
+        positions=torch.from_numpy(token_positions(cu_seqlens)),
+        records=torch.from_numpy(records_N.copy()),
+        targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
+    )

@@ -1,0 +1,122 @@
+"""Which residues a masked language model has to predict, and what it sees in their place.
+
+In: the tokens of a packed batch. Out: the same with some replaced, and the targets. Every decision is a function of
+(seed, epoch, record, position), so it is the same on any rank, in any loader process and in any order of batches.
+Nothing here needs torch, so that loader processes start fast.
+
+Shape legend: T tokens, N sequences, M tokens to predict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
+from dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, MASK, STANDARD_RESIDUES
+
+Tokens = NDArray[np.uint8]
+Places = NDArray[np.intp]
+
+NO_TARGET = 156
+"""Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
+
+_RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
+"""The target of each token where every residue is reconstructed."""
+
+_PURPOSE = 2
+_NEVER = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class MaskingShares:
+    """How much is masked, and how (Devlin et al. 2019; see ``train_config.schema.MaskedLMSection``).
+
+    Attributes:
+        masked: share of residues to predict.
+        mask_token: of these, share that becomes <mask>.
+        random_token: of these, share that becomes a random one of the 20 standard residues; the rest stay.
+    """
+
+    masked: float
+    mask_token: float
+    random_token: float
+
+
+def residue_targets(tokens_T: Tokens) -> Tokens:
+    """Targets of a task that reconstructs every residue: the token itself, :data:`NO_TARGET` for special tokens.
+
+    X, B, U, Z and O stay targets: they are part of the alphabet, and rare (0.02 % of the residues of UniRef90).
+    """
+    return np.frombuffer(bytearray(tokens_T.data).translate(_RESIDUE_TARGETS), dtype=np.uint8)
+
+
+def mask_tokens(
+    tokens_T: Tokens,
+    cu_seqlens: NDArray[np.integer],
+    records_N: NDArray[np.integer],
+    shares: MaskingShares,
+    seed: int,
+    epoch: int,
+) -> tuple[Tokens, Tokens]:
+    """Tokens with some residues replaced, and what they were.
+
+    Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.masked``. The one
+    with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing; that
+    adds (1 - masked)^length targets to a sequence on average, which matters for peptides of under 30 residues alone.
+
+    Args:
+        tokens_T: (T,) uint8, special tokens included.
+        cu_seqlens: (N+1,) where each sequence starts.
+        records_N: (N,) index of each sequence in its store.
+        shares: how much is masked, and how.
+        seed: of the run.
+        epoch: from 0; validation gives the same one every time.
+
+    Returns:
+        (T,) uint8 inputs and (T,) uint8 targets, :data:`NO_TARGET` where nothing is to be predicted.
+    """
+    bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
+    chosen_M = _chosen(bits_T, tokens_T, cu_seqlens, threshold(shares.masked))
+    tokens_M = tokens_T[chosen_M]
+    targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
+    targets_T[chosen_M] = tokens_M
+    inputs_T = tokens_T.copy()
+    inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
+    return inputs_T, targets_T
+
+
+def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
+    return tokens - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE  # what is less than the first wraps round
+
+
+def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64) -> Places:
+    """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
+
+    Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
+    lowest looked for.
+    """
+    is_residue_T = _is_residue(tokens_T)
+    is_chosen_T = bits_T < below
+    is_chosen_T &= is_residue_T
+    chosen_M = is_chosen_T.nonzero()[0]
+    bounds_N = chosen_M.searchsorted(cu_seqlens)
+    if (bounds_N[1:] > bounds_N[:-1]).all():
+        return chosen_M
+    residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
+    lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
+    is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
+    return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
+
+
+def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskingShares) -> Tokens:
+    """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
+    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
+    others = (bits_M >= threshold(shares.mask_token)).nonzero()[0]
+    bits = bits_M[others]
+    drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]
+    is_drawn = bits < threshold(shares.mask_token + shares.random_token)
+    replaced_M[others] = np.where(is_drawn, drawn, tokens_M[others])
+    return replaced_M

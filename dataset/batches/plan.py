@@ -1,0 +1,259 @@
+"""Which sequences share a batch, and which batches share an optimizer step: planned from the lengths alone.
+
+In: the length of each sequence in tokens, a token budget and, where one is set, the most sequences that a batch may
+have. Out: an :class:`EpochPlan`, the same on every rank, in which each record stands exactly once. Each rank takes its
+part of the plan; nothing is exchanged between ranks.
+
+How a batch is filled: the epoch's records are shuffled. Of a window of them, half is laid end to end and cut into
+batches as it comes, so what shares a batch is random; the other half is a pool, sorted by length, from which
+each batch's last gap is filled with the longest sequence that fits, until none does or the batch has its most
+sequences. What is left of the pool and of the last cut is shuffled into the next window. Work is a few binary searches
+for each batch, not for each record.
+
+Shape legend: N sequences, B batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.text import counted
+
+Indices = NDArray[np.int64]
+
+_SHUFFLE_STREAM = 0x5041434B
+"""Keeps the shuffle's random numbers apart from those of other uses of the same seed ('PACK' in ASCII)."""
+
+_LEAST_BATCHES_PER_WINDOW = 8
+"""A window of fewer batches than this would leave much of each unfilled, so a smaller one is widened."""
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The batches of one epoch, in the order in which they are trained on.
+
+    Attributes:
+        records: (N,) int64, the records of all batches, end to end.
+        offsets: (B+1,) int64, where each batch starts in ``records``.
+        num_tokens: tokens of all batches, special tokens included.
+        budget: token budget of a batch.
+        batches_per_step: batches of an optimizer step over all workers; the last step may have fewer.
+    """
+
+    records: Indices
+    offsets: Indices
+    num_tokens: int
+    budget: int
+    batches_per_step: int = 1
+
+    @property
+    def num_batches(self) -> int:
+        """B."""
+        return self.offsets.size - 1
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the epoch."""
+        return -(-self.num_batches // self.batches_per_step)
+
+    @cached_property
+    def fill_share(self) -> float:
+        """Real tokens as a share of the budget of all batches."""
+        return self.num_tokens / (self.budget * self.num_batches) if self.num_batches else 0.0
+
+    def batch_records(self, batch: int) -> Indices:
+        """The records of one batch."""
+        return self.records[self.offsets[batch] : self.offsets[batch + 1]]
+
+    def step_records(self, step: int) -> Indices:
+        """The records of all batches of an optimizer step, over all workers."""
+        first = step * self.batches_per_step
+        last = min(first + self.batches_per_step, self.num_batches)
+        return self.records[self.offsets[first] : self.offsets[last]]
+
+    def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:
+        """The batches that one rank takes in an optimizer step: every ``world_size``-th, from its own rank on.
+
+        Every rank gets equally many in every step, as collective operations need; where there is no batch, None
+        stands for a filler.
+        """
+        first = step * self.batches_per_step
+        last = min(first + self.batches_per_step, self.num_batches)
+        mine: list[int | None] = list(range(first + rank, last, world_size))
+        return mine + [None] * (micro_batches(self.batches_per_step, world_size) - len(mine))
+
+
+def micro_batches(batches_per_step: int, world_size: int) -> int:
+    """Batches that each rank takes in one optimizer step, fillers included."""
+    return -(-batches_per_step // world_size)
+
+
+def plan_epoch(
+    lengths_N: NDArray[np.integer],
+    budget: int,
+    window: int,
+    seed: int,
+    epoch: int,
+    *,
+    records: Indices | None = None,
+    batches_per_step: int = 1,
+    max_sequences: int | None = None,
+) -> EpochPlan:
+    """Pack each record into exactly one batch of at most ``budget`` tokens and ``max_sequences`` sequences.
+
+    Args:
+        lengths_N: (N,) tokens of each sequence, special tokens included, after cropping.
+        budget: tokens of a batch.
+        window: sequences that are looked at together. Larger fills better, smaller shuffles better.
+        seed: of the run.
+        epoch: from 0; each gives another order.
+        records: (N,) what to call the sequences in the plan; 0..N-1 if left out.
+        batches_per_step: batches of an optimizer step over all workers.
+        max_sequences: most sequences of a batch; None for any number. Where it binds, batches are not filled.
+
+    Raises:
+        DataError: a sequence is longer than the budget.
+    """
+    names_N = np.arange(lengths_N.size, dtype=np.int64) if records is None else records
+    _refuse_longer_than(budget, lengths_N, names_N)
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
+    most = max(1, lengths_N.size) if max_sequences is None else max_sequences
+    packer = _WindowPacker(lengths_N, budget, most, window, random)
+    order, sizes = packer.pack()
+    order, offsets = _shuffle_batches(order, sizes, random)
+    return EpochPlan(
+        records=names_N[order],
+        offsets=offsets,
+        num_tokens=int(lengths_N.sum(dtype=np.int64)),
+        budget=budget,
+        batches_per_step=batches_per_step,
+    )
+
+
+def _refuse_longer_than(budget: int, lengths_N: NDArray[np.integer], names_N: Indices) -> None:
+    too_long = np.flatnonzero(lengths_N > budget)
+    if too_long.size:
+        first = too_long[0]
+        raise DataError(
+            f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
+            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
+        )
+
+
+def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:
+    """The batches in random order: (N,) sequences and (B+1,) offsets."""
+    starts = np.cumsum(sizes) - sizes
+    permutation = random.permutation(sizes.size)
+    sizes = sizes[permutation]
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    shifts = np.repeat(starts[permutation] - offsets[:-1], sizes)
+    return order[np.arange(order.size) + shifts], offsets
+
+
+class _WindowPacker:
+    """Packs the shuffled sequences window by window; see the module's docstring."""
+
+    def __init__(
+        self, lengths_N: NDArray[np.integer], budget: int, most: int, window: int, random: np.random.Generator
+    ) -> None:
+        self._lengths = lengths_N.astype(np.int64)
+        self._budget, self._most = budget, most
+        least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
+        self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
+        self._random = random
+        self._orders: list[Indices] = [np.empty(0, dtype=np.int64)]
+        self._sizes: list[Indices] = [np.empty(0, dtype=np.int64)]
+
+    def pack(self) -> tuple[Indices, Indices]:
+        """(N,) sequences, batch after batch, and (B,) sequences of each batch."""
+        shuffled = self._random.permutation(self._lengths.size)
+        carried = np.empty(0, dtype=np.int64)
+        taken = 0
+        while taken < shuffled.size or carried.size:
+            # At least half a window is new, so that the work stays proportional to the number of sequences.
+            fresh = shuffled[taken : taken + max(self._window - carried.size, self._window // 2, 1)]
+            taken += fresh.size
+            carried = self._pack_window(np.concatenate((carried, fresh)), is_last=taken == shuffled.size)
+        return np.concatenate(self._orders), np.concatenate(self._sizes)
+
+    def _pack_window(self, members: Indices, is_last: bool) -> Indices:
+        """Emit the batches that can be filled from these sequences; return the sequences that are left."""
+        self._random.shuffle(members)
+        pool_size = members.size // 2
+        pool, stream = members[:pool_size], members[pool_size:]
+        cuts = self._cut(stream)
+        if len(cuts) == 1:  # no batch is full without the pool
+            if not is_last:
+                return members
+            self._best_fit_decreasing(members)
+            return members[:0]
+        pool = pool[np.argsort(self._lengths[pool], kind="stable")]
+        pool_batches = self._fill_gaps(stream, cuts, self._lengths[pool].tolist())
+        self._emit(stream[: cuts[-1]], np.diff(cuts), pool, pool_batches)
+        return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
+
+    def _cut(self, stream: Indices) -> list[int]:
+        """Where to cut the stream into batches: 0, then the end of each batch that the next sequence does not fit."""
+        ends = np.cumsum(self._lengths[stream]).tolist()
+        cuts = [0]
+        used = 0
+        while ends and (used + self._budget < ends[-1] or cuts[-1] + self._most < len(ends)):
+            cuts.append(min(bisect_right(ends, used + self._budget), cuts[-1] + self._most))
+            used = ends[cuts[-1] - 1]
+        return cuts
+
+    def _fill_gaps(self, stream: Indices, cuts: Sequence[int], pool_lengths: list[int]) -> Indices:
+        """For each sequence of the pool (ascending lengths) the batch that takes it, or -1."""
+        used_B = np.add.reduceat(self._lengths[stream[: cuts[-1]]], cuts[:-1])
+        batches = np.full(len(pool_lengths), -1, dtype=np.int64)
+        left = list(range(len(pool_lengths)))
+        for batch, (used, size) in enumerate(zip(used_B.tolist(), np.diff(cuts).tolist(), strict=True)):
+            gap = self._budget - used
+            while size < self._most and (place := bisect_right(pool_lengths, gap)) > 0:
+                gap -= pool_lengths.pop(place - 1)
+                batches[left.pop(place - 1)] = batch
+                size += 1
+        return batches
+
+    def _best_fit_decreasing(self, members: Indices) -> None:
+        """Emit batches for all members: each, from the longest, goes where it leaves the smallest gap.
+
+        A batch that has its most sequences is taken off the list of gaps.
+        """
+        members = members[np.argsort(-self._lengths[members], kind="stable")]
+        gaps: list[int] = []  # ascending, with the batch of each beside it
+        owners: list[int] = []
+        sizes: list[int] = []  # of each batch, full ones too
+        batches = np.empty(members.size, dtype=np.int64)
+        for index, length in enumerate(self._lengths[members].tolist()):
+            place = bisect_right(gaps, length - 1)
+            if place == len(gaps):
+                gap, owner = self._budget, len(sizes)
+                sizes.append(0)
+            else:
+                gap, owner = gaps.pop(place), owners.pop(place)
+            batches[index] = owner
+            sizes[owner] += 1
+            if sizes[owner] < self._most:
+                place = bisect_right(gaps, gap - length)
+                gaps.insert(place, gap - length)
+                owners.insert(place, owner)
+        self._append(members, batches, len(sizes))
+
+    def _emit(self, stream: Indices, stream_sizes: Indices, pool: Indices, pool_batches: Indices) -> None:
+        """Emit batches of consecutive sequences of the stream, each with what it took from the pool."""
+        stream_batches = np.repeat(np.arange(stream_sizes.size), stream_sizes)
+        taken = pool_batches >= 0
+        members = np.concatenate((stream, pool[taken]))
+        self._append(members, np.concatenate((stream_batches, pool_batches[taken])), stream_sizes.size)
+
+    def _append(self, members: Indices, batches: Indices, num_batches: int) -> None:
+        self._orders.append(members[np.argsort(batches, kind="stable")])
+        self._sizes.append(np.bincount(batches, minlength=num_batches))

@@ -1,0 +1,100 @@
+"""From the records of one planned batch to its tokens and targets: reading, cropping, tokenizing, masking.
+
+In: a store and record indices. Out: NumPy arrays of bytes, an eighth of the size of what torch will take, since
+they may come from a loader process. The result is a function of (settings, epoch, records) alone; who computes it and
+when changes nothing. Nothing here needs torch, so that loader processes start fast.
+
+Shape legend: T tokens, N sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from dataset.batches.cropping import crop_starts, cropped_lengths
+from dataset.batches.masking import MaskingShares, Tokens, mask_tokens, residue_targets
+from dataset.tokens.esm import cumulative_lengths, tokenize_pieces
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+
+
+class SequenceStore(Protocol):
+    """What is needed of a store."""
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """(number of records,) residues of each sequence."""
+
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> Sequence[bytes | memoryview]:
+        """A part of each of N sequences, ASCII, from its start and of its length."""
+
+
+@dataclass(frozen=True)
+class PreparationSettings:
+    """How batches are made.
+
+    Attributes:
+        max_length: residues; longer sequences are cropped.
+        seed: of crops and masks.
+        random_crops: crop at random, as in training, or at the start, as in validation.
+        masking: what is masked, or None where every residue is a target.
+    """
+
+    max_length: int
+    seed: int
+    random_crops: bool
+    masking: MaskingShares | None
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A packed batch in its smallest form.
+
+    Attributes:
+        tokens: (T,) uint8.
+        targets: (T,) uint8, :data:`dataset.batches.masking.NO_TARGET` where no loss is taken.
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+    """
+
+    tokens: Tokens
+    targets: Tokens
+    cu_seqlens: NDArray[np.int32]
+
+
+def prepare_batch(
+    store: SequenceStore, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]
+) -> PreparedBatch:
+    """Read, crop, tokenize and mask the sequences of one batch.
+
+    Raises:
+        DataError: the store is damaged.
+    """
+    whole_N = store.lengths[records_N]
+    lengths_N = cropped_lengths(whole_N, settings.max_length)
+    if settings.random_crops:
+        starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
+    else:
+        starts_N = np.zeros_like(lengths_N)
+    tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
+    cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
+    if cu_seqlens[-1] != tokens_T.size:
+        raise DataError(_disagreement(store, records_N))
+    if settings.masking is None:
+        return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens)
+    inputs_T, targets_T = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
+    return PreparedBatch(inputs_T, targets_T, cu_seqlens)
+
+
+def _disagreement(store: SequenceStore, records_N: NDArray[np.int64]) -> str:
+    """Which record's sequence has another length than the store's array of lengths says."""
+    whole_N = store.lengths[records_N].astype(np.int64)
+    pieces = store.windows(records_N, np.zeros_like(whole_N), whole_N)
+    wrong = next((r for r, piece, size in zip(records_N, pieces, whole_N, strict=True) if len(piece) != size), -1)
+    return f"record {wrong} of the store has another length than its array of lengths says: convert the source again"

@@ -1,0 +1,98 @@
+"""Random bits as a pure function of what they are for.
+
+A bit drawn from a stream depends on everything drawn before it: on the rank, the loader process and the order of the
+batches. A bit computed from (seed, epoch, record, position) depends on nothing else, so that the same record is cropped
+and masked alike on one worker and on eight, and after resuming as before.
+
+The mixer is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), vectorised.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.multiples import multiples
+
+Bits: TypeAlias = NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MASK_64 = (1 << 64) - 1
+
+
+def splitmix64(counters: Bits) -> Bits:
+    """The SplitMix64 output for each counter: a bijection of 64-bit numbers whose outputs look independent.
+
+    Args:
+        counters: uint64 of any shape.
+
+    Returns:
+        uint64 of the same shape.
+    """
+    return _mix(counters + _GAMMA)
+
+
+def _mix(bits: Bits) -> Bits:
+    """SplitMix64 after its addition, in place: with one buffer beside it, both stay in the processor's cache."""
+    shifted = np.right_shift(bits, _SHIFTS[0])
+    bits ^= shifted
+    bits *= _FACTORS[0]
+    bits ^= np.right_shift(bits, _SHIFTS[1], out=shifted)
+    bits *= _FACTORS[1]
+    bits ^= np.right_shift(bits, _SHIFTS[2], out=shifted)
+    return bits
+
+
+def keyed_bits(purpose: int, seed: int, epoch: int, records: NDArray[np.integer]) -> Bits:
+    """64 random bits for each record.
+
+    Args:
+        purpose: a number for each use, so that (say) crops and masks of a record are independent.
+        seed: of the run.
+        epoch: from 0.
+        records: (N,) index of each sequence in its store.
+
+    Returns:
+        (N,) uint64.
+    """
+    return splitmix64(records.astype(np.uint64) ^ _key(purpose, seed, epoch))
+
+
+@lru_cache(maxsize=64)
+def _key(purpose: int, seed: int, epoch: int) -> np.uint64:
+    """What the bits of all records of one use in one epoch have in common; the same for every batch."""
+    key = np.zeros(1, dtype=np.uint64)
+    for part in (purpose, seed, epoch):
+        key = splitmix64(key ^ np.uint64(part & _MASK_64))
+    return key[0]
+
+
+def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
+    """64 random bits for each token, from the bits of its sequence and its position there.
+
+    Within a sequence the counters advance by SplitMix64's own increment, so no two positions share their bits.
+
+    Args:
+        keys_N: (N,) from :func:`keyed_bits`.
+        cu_seqlens: (N+1,) where each sequence starts in the batch, and where the last ends.
+
+    Returns:
+        (T,) uint64.
+    """
+    # key + (position + 1) * gamma, modulo 2^64, where position is place in the batch less the sequence's start.
+    before_N = cu_seqlens[:-1].astype(np.uint64)
+    before_N -= np.uint64(1)
+    before_N *= _GAMMA
+    bits_T = (keys_N - before_N).repeat(cu_seqlens[1:] - cu_seqlens[:-1])
+    bits_T += multiples(int(_GAMMA), bits_T.size)
+    return _mix(bits_T)
+
+
+def threshold(share: float) -> np.uint64:
+    """The number that ``share`` of all 64-bit numbers lie below; for 1, the largest of them."""
+    return np.uint64(min(int(share * 2.0**64), _MASK_64))

@@ -1,0 +1,126 @@
+"""Which records are held out: decided by a hash of the sequence, so that duplicates always land on the same side.
+
+In: the sequence hashes of a store. Out: the record indices for training and for validation. The split depends on
+the sequences alone, not on their order, on the run's seed or on what else is in the store: a sequence that was held out
+stays held out when the store grows. :func:`split_stratified` gives up a little of that, so that every class is on both
+sides.
+
+Shape legend: N records, S distinct sequences, K distinct sequences of one class.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.text import counted
+from dataset.batches.random_bits import splitmix64, threshold
+
+Indices = NDArray[np.int64]
+
+
+def split_records(
+    sequence_hashes: NDArray[np.uint64], validation_share: float, seed: int = 0
+) -> tuple[Indices, Indices]:
+    """Record indices for training and for validation, each ascending.
+
+    A distinct sequence is held out with probability ``validation_share``. Where that leaves a side empty, the distinct
+    sequence nearest to the threshold moves there, with its duplicates.
+
+    Args:
+        sequence_hashes: (N,) uint64, equal for equal sequences.
+        validation_share: share of distinct sequences to hold out; 0 holds out nothing.
+        seed: another number gives another split.
+
+    Returns:
+        Two int64 arrays that together hold each of 0..N-1 once.
+
+    Raises:
+        DataError: there is no record, or only one distinct sequence where two sides were asked for.
+    """
+    if sequence_hashes.size == 0:
+        raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
+    bits_N = _mixed(sequence_hashes, seed)
+    held_out_N = bits_N < threshold(validation_share)
+    if validation_share > 0:
+        held_out_N = _with_both_sides(held_out_N, bits_N, validation_share)
+    return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
+
+
+def split_stratified(
+    sequence_hashes: NDArray[np.uint64], classes: NDArray[np.int64], validation_share: float, seed: int = 0
+) -> tuple[Indices, Indices]:
+    """Record indices for training and for validation, each ascending, with the same share of every class.
+
+    Of each class the distinct sequences that come first by hash are held out, as many as the share says, but at least
+    one and not all where there are two; the only sequence of a class is trained on. Duplicates stay on one side. A
+    sequence with records of several classes is settled by the one with the fewest sequences; only where this leaves
+    another class without a side do its records of one sequence part from those of the others.
+
+    Args:
+        sequence_hashes: (N,) uint64, equal for equal sequences.
+        classes: (N,) class of each record.
+        validation_share: share of each class to hold out; 0 holds out nothing.
+        seed: another number gives another split.
+
+    Returns:
+        Two int64 arrays that together hold each of 0..N-1 once.
+
+    Raises:
+        DataError: there is no record, or no class with two distinct sequences where two sides were asked for.
+    """
+    if sequence_hashes.size == 0:
+        raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
+    if validation_share == 0:
+        return np.arange(sequence_hashes.size), np.empty(0, dtype=np.int64)
+    distinct_S, sequence_N = np.unique(_mixed(sequence_hashes, seed), return_inverse=True)  # in the order of hashes
+    pairs = np.unique(np.stack([classes, sequence_N]), axis=1)
+    sequences_of = np.split(pairs[1], np.flatnonzero(np.diff(pairs[0])) + 1)
+    held_out_S = np.full(distinct_S.size, -1, dtype=np.int8)  # -1: not settled
+    for sequences_K in sorted(sequences_of, key=len):
+        _settle(held_out_S, sequences_K, validation_share)
+    held_out_N = held_out_S[sequence_N] == 1
+    for number, sequences_K in zip(np.unique(pairs[0]), sequences_of, strict=True):
+        num_held_out = int(held_out_S[sequences_K].sum())
+        if len(sequences_K) > 1 and num_held_out in (0, len(sequences_K)):
+            parting = sequences_K[0] if num_held_out == 0 else sequences_K[-1]
+            held_out_N[(classes == number) & (sequence_N == parting)] = num_held_out == 0
+    if not held_out_N.any():
+        raise DataError(
+            f"no class holds two distinct sequences ({counted(sequence_hashes.size, 'record{s}')}), so "
+            f"data.validation_share {validation_share} of each can't be held out: set data.labels.split to "
+            "hash or give more sequences"
+        )
+    return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
+
+
+def _settle(held_out_S: NDArray[np.int8], sequences_K: NDArray[np.int64], validation_share: float) -> None:
+    """Say in place which sequences of one class are held out, as far as no other class has said so."""
+    count = len(sequences_K)
+    wanted = min(max(round(validation_share * count), 1), count - 1)
+    free = sequences_K[held_out_S[sequences_K] < 0]
+    missing = max(wanted - int((held_out_S[sequences_K] == 1).sum()), 0)
+    held_out_S[free] = 0
+    held_out_S[free[:missing]] = 1
+
+
+def _mixed(sequence_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """The hashes mixed once more, so that the split is fair however the store computes them."""
+    return splitmix64(sequence_hashes.astype(np.uint64) ^ splitmix64(np.array([seed], dtype=np.uint64)))
+
+
+def _with_both_sides(
+    held_out_N: NDArray[np.bool_], bits_N: NDArray[np.uint64], validation_share: float
+) -> NDArray[np.bool_]:
+    """The same split, or the nearest one in which neither side is empty."""
+    if held_out_N.any() and not held_out_N.all():
+        return held_out_N
+    lowest, highest = bits_N.min(), bits_N.max()
+    if lowest == highest:
+        raise DataError(
+            f"the store holds a single distinct sequence ({counted(bits_N.size, 'record{s}')}), so "
+            f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
+            "or give more sequences"
+        )
+    return bits_N != highest if held_out_N.all() else bits_N == lowest

@@ -1,0 +1,361 @@
+"""Labelled files to a labelled store (:mod:`dataset.labels.store`): labels encoded, records divided, all written.
+
+In: the settings of the data. Out: a folder, complete under its name or not there at all. The first process makes it,
+others wait for it and find it.
+
+Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from common.errors import ConfigError, DataError
+from common.progress import ProgressCallback
+from common.publishing import exclusive, file_xxh128, published
+from dataset.batches.splitting import split_records, split_stratified
+from dataset.fasta.alphabet import STORE_ALPHABET
+from dataset.fasta.counts import IngestCounts
+from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES, find_files
+from dataset.fasta.records import Lines, hashes_of, lengths_of
+from dataset.labels.label_space import IGNORED_TARGET, MAPPINGS_FILE, LabelSpace, UnseenLabelError
+from dataset.labels.labelled_file import (
+    LabelledCounts,
+    LabelledRecords,
+    check_label_settings,
+    find_labelled_files,
+    read_labelled,
+)
+from dataset.labels.store import (
+    FORMAT_VERSION,
+    LABELS_FILE,
+    LEFT_OUT,
+    MANIFEST_FILE,
+    PARTS,
+    SEQUENCES_FOLDER,
+    LabelledManifest,
+    LabelledStore,
+    labels_checksum,
+)
+from dataset.store.conversion import (
+    SAMPLE,
+    absolute,
+    describe_source,
+    file_identities,
+    name_of_content,
+    same_files,
+    sample_source,
+)
+from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
+from dataset.store.ingest import CleanBlock
+from dataset.store.writer import StoreWriter
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.schema import DataSection
+
+
+def ensure_labelled_store(
+    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback | None = None
+) -> Path:
+    """The labelled store of a run's data: a fitting one that exists, else one made now. Safe from several processes.
+
+    A source that is itself a labelled store is taken as it is. Otherwise it is ``data.store``, or a folder in
+    ``default_root`` named after the files and settings, so that changed ones make another. One that exists is
+    verified in full before it is used.
+
+    Args:
+        data: source, labels, validation_share, store, ingest and sample settings are read.
+        tokenizer: of its settings, whether the source holds proteins or text.
+        default_root: where the store goes when ``data.store`` is not set.
+        progress: called while the files are read.
+
+    Raises:
+        DataError: the source can't be read or learnt from, or ``data.store`` is damaged or made of something else.
+        ConfigError: settings that do not fit together, or not with the files.
+        ResourceError: the disk is full or can't be written.
+    """
+    target = labelled_store_location(data, tokenizer, default_root)
+    if _source_store(data) is not None:
+        return _fitting(LabelledStore(target, verify="full"), data, tokenizer).path
+    with exclusive(target):
+        if target.exists():
+            _check_made_of(LabelledStore(target, verify="full"), data, tokenizer)
+        else:
+            _make(data, tokenizer, target, progress)
+    return target
+
+
+def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
+    """Path of the labelled store of a run's data, made or not; see :func:`ensure_labelled_store`.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+        DataError: a file of the source is missing.
+    """
+    ready = _source_store(data)
+    if ready is not None:
+        return absolute(ready)
+    _check_settings(data, tokenizer)
+    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data, tokenizer)
+
+
+def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback | None) -> None:
+    records = read_labelled(
+        data.source,
+        data.labels,
+        tokenizer,
+        data.ingest,
+        held_out_sources=data.labels.validation_source,
+        sample=data.sample,
+        progress=progress,
+    )
+    texts = [text.encode("utf-8") for text in records.texts]
+    hashes_N = hashes_of(texts)
+    parts_N = _split(records, hashes_N, data)
+    space = _label_space(records, parts_N, data)
+    targets = _encoded(records, parts_N, space, data)
+    counts = _counted(records, parts_N, hashes_N, targets, space)
+    _check_weights(records, parts_N)
+    with published(target) as folder:
+        store_checksum = _write_sequences(folder, target, records, texts, hashes_N, data, tokenizer)
+        space.save(folder)
+        tensors = {"targets": targets, "parts": parts_N}
+        if records.weights is not None:
+            tensors["weights"] = records.weights
+        checksum = labels_checksum(store_checksum, space, tensors)
+        if space.kind == "per_residue":
+            tensors["targets"] = targets.astype(np.int32)
+        save_file(tensors, folder / LABELS_FILE)
+        manifest = LabelledManifest(
+            num_records=len(records),
+            settings=_settings(data, tokenizer),
+            source=records.source,
+            held_out_source=records.held_out_source,
+            labels_source=records.labels_source,
+            sequences_checksum=store_checksum,
+            files={name: file_xxh128(folder / name) for name in (LABELS_FILE, MAPPINGS_FILE)},
+            checksum=checksum,
+            counts=counts,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
+
+
+def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
+    """(N,) uint8: index in :data:`PARTS` of each record's part."""
+    parts_N = np.zeros(len(records), dtype=np.uint8)
+    if records.parts is not None:
+        codes = {name: code for code, name in enumerate(PARTS)}
+        parts_N[:] = [codes[name] for name in records.parts]
+        if not (parts_N == 0).any():
+            raise DataError(
+                f"{_first_source(data)}: no record is for training; say 'train' in column {data.labels.split_column!r}"
+            )
+        return parts_N
+    if data.labels.split == "stratified":
+        names: list[str] = list(records.labels)  # type: ignore[arg-type]
+        codes = {name: code for code, name in enumerate(sorted(set(names)))}
+        classes_N = np.array([codes[name] for name in names], dtype=np.int64)
+        _, validation = split_stratified(hashes_N, classes_N, data.validation_share)
+    else:
+        _, validation = split_records(hashes_N, data.validation_share)
+    parts_N[validation] = PARTS.index("validation")
+    return parts_N
+
+
+def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: DataSection) -> LabelSpace:
+    training = np.flatnonzero(parts_N == 0)
+    try:
+        return LabelSpace.of(_chosen(records.labels, training), data.labels.kind, data.labels.label_columns)
+    except DataError as error:
+        raise DataError(f"{_first_source(data)}: {error}") from error
+
+
+def _encoded(
+    records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
+) -> NDArray[np.generic]:
+    """Targets of all records. Says in place which records are left out, because no training record has their label."""
+    assert records.labels is not None
+    try:
+        return space.encode(records.labels)
+    except UnseenLabelError as error:
+        if data.labels.unseen_labels == "error":
+            raise DataError(
+                f"{records.place(error.index)}: the label {error.label!r} stands among held-out records alone; add "
+                "training records of it, or give --data.labels.unseen_labels skip"
+                + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
+            ) from error
+    targets = space.encode(records.labels, ignore_unseen=True)
+    if space.kind != "per_residue":
+        left_out_N = np.isnan(targets[:, 0]) if targets.ndim == 2 else targets == IGNORED_TARGET
+        parts_N[left_out_N] = LEFT_OUT
+        if data.labels.split == "files" and not (parts_N == PARTS.index("validation")).any():
+            raise DataError(
+                f"{data.labels.validation_source[0]}: no held-out record has a label that a training record has; "
+                "look whether data.labels names the right place in both"
+            )
+    return targets
+
+
+def _counted(
+    records: LabelledRecords,
+    parts_N: NDArray[np.uint8],
+    hashes_N: NDArray[np.uint64],
+    targets: NDArray[np.generic],
+    space: LabelSpace,
+) -> LabelledCounts:
+    counts = records.counts.model_copy()
+    for code, name in enumerate(PARTS):
+        setattr(counts, name, int((parts_N == code).sum()))
+    held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
+    counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
+    counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
+    if space.kind == "per_residue":
+        ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
+        counts.residues_unseen_label = int((targets == IGNORED_TARGET).sum()) - ignored
+    return counts
+
+
+def _check_weights(records: LabelledRecords, parts_N: NDArray[np.uint8]) -> None:
+    if records.weights is not None and not records.weights[parts_N == 0].any():
+        raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
+
+
+def _write_sequences(
+    folder: Path,
+    target: Path,
+    records: LabelledRecords,
+    texts: list[bytes],
+    hashes_N: NDArray[np.uint64],
+    data: DataSection,
+    tokenizer: TokenizerSection,
+) -> str:
+    """Write the store; its checksum."""
+    sequences = folder / SEQUENCES_FOLDER
+    sequences.mkdir()
+    alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
+    source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
+    counts = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
+    with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER, alphabet=alphabet)) as writer:
+        for block in _blocks(records.ids, texts, hashes_N):
+            writer.add(block)
+        return writer.finish(source, data.ingest, counts).checksum
+
+
+def _blocks(ids: list[str], texts: list[bytes], hashes_N: NDArray[np.uint64]) -> Iterator[CleanBlock]:
+    start = num_bytes = 0
+    for end, text in enumerate(texts, start=1):
+        num_bytes += len(text)
+        if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
+            some = texts[start:end]
+            lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
+            yield CleanBlock(lines, b"".join(some), lengths_of(some), hashes_N[start:end])
+            start, num_bytes = end, 0
+
+
+def _chosen(labels: Any, indices: NDArray[np.int64]) -> Any:
+    return labels[indices] if isinstance(labels, np.ndarray) else [labels[index] for index in indices.tolist()]
+
+
+def _check_settings(data: DataSection, tokenizer: TokenizerSection) -> None:
+    """Refuse settings before anything is read."""
+    labels = data.labels
+    check_label_settings(labels, tokenizer)
+    if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
+        raise ConfigError(
+            f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not have: "
+            "set it to hash"
+        )
+
+
+def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
+    """What the content of a labelled store depends on, besides its files."""
+    settings: dict[str, Any] = {
+        "content": tokenizer.content,
+        "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
+        "ingest": data.ingest.model_dump(mode="json"),
+    }
+    if data.labels.split in ("hash", "stratified"):
+        settings["validation_share"] = data.validation_share
+    return settings
+
+
+def _first_source(data: DataSection) -> str:
+    more = f" and {len(data.source) - 1} more" if len(data.source) > 1 else ""
+    return data.source[0] + more
+
+
+def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
+    """Readable, and another one for other files or settings."""
+    described = [FORMAT_VERSION, _settings(data, tokenizer)]
+    if data.labels.validation_source:
+        described.append(file_identities(find_labelled_files(data.labels.validation_source)))
+    if data.labels.labels_file:
+        described.append(file_identities(_labels_files(data.labels)))
+    if data.source == [SAMPLE]:
+        return name_of_content("sample-labelled", [*described, sample_source(data.sample).model_dump()])
+    paths = find_labelled_files(data.source)
+    return name_of_content(f"{paths[0].name.split('.')[0]}-labelled", [*described, file_identities(paths)])
+
+
+def _labels_files(labels: LabelsSection) -> list[Path]:
+    """The files that hold labels and masks alone."""
+    return [path for name in (labels.labels_file, labels.mask_file) if name for path in find_files([name])]
+
+
+def _source_store(data: DataSection) -> Path | None:
+    """The labelled store that the source names, when it names one in place of files."""
+    stores = [source for source in data.source if (Path(source) / MANIFEST_FILE).is_file()]
+    if not stores:
+        return None
+    if len(data.source) > 1:
+        raise DataError(f"{stores[0]}: a labelled store can't be joined with other sources; give it as the only one")
+    if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
+        raise DataError(f"{stores[0]}: the source is a labelled store already; leave data.store out")
+    return Path(stores[0])
+
+
+def _fitting(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> LabelledStore:
+    """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
+    content = "text" if labelled.store.is_text else "protein"
+    for key, held, asked in (
+        ("data.labels.kind", labelled.label_space.kind, data.labels.kind),
+        ("model.tokenizer.content", content, tokenizer.content),
+    ):
+        if held != asked:
+            raise DataError(f"{labelled.path}: holds {held} where {key} says {asked}; set {key} to {held}")
+    return labelled
+
+
+def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
+    """Refuse a labelled store that was made of something else than the settings say."""
+    manifest = labelled.manifest
+    remedy = f"choose another data.store, or read this one as it is with data.source {labelled.path}"
+    if data.source == [SAMPLE]:
+        same = manifest.source == sample_source(data.sample)
+    else:
+        same = isinstance(manifest.source, list) and same_files(manifest.source, find_labelled_files(data.source))
+    if not same:
+        raise DataError(
+            f"{labelled.path}: made of {describe_source(manifest.source)}, not of {', '.join(data.source)} as it is; "
+            f"{remedy}"
+        )
+    held_out = data.labels.validation_source
+    if not same_files(manifest.held_out_source, find_labelled_files(held_out) if held_out else []):
+        raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
+    if not same_files(manifest.labels_source, _labels_files(data.labels)):
+        raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
+    asked, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
+    for key in sorted(asked.keys() | manifest.settings.keys()):
+        recorded = manifest.settings.get(key)
+        if isinstance(recorded, dict):
+            recorded = default[key] | recorded  # earlier versions had fewer settings
+        if asked.get(key) != recorded:
+            raise DataError(f"{labelled.path}: made with other settings of {key} ({recorded}); {remedy}")

@@ -1,0 +1,245 @@
+"""The names that labels have, and the numbers that a model knows them by.
+
+In: labels as they stand in a file (:mod:`dataset.labels.labelled_file`). Out: target arrays, and
+``label_mappings.json``, which travels with every model so that its outputs can be named again.
+
+Shape legend: N records, R residues of all records end to end, C outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.text import counted
+from train_config.classifier_schema import TargetKind
+
+MAPPINGS_FILE = "label_mappings.json"
+
+IGNORED_TARGET = -100
+"""Class that no loss looks at; that of :mod:`dataset.packed_batch`, which needs torch."""
+
+DECISION_THRESHOLD = 0.5
+"""A label of several is called where its probability is above this."""
+
+IGNORED_LETTERS = ".?-"
+"""Letters of a per-residue label that stand for 'not known'."""
+
+Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
+"""Class names or strings of letters, lists of class names, or (N, C) numbers with NaN where one is not known."""
+
+_SHOWN = 8
+
+
+def called(probabilities: Any) -> Any:
+    """Whether each label of several is called: an array, or a tensor, of truths in the shape of its probabilities."""
+    return probabilities > DECISION_THRESHOLD
+
+
+class UnseenLabelError(DataError):
+    """A label that the label space does not hold.
+
+    Attributes:
+        label: the label.
+        index: of its record among those that were given.
+    """
+
+    def __init__(self, message: str, label: str = "", index: int = -1) -> None:
+        super().__init__(message)
+        self.label = label
+        self.index = index
+
+    @classmethod
+    def of(cls, label: str, index: int, names: Sequence[str]) -> UnseenLabelError:
+        """The refusal of a label."""
+        return cls(f"record {index}: the label {label!r} is not among {shortened(names)}", label, index)
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """What a model's outputs stand for.
+
+    Attributes:
+        kind: what a target is.
+        names: classes sorted by name (of two, the second is the positive one); columns of regression, or of multilabel
+            targets with a column for each class, in the order of the settings; letters of per-residue labels.
+    """
+
+    kind: TargetKind
+    names: tuple[str, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        """C: numbers that the model gives for a record, or for a residue."""
+        return len(self.names)
+
+    @classmethod
+    def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> LabelSpace:
+        """The label space of training records.
+
+        Args:
+            labels: of the training records.
+            kind: what a target is.
+            columns: names of the columns that (N, C) numbers were read from.
+
+        Raises:
+            DataError: fewer than two classes, more than two where the kind is binary, or a column without a number.
+        """
+        if isinstance(labels, np.ndarray):
+            for column, values_N in zip(columns, labels.T, strict=True):
+                if np.isnan(values_N).all():
+                    raise DataError(
+                        f"column {column!r} has no number in any of {counted(len(labels), 'training record{s}')}"
+                    )
+            return cls(kind, tuple(columns))
+        if kind == "multilabel":
+            found = {name for names in labels for name in names}
+        elif kind == "per_residue":
+            found = set().union(*labels) - set(IGNORED_LETTERS)
+        else:
+            found = {str(name) for name in labels}
+        names = tuple(sorted(found))
+        if len(names) < 2:
+            what = f"is {names[0]!r} in every one" if names else "is missing in every one"
+            what += " ('.', '?' and '-' mean not known)" if kind == "per_residue" else ""
+            raise DataError(
+                f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
+                "give records of at least two classes, or look whether data.labels names the right place"
+            )
+        if kind == "binary" and len(names) > 2:
+            raise DataError(
+                f"{len(names)} classes where data.labels.kind binary takes two ({shortened(names)}): "
+                "set data.labels.kind to multiclass"
+            )
+        return cls(kind, names)
+
+    def encode(self, labels: Labels, *, ignore_unseen: bool = False) -> NDArray:
+        """Targets.
+
+        Args:
+            labels: names, lists of names, strings of letters, or (N, C) numbers, as the kind asks for.
+            ignore_unseen: give a record (of per-residue labels: a residue) whose label is not in the label space a
+                target that no loss looks at.
+
+        Returns:
+            multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1. regression: (N, C) float32.
+            per_residue: (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers.
+
+        Raises:
+            UnseenLabelError: a label that is not in the label space, unless these are ignored.
+        """
+        if isinstance(labels, np.ndarray):
+            return np.ascontiguousarray(labels, dtype=np.float32)
+        if self.kind == "per_residue":
+            return self._encode_letters([str(letters) for letters in labels], ignore_unseen)
+        if self.kind == "multilabel":
+            return self._encode_sets(labels, ignore_unseen)
+        targets_N = np.full(len(labels), IGNORED_TARGET, dtype=np.int64)
+        codes = {name: code for code, name in enumerate(self.names)}
+        for index, name in enumerate(labels):
+            code = codes.get(str(name))
+            if code is not None:
+                targets_N[index] = code
+            elif not ignore_unseen:
+                raise UnseenLabelError.of(str(name), index, self.names)
+        return targets_N
+
+    def decode(self, targets: NDArray) -> list[str] | list[list[str]] | str | NDArray:
+        """Labels of targets (or of predicted classes); of several labels those that are :func:`called`.
+
+        Returns:
+            multiclass, binary: list of names. multilabel: list of lists of names. regression: the numbers.
+            per_residue: one string of R letters. Where a class is not known: '' or '.'.
+        """
+        if self.kind == "regression":
+            return targets
+        if self.kind == "multilabel":
+            return [[self.names[code] for code in np.flatnonzero(called(row_C))] for row_C in targets]
+        unknown = IGNORED_LETTERS[0] if self.kind == "per_residue" else ""
+        names = [self.names[code] if code >= 0 else unknown for code in targets.tolist()]
+        return "".join(names) if self.kind == "per_residue" else names
+
+    def save(self, folder: Path) -> None:
+        """Write ``label_mappings.json`` into a folder."""
+        content = {
+            "kind": self.kind,
+            "id2label": {str(code): name for code, name in enumerate(self.names)},
+            "label2id": {name: code for code, name in enumerate(self.names)},
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        (folder / MAPPINGS_FILE).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelSpace:
+        """The label space that :meth:`save` wrote.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        path = folder / MAPPINGS_FILE
+        try:
+            content = json.loads(path.read_bytes())
+            names = content["id2label"]
+            space = cls(content["kind"], tuple(names[str(code)] for code in range(len(names))))
+        except OSError as error:
+            raise DataError(f"{path}: can't be read: {error.strerror}; it names the classes of the labels") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{path}: damaged: not a label mapping ({error!r}); make it or copy it again") from error
+        codes = {name: code for code, name in enumerate(space.names)}
+        if space.kind not in get_args(TargetKind) or content.get("label2id") != codes:
+            raise DataError(f"{path}: damaged: its kind or its two mappings do not hold; make it or copy it again")
+        return space
+
+    def _encode_sets(self, labels: Iterable[Sequence[str]], ignore_unseen: bool) -> NDArray[np.float32]:
+        codes = {name: code for code, name in enumerate(self.names)}
+        rows: list[int] = []
+        columns: list[int] = []
+        left_out: list[int] = []
+        num_records = 0
+        for index, names in enumerate(labels):
+            num_records += 1
+            for name in names:
+                code = codes.get(name)
+                if code is not None:
+                    rows.append(index)
+                    columns.append(code)
+                elif ignore_unseen:
+                    left_out.append(index)
+                else:
+                    raise UnseenLabelError.of(name, index, self.names)
+        targets_NC = np.zeros((num_records, len(self.names)), dtype=np.float32)
+        targets_NC[rows, columns] = 1
+        targets_NC[left_out] = np.nan
+        return targets_NC
+
+    def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
+        points_R = code_points("".join(labels))
+        names_C = code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
+        nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
+        known_R = names_C[nearest_R] == points_R
+        unseen_R = ~known_R & ~np.isin(points_R, code_points(IGNORED_LETTERS))
+        if unseen_R.any() and not ignore_unseen:
+            at = int(np.argmax(unseen_R))
+            ends_N = np.cumsum([len(letters) for letters in labels])
+            raise UnseenLabelError.of(
+                chr(int(points_R[at])), int(np.searchsorted(ends_N, at, side="right")), self.names
+            )
+        return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """(R,) uint32: the Unicode code point of each letter."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first few names, for a message."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

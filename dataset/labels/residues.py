@@ -1,0 +1,126 @@
+"""Labels of residues that stand in FASTA files of their own, as biotrainer and FLIP write them.
+
+In: ``labels_file``, under each header (``>id SET=train VALIDATION=False``) a letter for each residue in place of a
+sequence, and ``mask_file``, a 1 or a 0 for each. Out: the letters of each sequence, '.' where the mask has 0, and the
+part of the split that its header names. Whether there are as many letters as residues is looked at by
+:mod:`dataset.labels.labelled_file`, which knows what became of the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import DataError
+from dataset.fasta.locate import place_of_record
+from dataset.fasta.reader import FastaSource
+from dataset.fasta.source_file import SourceFile
+from dataset.labels.label_space import IGNORED_LETTERS
+from dataset.labels.values import part
+from train_config.classifier_schema import LabelsSection
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A record of a file of labels or masks."""
+
+    path: Path
+    number: int
+    header: str
+    letters: str
+
+    @property
+    def place(self) -> str:
+        return place_of_record(self.path, self.number)
+
+
+class ResidueLabels:
+    """Labels of sequences from ``labels_file`` and ``mask_file``.
+
+    Attributes:
+        files: as they were read.
+    """
+
+    def __init__(self, settings: LabelsSection) -> None:
+        """Read the files.
+
+        Raises:
+            DataError: a file can't be read, an id stands in it twice, masks don't fit the labels, or a header names no
+                part of the split.
+        """
+        assert settings.labels_file is not None
+        self.files: list[SourceFile] = []
+        self._entries = self._read(settings.labels_file)
+        self._parts: dict[str, str] = {}
+        self._asked: set[str] = set()
+        if settings.mask_file is not None:
+            masks = self._read(settings.mask_file)
+            self._entries = {name: _masked(entry, masks.get(name), settings) for name, entry in self._entries.items()}
+        if settings.split_column is not None:
+            self._parts = {name: _part_of(entry, settings.split_column) for name, entry in self._entries.items()}
+
+    def letters(self, record_id: str) -> str | None:
+        """The labels of a sequence's residues; None where there are none."""
+        self._asked.add(record_id)
+        entry = self._entries.get(record_id)
+        return None if entry is None else entry.letters
+
+    def part(self, record_id: str) -> str | None:
+        """Training, validation or test; None where there are no labels, or the settings name no attribute."""
+        return self._parts.get(record_id)
+
+    def place(self, record_id: str) -> str:
+        """File, line and record of a sequence's labels."""
+        return self._entries[record_id].place
+
+    def without_sequence(self) -> list[str]:
+        """Ids that nobody asked for."""
+        return [name for name in self._entries if name not in self._asked]
+
+    def _read(self, source: str) -> dict[str, _Entry]:
+        files = FastaSource([source])
+        entries: dict[str, _Entry] = {}
+        for batch in files.batches():
+            for index, (header, letters) in enumerate(zip(batch.headers, batch.sequences, strict=True)):
+                origin = batch.origin(index)
+                assert origin is not None  # it was read from a file
+                entry = _Entry(*origin, header.decode("ascii"), letters.decode("ascii"))
+                name = (entry.header.split() or [""])[0]
+                if name in entries:
+                    raise DataError(
+                        f"{entry.place}: the id {name!r} stands already in {entries[name].place}; remove one"
+                    )
+                entries[name] = entry
+        self.files += files.finished
+        return entries
+
+
+def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Entry:
+    """Labels with those residues not known whose mask is 0."""
+    if mask is None:
+        raise DataError(f"{entry.place}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
+    if len(mask.letters) != len(entry.letters):
+        raise DataError(
+            f"{mask.place}: a mask of {len(mask.letters)} for {len(entry.letters)} labels ({entry.place}); give each "
+            "residue a 1, or a 0 where it is neither to be learnt nor scored"
+        )
+    if other := set(mask.letters) - {"0", "1"}:
+        raise DataError(f"{mask.place}: {min(other)!r} in a mask, which consists of 0 and 1; mend it")
+    letters = np.frombuffer(entry.letters.encode("ascii"), np.uint8).copy()
+    letters[np.frombuffer(mask.letters.encode("ascii"), np.uint8) == ord("0")] = ord(IGNORED_LETTERS[0])
+    return replace(entry, letters=letters.tobytes().decode("ascii"))
+
+
+def _part_of(entry: _Entry, attribute: str) -> str:
+    """The part that the attributes of a header name."""
+    attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
+    if attribute not in attributes:
+        raise DataError(f"{entry.place}: no {attribute}= in the header; write for example {attribute}=train")
+    try:
+        found = part(attributes[attribute])
+    except ValueError as error:
+        raise DataError(f"{entry.place}: {attribute}: {error}") from error
+    held_out = attributes.get("VALIDATION", "").lower() == "true"
+    return "validation" if held_out and found == "training" else found

@@ -1,0 +1,191 @@
+"""A folder of labelled sequences that training reads: sequences or texts, targets, and who is held out.
+
+In: such a folder, made by :mod:`dataset.labels.conversion`. Out: a :class:`LabelledStore` to read it. It holds:
+
+======================= ==========================================================================================
+sequences/              a store (:mod:`dataset.store.format`), of residues or of UTF-8
+labels.safetensors      targets as ``LabelSpace.encode`` gives them (per-residue letters as
+                        int32), parts (N,) uint8 and, where there are weights, weights (N,) float32
+label_mappings.json     the label space
+labels.json             written last: what the folder was made of and with, checksums, and a checksum of itself
+======================= ==========================================================================================
+
+Records that were left out because no training record has their label stay in the store and in no part of it.
+
+Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from common.errors import DataError
+from common.publishing import file_xxh128
+from dataset.fasta.source_file import SourceFile
+from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from dataset.labels.labelled_file import LabelledCounts
+from dataset.store.format import SampleSource, read_signed
+from dataset.store.reader import Store
+from dataset.store.staging import stage_once
+
+FORMAT_VERSION = 1
+SEQUENCES_FOLDER = "sequences"
+LABELS_FILE = "labels.safetensors"
+MANIFEST_FILE = "labels.json"
+
+PARTS = ("training", "validation", "test")
+LEFT_OUT = len(PARTS)
+"""The part of records that are in none."""
+_REMEDY = "remove it, so that it is made again from its source"
+
+
+class LabelledManifest(BaseModel):
+    """``labels.json``.
+
+    Attributes:
+        settings: what the folder was made with.
+        source, held_out_source: the files that it was made of, or the settings of the sample.
+        labels_source: the files of labels and masks alone that it was made of.
+        sequences_checksum: of the store's content.
+        files: XXH3-128 of the other files.
+        checksum: identity of sequences and labels.
+        created: UTC, ISO 8601.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["esmeray-labels"] = "esmeray-labels"
+    format_version: Literal[1] = 1
+    num_records: int
+    settings: dict[str, Any]
+    source: list[SourceFile] | SampleSource
+    held_out_source: list[SourceFile]
+    labels_source: list[SourceFile] = []
+    sequences_checksum: str
+    files: dict[str, str]
+    checksum: str
+    counts: LabelledCounts
+    created: str
+
+
+class LabelledStore:
+    """Read access to a labelled store.
+
+    Attributes:
+        path: its folder.
+        manifest: what it was made of.
+        store: ids and residues, or texts in UTF-8.
+        label_space: what targets stand for.
+        targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
+        weights: (N,) float32, or None.
+        training, validation, test: int64 indices of records, each ascending.
+    """
+
+    def __init__(
+        self, path: Path | str, verify: Literal["full", "quick"] = "quick", stage_dir: Path | None = None
+    ) -> None:
+        """Check a labelled store and read its labels.
+
+        Args:
+            path: the folder.
+            verify: of the sequences; labels are always verified in full.
+            stage_dir: node-local folder to copy the sequences to and to read them from, see :func:`stage_sequences`.
+
+        Raises:
+            DataError: no labelled store, one of another format version, or a damaged one.
+        """
+        self.path = Path(path).absolute()
+        if not (self.path / MANIFEST_FILE).is_file():
+            problem = f"not a labelled store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
+            raise DataError(f"{self.path}: {problem}; give the folder of a labelled store, or labelled files")
+        self.manifest: LabelledManifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, _REMEDY)
+        sequences = self.path / SEQUENCES_FOLDER if stage_dir is None else stage_sequences(self.path, stage_dir)
+        self.store = Store(sequences, verify)
+        if self.store.checksum != self.manifest.sequences_checksum:
+            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
+        self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)
+        tensors = _read_tensors(self._checked(LABELS_FILE))
+        self.targets: NDArray = tensors["targets"]
+        if self.label_space.kind == "per_residue":
+            self.targets = self.targets.astype(np.int64)
+        self.weights: NDArray[np.float32] | None = tensors.get("weights")
+        parts_N = tensors["parts"]
+        self.training, self.validation, self.test = (np.flatnonzero(parts_N == code) for code in range(len(PARTS)))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def counts(self) -> LabelledCounts:
+        """What reading, splitting and encoding left out or changed."""
+        return self.manifest.counts
+
+    @property
+    def checksum(self) -> str:
+        """Identity of sequences, labels and parts, hex."""
+        return self.manifest.checksum
+
+    def text(self, index: int) -> str:
+        """The sequence or text of one record.
+
+        Raises:
+            IndexError: no such record.
+            DataError: the record's block is damaged.
+        """
+        return self.store.text(index)
+
+    def residue_targets(self, index: int) -> NDArray[np.int64]:
+        """(L,) int64: targets of the residues of one record, a view."""
+        start, end = self._residue_offsets[index : index + 2]
+        return self.targets[start:end]
+
+    @cached_property
+    def _residue_offsets(self) -> list[int]:
+        """Where the residues of each record start, and the end."""
+        return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
+
+    def _checked(self, name: str) -> Path:
+        """A file whose checksum holds."""
+        path = self.path / name
+        try:
+            if file_xxh128(path) != self.manifest.files.get(name):
+                raise DataError(f"{path}: damaged: its checksum is not the manifest's; {_REMEDY}")
+        except OSError as error:
+            raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
+        return path
+
+
+def stage_sequences(path: Path, stage_dir: Path) -> Path:
+    """Copy the sequences of the labelled store at ``path`` to this node, and verify them there, once in a process.
+
+    Raises:
+        DataError: they are damaged.
+        ResourceError: the node's disk is full or can't be written.
+    """
+    return stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
+
+
+def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, NDArray]) -> str:
+    """Of sequences, classes and targets: the same for the same data, wherever it was made."""
+    digest = hashlib.sha256(repr((store_checksum, space.kind, space.names)).encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data.cast("B"))
+    return digest.hexdigest()
+
+
+def _read_tensors(path: Path) -> dict[str, NDArray]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DataError(f"{path}: not safetensors ({error}); {_REMEDY}") from error

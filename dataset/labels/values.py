@@ -1,0 +1,171 @@
+"""One value of a file to one label: names, numbers or letters, refused where it is none of them.
+
+In: what stands in a header, or in the label columns of a row. Out: a label as
+:class:`~dataset.labels.label_space.LabelSpace` takes it, or None where there is none. A refusal is a ValueError that
+says what is wrong; where, the caller knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from common.errors import ConfigError
+from train_config.classifier_schema import LabelsSection, TargetKind
+
+Label = str | list[str] | tuple[float, ...]
+
+_PARTS = {
+    "train": "training",
+    "training": "training",
+    "valid": "validation",
+    "validation": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+_TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
+_NOT_A_NUMBER = "nan"
+_MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.labels.missing_labels skip"
+_MEND_WEIGHT = "give a number of 0 or more"
+
+
+def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
+    """What makes a label of the values of one record, one for each of ``labels.label_columns``.
+
+    What it gives: a name (multiclass, binary), a list of names (multilabel in one column), a string of letters
+    (per_residue), or a tuple of numbers with NaN where one is missing (regression, multilabel with a column for each
+    class). None where the label is missing.
+    """
+    separator, columns = labels.separator, labels.label_columns
+    if labels.kind == "regression":
+        return lambda values: _numbers(values, columns, _finite)
+    if labels.kind == "multilabel" and len(columns) > 1:
+        return lambda values: _numbers(values, columns, _truth)
+    if labels.kind == "multilabel":
+        return lambda values: _names(values[0], separator)
+    if labels.kind == "per_residue":
+        return lambda values: text_of(values[0]).strip() or None
+    return lambda values: _name(values[0])
+
+
+def has_numbers(kind: TargetKind, num_columns: int) -> bool:
+    """Whether labels are tuples of numbers."""
+    return kind == "regression" or (kind == "multilabel" and num_columns > 1)
+
+
+def text_of(value: Any) -> str:
+    """A value of a table as text, empty where it is missing.
+
+    Raises:
+        ValueError: bytes, a list or another structure.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bytes | list | dict | tuple):
+        raise ValueError(f"a text is needed, not {type(value).__name__}")
+    return str(value)
+
+
+def number(value: Any) -> float:
+    """A value as a number, NaN where it is missing.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool | int | float | Decimal):
+        return float(value)
+    text = text_of(value).strip()
+    try:
+        # Python takes '1_000' for a number, which no table means.
+        return math.nan if not text else float(text.replace("_", "?"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def weight(value: Any) -> float:
+    """A value as the weight of a record.
+
+    Raises:
+        ValueError: no number, missing, negative or infinite.
+    """
+    try:
+        found = number(value)
+    except ValueError as error:
+        raise ValueError(f"weight: {error}; {_MEND_WEIGHT}") from error
+    if math.isnan(found):
+        raise ValueError(f"the weight is missing or NaN; {_MEND_WEIGHT}")
+    if found < 0:
+        raise ValueError(f"the weight {found:g} is negative; {_MEND_WEIGHT}")
+    if math.isinf(found):
+        raise ValueError(f"the weight is infinite; {_MEND_WEIGHT}")
+    return found
+
+
+def part(value: Any) -> str:
+    """A value of the split column as training, validation or test.
+
+    Raises:
+        ValueError: it is none of the names that these may have.
+    """
+    text = text_of(value).strip()
+    try:
+        return _PARTS[text.lower()]
+    except KeyError:
+        raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}") from None
+
+
+def check_columns(labels: LabelsSection) -> None:
+    """Refuse label columns of which two have one name.
+
+    Raises:
+        ConfigError: which.
+    """
+    for column in labels.label_columns:
+        if labels.label_columns.count(column) > 1:
+            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
+
+
+def _name(value: Any) -> str | None:
+    name = text_of(value).strip()
+    return None if name.lower() in ("", _NOT_A_NUMBER) else name
+
+
+def _names(value: Any, separator: str) -> list[str] | None:
+    if isinstance(value, list | tuple):
+        return sorted({text_of(name).strip() for name in value} - {""})
+    text = _name(value)
+    if text is None:
+        return None
+    return sorted({name.strip() for name in text.split(separator)} - {""}) or None
+
+
+def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
+    found = []
+    for value, column in zip(values, columns, strict=True):
+        try:
+            found.append(read(value))
+        except ValueError as error:
+            raise ValueError(f"column {column!r}: {error}; {_MEND_LABEL}") from error
+    return None if all(map(math.isnan, found)) else tuple(found)
+
+
+def _finite(value: Any) -> float:
+    found = number(value)
+    if math.isinf(found):
+        raise ValueError("an infinite number can't be learnt")
+    return found
+
+
+def _truth(value: Any) -> float:
+    text = text_of(value).strip().lower()
+    if text in ("", _NOT_A_NUMBER):
+        return math.nan
+    try:
+        return _TRUTHS[text]
+    except KeyError:
+        raise ValueError(f"{value!r} is neither 0 nor 1, which multilabel columns hold") from None

@@ -1,0 +1,299 @@
+"""FASTA, or the embedded sample, to a store: complete under its name, or not there at all.
+
+In: names of files, the ingest policies, a target. Out: the folder that :class:`~dataset.store.reader.Store` reads. The
+parts are elsewhere: files to batches in :mod:`dataset.fasta.reader`, batches to clean blocks in
+:mod:`dataset.store.ingest`, blocks to LMDB in :mod:`dataset.store.writer`, temporary names and locks in
+:mod:`common.publishing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import DataError
+from common.progress import ConversionProgress, ProgressCallback
+from common.publishing import exclusive, file_xxh128, published, refuse_existing
+from common.text import counted
+from dataset.fasta.counts import IngestCounts
+from dataset.fasta.locate import places_of_ids
+from dataset.fasta.reader import FastaSource, RecordBatch, find_files
+from dataset.fasta.source_file import SourceFile
+from dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
+from dataset.store.ingest import CleanBlock, Ingest, config_option
+from dataset.store.reader import Store
+from dataset.store.sample import GENERATOR_VERSION, sample_records
+from dataset.store.writer import StoreWriter
+from train_config.schema import DataSection, IngestSection, SampleSection
+
+SAMPLE = "sample"
+_SAMPLE_BATCH_RECORDS = 512
+
+
+class CheckedData(NamedTuple):
+    """Content that a store of some files would have, and the changes that reading makes."""
+
+    records: int
+    residues: int
+    counts: IngestCounts
+
+
+def convert(
+    sources: list[str],
+    target: Path,
+    ingest: IngestSection,
+    *,
+    progress: ProgressCallback | None = None,
+    overwrite: bool = False,
+    map_size_bytes: int | None = None,
+) -> StoreManifest:
+    """Convert FASTA files to a store.
+
+    Memory stays flat in the size of the files but for about 60 bytes a record (lengths, hashes, ids seen).
+
+    Args:
+        sources: files, folders and globs.
+        target: folder to make.
+        ingest: policies.
+        progress: called after every batch.
+        overwrite: replace a store that exists.
+        map_size_bytes: size that LMDB's map starts with; it grows by itself.
+
+    Raises:
+        ConfigError: the target exists.
+        DataError: a source or record is refused.
+        ResourceError: the disk is full or can't be written.
+    """
+    target = absolute(target)
+    refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
+    source = FastaSource(sources)
+    with exclusive(target):
+        refuse_existing(
+            target, "fasta2lmdb", overwrite, _not_a_store
+        )  # another process may have made it while this one waited for the lock
+        return _convert_locked(source, target, ingest, progress, map_size_bytes, option=_tool_option)
+
+
+def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
+    """Read FASTA files as :func:`convert` does, and write nothing.
+
+    Args:
+        sources, policies, progress: as of :func:`convert`.
+
+    Raises:
+        DataError: a source or record is refused, or no record is left.
+    """
+    source = FastaSource(sources)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=_tool_option)
+    records = residues = 0
+    for block in _blocks(source, ingest, progress):
+        records += len(block.lengths)
+        residues += len(block.residues)
+    if not records:
+        raise DataError(f"{', '.join(sources)}: no records are left after applying the policies")
+    return CheckedData(records, residues, ingest.counts)
+
+
+def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback | None = None) -> Path:
+    """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
+
+    A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
+    ``default_root`` named after the source's files and policies, so that changed files make another store. A store that
+    exists is verified in full before it is used.
+
+    Args:
+        data: source, store, ingest and sample settings are read.
+        default_root: where the store goes when ``data.store`` is not set.
+        progress: called while a store is made.
+
+    Raises:
+        DataError: the source can't be read, or ``data.store`` is damaged or was made of something else.
+        ResourceError: the disk is full or can't be written.
+    """
+    if _source_store(data) is not None:
+        return _of_residues(Store(data.source[0], verify="full")).path
+    target = store_location(data, default_root)
+    with exclusive(target):
+        if target.exists():
+            _check_made_of(Store(target, verify="full"), data)
+        elif data.source == [SAMPLE]:
+            _make_sample(data, target, progress)
+        else:
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress, None, option=config_option)
+    return target
+
+
+def store_location(data: DataSection, default_root: Path) -> Path:
+    """Path of the store of a run's data, made or not; see :func:`ensure_store`.
+
+    Raises:
+        DataError: a file of the source is missing, or the settings do not fit together.
+    """
+    ready = _source_store(data)
+    if ready is not None:
+        return absolute(ready)
+    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
+
+
+def _convert_locked(
+    source: FastaSource,
+    target: Path,
+    policies: IngestSection,
+    progress: ProgressCallback | None,
+    map_size_bytes: int | None,
+    *,
+    option: Callable[[str], str],
+) -> StoreManifest:
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=option)
+    with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
+        for block in _blocks(source, ingest, progress):
+            writer.add(block)
+        return writer.finish(source.finished, policies, ingest.counts)
+
+
+def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
+    """Blocks of a store, up to the first record that is refused.
+
+    Raises:
+        DataError: what was refused, once all is read.
+    """
+    with ingest.faults.raised_at_end():
+        for batch in source.batches():
+            block = ingest.clean(batch)
+            if block is not None and not ingest.faults:
+                yield block
+            if progress is not None:
+                progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
+
+
+def _tool_option(name: str) -> str:
+    """A policy as ``python -m tools fasta2lmdb`` takes it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:
+    ingest = Ingest(data.ingest)
+    with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
+        for batch in sample_batches(sample_records(data.sample.records, data.sample.families, data.sample.seed)):
+            block = ingest.clean(batch)
+            assert block is not None  # the sample is clean: no policy drops any of it
+            writer.add(block)
+            if progress is not None:
+                progress(ConversionProgress(0, 0, ingest.counts.records_read))
+        return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
+
+
+def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
+    """Ids and texts of an embedded sample as a FASTA file's reader would give them."""
+    while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
+        ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
+        yield RecordBatch.of(ids, sequences)
+
+
+def sample_source(sample: SampleSection) -> SampleSource:
+    """What a manifest says of the embedded sample."""
+    return SampleSource(**sample.model_dump(), generator_version=GENERATOR_VERSION)
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root, with links as they are."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
+
+
+def _not_a_store(target: Path, _: str) -> str | None:
+    """The part of an existing target that is no store's, for :func:`~common.publishing.refuse_existing`."""
+    try:
+        content = json.loads((target / MANIFEST_FILE).read_bytes())
+        if content["format"] != StoreManifest.model_fields["format"].default:
+            return "is not a store"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "is not a store"
+    others = sorted({path.name for path in target.iterdir()} - {MANIFEST_FILE, DATA_FILE})
+    return f"holds {others[0]}, which no store does" if others else None
+
+
+def _source_store(data: DataSection) -> Path | None:
+    """The store that the source names, when it names one in place of FASTA."""
+    stores = [source for source in data.source if (Path(source) / MANIFEST_FILE).is_file()]
+    if not stores:
+        return None
+    if len(data.source) > 1:
+        raise DataError(f"{stores[0]}: a store can't be joined with other sources; give it as the only source")
+    if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
+        raise DataError(f"{stores[0]}: the source is a store already; leave data.store out")
+    return Path(stores[0])
+
+
+def _of_residues(store: Store) -> Store:
+    if store.is_text:
+        raise DataError(f"{store.path}: a store of texts, which classifiers alone can read; give proteins")
+    return store
+
+
+def _store_name(data: DataSection) -> str:
+    """Name of the default store: readable, and another one for other files, policies or sample settings."""
+    described = [FORMAT_VERSION, data.ingest.model_dump()]
+    if data.source == [SAMPLE]:
+        return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
+    paths = find_files(data.source)
+    return name_of_content(paths[0].name, [*described, file_identities(paths)])
+
+
+def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
+    """What tells files from others without reading them: path, size and time of change."""
+    return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def name_of_content(first_name: str, described: list) -> str:
+    """A readable name of what is made of a file of this name, another one for whatever else is described (as JSON)."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    return f"{stem}-{digest[:12]}"
+
+
+def _check_made_of(store: Store, data: DataSection) -> None:
+    """Refuse a store that was made of something else than the settings say."""
+    made_of = store.manifest.source
+    if data.source == [SAMPLE]:
+        same = made_of == sample_source(data.sample)
+    else:
+        same = isinstance(made_of, list) and same_files(made_of, find_files(data.source))
+    remedy = f"choose another data.store, or read this one as it is with data.source {store.path}"
+    if not same:
+        raise DataError(
+            f"{store.path}: made of {describe_source(made_of)}, not of {', '.join(data.source)} as it is; {remedy}"
+        )
+    if store.manifest.ingest != data.ingest:
+        raise DataError(f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {remedy}")
+
+
+def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
+    """Whether the files that something was made of are these."""
+    return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
+
+
+def _same_file(recorded: SourceFile, path: Path) -> bool:
+    """By size and time where the path is the same; else by content."""
+    status = path.stat()
+    if status.st_size != recorded.bytes:
+        return False
+    if str(path.resolve()) == recorded.path and status.st_mtime_ns == recorded.mtime_ns:
+        return True
+    return file_xxh128(path) == recorded.xxh128
+
+
+def describe_source(source: list[SourceFile] | SampleSource) -> str:
+    """What something was made of, for a message."""
+    if isinstance(source, SampleSource):
+        families = counted(source.families, "famil{ies}")
+        return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"
+    more = f" and {counted(len(source) - 1, 'more file{s}')}" if len(source) > 1 else ""
+    return f"{source[0].path}{more}"

@@ -1,0 +1,275 @@
+"""What a store is on disk: the manifest, and the framing of every value in LMDB.
+
+A store is a folder of two files.
+
+``manifest.json`` is written last. It says what the store holds and carries a SHA-256 of itself, the size and XXH3-128
+of ``data.mdb``, and a CRC-32 of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and
+its B-tree), so that a damaged pointer is noticed before LMDB maps the file and follows it out of the map.
+
+``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
+:data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a :class:`Frame`: a header of
+40 bytes with a CRC-32 of header and payload, then the payload, little-endian:
+
+=========== ========================================================================================================
+kind        payload
+=========== ========================================================================================================
+BLOCK       n records: residue_offsets (n+1) uint32, id_offsets (n+1) uint32, residues in ASCII, ids in UTF-8
+LENGTHS     (N,) uint32, residues of each record
+HASHES      (N,) uint64, XXH3-64 (seed 0) of each sequence's residues
+STARTS      (blocks,) uint64, index of the first record of each block
+=========== ========================================================================================================
+
+A store of texts (alphabet :data:`TEXT_ALPHABET`) holds UTF-8 where others hold residues; every length is in bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import DataError
+from dataset.fasta.counts import IngestCounts
+from dataset.fasta.source_file import SourceFile
+from dataset.store.lmdb_index import OVERFLOW_PAGE, PAGE_HEADER
+from train_config.schema import IngestSection
+
+try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
+Manifest = TypeVar("Manifest", bound=BaseModel)
+
+FORMAT_VERSION = 2
+LMDB_MAJOR = 0
+"""``lib_version`` of py-lmdb for the 0.9 engine; LMDB 1.0 writes another file format."""
+
+TEXT_ALPHABET = "utf-8"
+"""``alphabet`` of a store of texts."""
+
+DATA_FILE = "data.mdb"
+MANIFEST_FILE = "manifest.json"
+
+FIRST_ARRAY_KEY = 1 << 63
+MAX_VALUE_BYTES = 0xFFFFFFFF
+"""LMDB's limit of one value; at 8 bytes a hash, a store holds at most 536,870,906 records."""
+
+_MAGIC = b"ESMR"
+# magic, format version, kind, first record, count, payload bytes, reserved, CRC-32 of all before and of the payload
+_HEADER = struct.Struct("<4sHHQQQII")
+HEADER_BYTES = _HEADER.size
+_CRC_AT = HEADER_BYTES - 4
+
+
+class Kind(IntEnum):
+    """What a value holds."""
+
+    BLOCK = 1
+    LENGTHS = 2
+    HASHES = 3
+    STARTS = 4
+
+    @property
+    def key(self) -> bytes:
+        """LMDB key of an array's value."""
+        return key_bytes(FIRST_ARRAY_KEY + int(self))
+
+
+class Frame(NamedTuple):
+    """A value that was read and whose checksum holds.
+
+    Attributes:
+        first: index of the first record, in a block.
+        num_items: records of a block, elements of an array.
+        payload: zero-copy view.
+    """
+
+    first: int
+    num_items: int
+    payload: memoryview
+
+
+def key_bytes(key: int) -> bytes:
+    """Big-endian, so that LMDB's order of bytes is the order of the integers."""
+    return key.to_bytes(8, "big")
+
+
+def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
+    """Header and payload as the bytes of one value."""
+    payload_bytes = sum(len(part) for part in parts)
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
+    crc = crc32(header)
+    for part in parts:
+        crc = crc32(part, crc)
+    return b"".join([header, crc.to_bytes(4, "little"), *parts])
+
+
+def unframe(value: memoryview, kind: Kind) -> Frame:
+    """Check a value's header and CRC-32.
+
+    Raises:
+        ValueError: what is wrong with it, without the place.
+    """
+    if len(value) < HEADER_BYTES:
+        raise ValueError(f"{len(value)} bytes are too few for a header")
+    magic, version, found, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
+    if magic != _MAGIC or version != FORMAT_VERSION or found != kind:
+        raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
+    payload = value[HEADER_BYTES:]
+    if len(payload) != payload_bytes:
+        raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
+    if crc32(payload, crc32(value[:_CRC_AT])) != crc:
+        raise ValueError("its checksum does not hold")
+    return Frame(first, count, payload)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SampleSource(_Record):
+    """The settings of the embedded sample that a store was made of."""
+
+    records: int
+    families: int
+    seed: int
+    generator_version: int
+
+
+class StoreManifest(_Record):
+    """``manifest.json``.
+
+    Attributes:
+        alphabet: the letters that residues may be, or :data:`TEXT_ALPHABET`.
+        page_bytes: LMDB's page size.
+        checksum: SHA-256 of the content (ids, residues, lengths), the same for the same records however laid out.
+        index_pages: the pages of data.mdb that LMDB follows; the rest hold values.
+        index_crc32: CRC-32 of those pages, end to end.
+        source: the FASTA files, or the settings of the sample.
+        ingest: the policies that the records were taken in with.
+        counts: what the policies and the fixed repairs did.
+        created: UTC, ISO 8601.
+    """
+
+    format: Literal["esmeray-store"] = "esmeray-store"
+    format_version: Literal[2] = 2
+    engine: Literal["lmdb-0.9"] = "lmdb-0.9"
+    num_records: int
+    num_residues: int
+    num_blocks: int
+    alphabet: str
+    checksum: str
+    data_bytes: int
+    data_xxh128: str
+    page_bytes: int
+    index_pages: list[int]
+    index_crc32: int
+    source: list[SourceFile] | SampleSource
+    ingest: IngestSection
+    counts: IngestCounts
+    created: str
+
+    def to_json(self) -> str:
+        """The text of manifest.json, with the checksum of its own content."""
+        return signed_json(self)
+
+
+def signed_json(manifest: BaseModel) -> str:
+    """A manifest as JSON, with the checksum of its own content."""
+    content = manifest.model_dump(mode="json")
+    return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
+
+
+def read_manifest(store: Path) -> StoreManifest:
+    """Read and check a store's manifest.
+
+    Raises:
+        DataError: no store, another format version, or a damaged manifest.
+    """
+    path = store / MANIFEST_FILE
+    if store.is_file():
+        made = store.with_name(f"{store.name.split('.')[0] or 'my'}_store")
+        remedy = shlex.join(["python", "-m", "tools", "fasta2lmdb", str(store), str(made)])
+        raise DataError(f"{store}: a file, and a store is a folder; make one of FASTA with: {remedy}")
+    if not store.is_dir():
+        raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
+    if not path.is_file():
+        raise DataError(f"{store}: not a store, it has no {MANIFEST_FILE}; make one with python -m tools fasta2lmdb")
+    return read_signed(path, StoreManifest, "convert the FASTA again")
+
+
+def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
+    """Read and check what :func:`signed_json` wrote.
+
+    Args:
+        path: the file.
+        model: has fields ``format`` and ``format_version``, whose defaults are what is asked for.
+        remedy: what to do when it does not fit.
+
+    Raises:
+        DataError: it can't be read, is damaged, or of another format or version.
+    """
+    wanted, version = (model.model_fields[name].default for name in ("format", "format_version"))
+
+    def damaged(problem: str) -> DataError:
+        return DataError(f"{path}: damaged: {problem}; {remedy}, or copy the store again")
+
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise damaged("not JSON") from error
+    if not isinstance(content, dict) or content.get("format") != wanted:
+        raise damaged(f"it does not say format {wanted!r}")
+    if content.get("format_version") != version:
+        found = content.get("format_version")
+        raise DataError(
+            f"{path.parent}: a store of format version {found!r}, this Esmeray reads version {version}; {remedy}"
+        )
+    digest = content.pop("manifest_sha256", None)
+    if digest != _digest(content):
+        raise damaged("its checksum does not hold")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise damaged(f"{error.error_count()} fields are wrong, first {error.errors()[0]['loc']}") from error
+
+
+def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
+    """Numbers of the pages of an LMDB file that are not values: walks from page to page, jumping over values."""
+    pages = []
+    num_pages = data_file.stat().st_size // page_bytes
+    with data_file.open("rb", buffering=0) as file:
+        page = 0
+        while page < num_pages:
+            file.seek(page * page_bytes)
+            _, _, flags, overflow_pages = PAGE_HEADER.unpack(file.read(PAGE_HEADER.size))
+            if flags & OVERFLOW_PAGE:
+                page += max(overflow_pages, 1)
+            else:
+                pages.append(page)
+                page += 1
+    return pages
+
+
+def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
+    """CRC-32 of these pages, end to end."""
+    crc = 0
+    with data_file.open("rb", buffering=0) as file:
+        for page in pages:
+            file.seek(page * page_bytes)
+            crc = crc32(file.read(page_bytes), crc)
+    return crc
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

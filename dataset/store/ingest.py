@@ -1,0 +1,250 @@
+"""Raw records to a block of a store: what a sequence and an id may be, with every repair counted.
+
+In: :class:`~dataset.fasta.reader.RecordBatch` and the policies of :class:`~train_config.schema.IngestSection`. Out:
+:class:`CleanBlock`. A batch whose letters are all in the alphabet, which is nearly every one, is checked in one piece;
+only a batch with something to mend is looked at record by record. Text, which a classifier may read in place of
+residues, is taken as it is.
+
+Shape legend: N records of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Literal
+
+import numpy as np
+
+from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
+from dataset.fasta.counts import IngestCounts
+from dataset.fasta.faults import Fault, Faults, PlacesOfIds
+from dataset.fasta.kernel import Kernel
+from dataset.fasta.reader import RecordBatch
+from dataset.fasta.records import Lines, hashes_of, lengths_of
+from dataset.store.hash_set import HashSet64
+from train_config.schema import IngestSection
+
+NUCLEOTIDES = b"ACGTUNacgtun"
+NUCLEOTIDE_SHARE = 0.95
+"""From this share of such letters on, a sequence is counted as DNA or RNA. A protein has about 26 %."""
+
+_FEWEST_LETTERS = 300
+"""In batches with fewer letters nothing is counted as DNA: a few peptides may well consist of A, C, G and T."""
+
+_GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
+"""A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides. Of the
+letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
+
+
+@dataclass(frozen=True)
+class CleanBlock:
+    """Records as they go into a store.
+
+    Attributes:
+        ids: N unique ids.
+        residues: all sequences end to end, letters of the alphabet.
+        lengths: (N,) uint32, residues of each sequence, none 0.
+        hashes: (N,) uint64, XXH3-64 of each sequence.
+        kept: (N,) int64, the place in its batch of each record; None when all of the batch are here.
+    """
+
+    ids: Lines
+    residues: bytes
+    lengths: np.ndarray
+    hashes: np.ndarray
+    kept: np.ndarray | None = None
+
+
+def config_option(name: str) -> str:
+    """A policy as it is given on the command line wherever there is a config."""
+    return f"--data.ingest.{name}"
+
+
+class Ingest:
+    """Applies the policies to one batch after the other, remembering the ids that it has met.
+
+    Ids are compared by XXH3-64. Two different ids of one source meet in it with a probability of n**2 / 2**65 (one in
+    37,000 for 30 million records); the policy ``error`` looks them up before it refuses, the others would count one
+    record as a duplicate.
+
+    Attributes:
+        counts: what was changed, left out or noticed.
+        faults: the records that were refused; whoever reads raises them at the end, and makes nothing of the blocks.
+    """
+
+    def __init__(
+        self,
+        policies: IngestSection,
+        places_of_ids: PlacesOfIds = lambda _: {},
+        kernel: Kernel | None = None,
+        *,
+        content: Literal["protein", "text"] = "protein",
+        option: Callable[[str], str] = config_option,
+    ) -> None:
+        """Start with no ids seen.
+
+        Args:
+            policies: what to do with records that are not plain.
+            places_of_ids: gives the places of the first records with some ids, to name the first of two with one id.
+            kernel: what is compiled, for many records.
+            content: text is neither checked nor mended.
+            option: how the policy of this name is given on the command line, for messages.
+        """
+        self.counts = IngestCounts()
+        self.faults = Faults(places_of_ids)
+        self._policies = policies
+        self._option = option
+        self._is_text = content == "text"
+        self._places_of_ids = places_of_ids
+        self._seen = HashSet64(kernel)
+        self._next_suffix: dict[bytes, int] = {}
+
+    def clean(self, batch: RecordBatch) -> CleanBlock | None:
+        """One batch as a block, refused records included; None when the policies drop all of it."""
+        self.counts.records_read += len(batch)
+        records = batch.records
+        if not self._is_text:
+            self._notice_nucleotides(batch)
+        is_plain = self._is_text or records.all_stored or all_stored(records.residues)
+        if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
+            kept, sequences = self._clean_each(batch)
+            ids = records.ids.split()
+            return self._block(batch, kept, [ids[index] for index in kept], sequences)
+        fresh_N = self._seen.add(records.id_hashes)
+        if fresh_N.all():
+            return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
+        return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
+
+    def _notice_nucleotides(self, batch: RecordBatch) -> None:
+        """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
+        residues, is_refused = batch.records.residues, self._policies.nucleotides == "error"
+        if len(residues) < _FEWEST_LETTERS:
+            return
+        glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
+        if not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE:
+            return
+        for index, sequence in enumerate(batch.sequences):
+            if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
+                continue
+            self.counts.records_like_nucleotides += 1
+            if is_refused:
+                remedy = f"translate it to protein, or give {self._option('nucleotides')} warn"
+                problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
+                self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
+
+    def _block(
+        self,
+        batch: RecordBatch,
+        kept: Sequence[int],
+        ids: list[bytes],
+        sequences: list[bytes],
+        fresh_N: np.ndarray | None = None,
+    ) -> CleanBlock | None:
+        """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
+        fresh_N = self._seen.add(hashes_of(ids)) if fresh_N is None else fresh_N
+        self._settle_ids(batch, kept, ids, fresh_N)
+        kept_N = np.array(kept, dtype=np.int64)
+        if not fresh_N.all():
+            ids, sequences = list(compress(ids, fresh_N)), list(compress(sequences, fresh_N))
+            kept_N = kept_N[fresh_N]
+        if not ids:
+            return None
+        return CleanBlock(Lines.of(ids), b"".join(sequences), lengths_of(sequences), hashes_of(sequences), kept_N)
+
+    def _clean_each(self, batch: RecordBatch) -> tuple[list[int], list[bytes]]:
+        """Indices and residues of the records that stay, as to their residues."""
+        kept: list[int] = []
+        sequences: list[bytes] = []
+        repaired: list[CleanSequence] = []
+        for index, (raw, id_length) in enumerate(zip(batch.sequences, batch.records.ids.lengths, strict=True)):
+            if not id_length:
+                self.faults.add(
+                    "header{s} without an id", Fault(batch, index, "a header without an id; write one right after '>'")
+                )
+                continue
+            cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
+            residues = self._without_bad(batch, index, cleaned)
+            if residues is None or (not residues and self._may_drop_empty(batch, index)):
+                continue
+            kept.append(index)
+            sequences.append(residues)
+            repaired.append(cleaned)
+        self.counts.records_upper_cased += sum(cleaned.upper_cased for cleaned in repaired)
+        self.counts.stops_dropped += sum(cleaned.stop_dropped for cleaned in repaired)
+        self.counts.j_to_x += sum(cleaned.j_to_x for cleaned in repaired)
+        return kept, sequences
+
+    def _without_bad(self, batch: RecordBatch, index: int, cleaned: CleanSequence) -> bytes | None:
+        """The residues with the policy for bad characters applied; None when the record is dropped."""
+        if not cleaned.num_bad:
+            return cleaned.residues
+        inner_header = cleaned.residues.find(b">")
+        if inner_header >= 0:
+            problem = "'>' inside a sequence line; put the header on a line of its own"
+            self.faults.add("'>' inside a sequence line", Fault(batch, index, problem, inner_header))
+            return bad_to_x(cleaned.residues)
+        match self._policies.bad_characters:
+            case "to_x":
+                self.counts.bad_characters_to_x += cleaned.num_bad
+                return bad_to_x(cleaned.residues)
+            case "skip":
+                self.counts.records_skipped_bad_characters += 1
+                return None
+        at = first_bad(cleaned.residues)
+        problem = _bad_character(chr(cleaned.residues[at]), f"give {self._option('bad_characters')} to_x (or skip)")
+        self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
+        return bad_to_x(cleaned.residues)
+
+    def _may_drop_empty(self, batch: RecordBatch, index: int) -> bool:
+        if self._policies.empty_sequences == "skip":
+            self.counts.records_skipped_empty += 1
+            return True
+        problem = (
+            "a header without a sequence; complete or remove the record, "
+            f"or give {self._option('empty_sequences')} skip"
+        )
+        self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
+        return False
+
+    def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
+        """Apply the policy to ids that are not new: say in place who stays, and under which name."""
+        for position in np.flatnonzero(~fresh_N).tolist():
+            match self._policies.duplicate_ids:
+                case "error":
+                    self._refuse_duplicate(batch, kept[position], ids[position])
+                    fresh_N[position] = True
+                case "first":
+                    self.counts.records_skipped_duplicate_id += 1
+                case "rename":
+                    ids[position] = self._renamed(ids[position])
+                    self.counts.ids_renamed += 1
+                    fresh_N[position] = True
+
+    def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
+        name = record_id.decode("utf-8")
+        if not self.faults:  # otherwise nothing is made of the records in any case
+            first = self._places_of_ids({name}).get(name)
+            if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
+                return  # two ids with one hash: this is the first record of its id
+        remedy = f"make ids unique, or give {self._option('duplicate_ids')} first (or rename)"
+        self.faults.add("id{s} that stood before", Fault(batch, index, remedy, repeats=name))
+
+    def _renamed(self, record_id: bytes) -> bytes:
+        number = self._next_suffix.get(record_id, 2)
+        while not self._seen.add(hashes_of([b"%b.%d" % (record_id, number)]))[0]:
+            number += 1
+        self._next_suffix[record_id] = number + 1
+        return b"%b.%d" % (record_id, number)
+
+
+def _share_of_nucleotides(letters: bytes) -> float:
+    return 1 - len(letters.translate(None, NUCLEOTIDES)) / len(letters)
+
+
+def _bad_character(character: str, remedy: str) -> str:
+    if character in GAPS:
+        return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
+    where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
+    return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; mend the record, or {remedy}"

@@ -1,0 +1,339 @@
+"""A store opened for reading: residues, ids, lengths and hashes of its records, without copying them.
+
+In: a folder that :mod:`dataset.store.conversion` made. Out: read-only NumPy views of the memory-mapped file. What the
+files hold is described in :mod:`dataset.store.format`.
+
+Nothing is mapped before the file's size, its meta pages and its B-tree have been checked: a truncated file would end
+the process by a signal. Each block's CRC-32 is checked when a process first reads it.
+
+The map is our own, and :mod:`dataset.store.lmdb_index` says where the values lie in it. py-lmdb would read all of them
+to say so; its views die with its environment without notice, and py-lmdb 3.0 refuses, in a forked child, to open a file
+that the parent had open. A map of Python's lives as long as its last view. It is opened when first needed, shared by
+the stores of one file, and never carried over to another process by a fork or a pickle.
+
+Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.publishing import file_xxh128
+from dataset.store.format import (
+    DATA_FILE,
+    HEADER_BYTES,
+    TEXT_ALPHABET,
+    Frame,
+    Kind,
+    StoreManifest,
+    index_crc32,
+    key_bytes,
+    read_manifest,
+    unframe,
+)
+from dataset.store.lmdb_index import find_values
+
+_REMEDY = "convert the FASTA again, or copy the store again"
+
+
+class Store:
+    """Read access to a store.
+
+    A Store may be pickled and may cross a fork: only its path and manifest do, and each process opens the file itself.
+    """
+
+    def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
+        """Check a store; map nothing yet.
+
+        Args:
+            path: the store's folder.
+            verify: quick checks the manifest, the file's size and the pages that LMDB follows; full also the SHA-256 of
+                all of it, which reads it once.
+
+        Raises:
+            DataError: no store, one of another format version, or a damaged one.
+        """
+        self.path = Path(path).absolute()
+        self.manifest: StoreManifest = read_manifest(self.path)
+        self._check_file(full=verify == "full")
+        self._opened: _OpenFile | None = None
+
+    def __len__(self) -> int:
+        return self.manifest.num_records
+
+    @property
+    def checksum(self) -> str:
+        """Identity of the content, hex: the same for the same records in the same order."""
+        return self.manifest.checksum
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) uint32: residues of each record; in a store of texts, bytes of UTF-8."""
+        return self._file.lengths
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the records are texts and not residues."""
+        return self.manifest.alphabet == TEXT_ALPHABET
+
+    @property
+    def sequence_hashes(self) -> np.ndarray:
+        """(N,) uint64: XXH3-64 of each sequence; equal sequences have equal hashes, in any store."""
+        return self._file.hashes
+
+    def sequence(self, index: int) -> np.ndarray:
+        """(L,) uint8: the residues of one record as ASCII (or its text as UTF-8), a read-only view of the mapped file.
+
+        Raises:
+            IndexError: no such record.
+            DataError: the record's block is damaged.
+        """
+        block, place = self._file.find(index)
+        start, end = block.residue_offsets[place : place + 2]
+        return block.residues[start:end]
+
+    def text(self, index: int) -> str:
+        """The residues or the text of one record as a string.
+
+        Raises:
+            IndexError: no such record.
+            DataError: the record's block is damaged.
+        """
+        return self.sequence(index).tobytes().decode("utf-8")
+
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> list[memoryview]:
+        """A part of each of N records, as read-only views of the mapped file: no NumPy call for each record.
+
+        Args:
+            records_N: (N,) indices of records.
+            starts_N: (N,) residues of each record to leave out at its start.
+            lengths_N: (N,) residues to take; where a record has fewer, what follows it in the file comes too.
+
+        Raises:
+            IndexError: no such record.
+            DataError: a record's block is damaged.
+        """
+        return self._file.windows(records_N, starts_N, lengths_N)
+
+    def id(self, index: int) -> str:
+        """The id of one record.
+
+        Raises:
+            IndexError: no such record.
+            DataError: the record's block is damaged.
+        """
+        block, place = self._file.find(index)
+        start, end = block.id_offsets[place : place + 2]
+        return block.ids[start:end].tobytes().decode("utf-8")
+
+    def residue_blocks(self) -> Iterator[np.ndarray]:
+        """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks.
+
+        Raises:
+            DataError: a block is damaged.
+        """
+        return self._file.residue_blocks()
+
+    def verify_blocks(self) -> None:
+        """Read every block and check it against the arrays, whatever this process has checked before.
+
+        Raises:
+            DataError: a block is damaged or missing.
+        """
+        self._file.verify_blocks()
+
+    def __getstate__(self) -> dict:
+        return {"path": self.path, "manifest": self.manifest, "_opened": None}
+
+    @property
+    def _file(self) -> _OpenFile:
+        if self._opened is None or self._opened.pid != os.getpid():
+            self._opened = _open(self.path, self.manifest)
+        return self._opened
+
+    def _check_file(self, full: bool) -> None:
+        data_file, manifest = self.path / DATA_FILE, self.manifest
+        try:
+            size = data_file.stat().st_size
+            if size != manifest.data_bytes:
+                raise DataError(
+                    f"{data_file}: {size:,} bytes where the manifest says {manifest.data_bytes:,}: truncated or "
+                    f"replaced; {_REMEDY}"
+                )
+            if index_crc32(data_file, manifest.page_bytes, manifest.index_pages) != manifest.index_crc32:
+                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {_REMEDY}")
+            if full and file_xxh128(data_file) != manifest.data_xxh128:
+                raise DataError(f"{data_file}: damaged: its checksum is not the manifest's; {_REMEDY}")
+        except OSError as error:
+            raise DataError(f"{data_file}: can't be read: {error.strerror}; {_REMEDY}") from error
+
+
+class _Block(NamedTuple):
+    """Views of one block that was checked; n records.
+
+    Attributes:
+        residue_offsets, id_offsets: (n+1,) uint32.
+        residues, ids: uint8, end to end.
+    """
+
+    residue_offsets: np.ndarray
+    id_offsets: np.ndarray
+    residues: np.ndarray
+    ids: np.ndarray
+
+
+class _OpenFile:
+    """One data.mdb mapped into this process."""
+
+    def __init__(self, path: Path, manifest: StoreManifest) -> None:
+        self.pid = os.getpid()
+        self._path = path
+        self._manifest = manifest
+        self._blocks: dict[int, _Block] = {}
+        self._map = _map_file(path, manifest)
+        self._bytes = memoryview(self._map)
+        try:
+            self._extents = find_values(self._bytes, manifest.page_bytes, manifest.index_pages)
+        except (struct.error, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        self.lengths = self._array(Kind.LENGTHS, "<u4", manifest.num_records)
+        starts_B = self._array(Kind.STARTS, "<u8", manifest.num_blocks).astype(np.int64)
+        self._starts: list[int] = starts_B.tolist()
+        self._starts_B = starts_B
+        # Of each block that was read, where in the file its residues start, and where the offset of record 0 would be.
+        self._residues_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
+        self._offsets_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
+        # The number that starts at any byte: offsets lie wherever LMDB has put their block.
+        self._numbers = np.ndarray((manifest.data_bytes - 3,), dtype="<u4", buffer=self._bytes, strides=(1,))
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """(N,) uint64; read when first asked for, which loader processes never do."""
+        return self._array(Kind.HASHES, "<u8", self._manifest.num_records)
+
+    def find(self, index: int) -> tuple[_Block, int]:
+        """The block of a record and the record's place in it."""
+        if not 0 <= index < self._manifest.num_records:
+            raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
+        number = bisect_right(self._starts, index) - 1
+        return self._block(number), index - self._starts[number]
+
+    def windows(
+        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
+    ) -> list[memoryview]:
+        # Negative numbers are the largest when taken as unsigned.
+        if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
+            raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
+        blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
+        if len(self._blocks) < len(self._starts):
+            for number in set(blocks_N.tolist()):
+                self._block(number)
+        begins_N = self._numbers[self._offsets_at_B[blocks_N] + 4 * records_N] + self._residues_at_B[blocks_N]
+        begins_N += starts_N
+        views, whole = zip(begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True), self._bytes
+        return [whole[begin:end] for begin, end in views]
+
+    def _block(self, number: int) -> _Block:
+        """A block that was checked, now or before."""
+        block = self._blocks.get(number)
+        if block is None:  # two threads may both read it; they find the same
+            block = self._read_block(number)
+            payload_at = self._extents[key_bytes(number)][0] + HEADER_BYTES
+            self._offsets_at_B[number] = payload_at - 4 * self._starts[number]
+            self._residues_at_B[number] = payload_at + 8 * len(block.residue_offsets)
+            self._blocks[number] = block  # last, for what is found here is taken to be complete
+        return block
+
+    def residue_blocks(self) -> Iterator[np.ndarray]:
+        for start in self._starts:
+            block, _ = self.find(start)
+            yield block.residues
+
+    def verify_blocks(self) -> None:
+        for number in range(len(self._starts)):
+            self._read_block(number)
+
+    def _read_block(self, number: int) -> _Block:
+        found = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
+        ends = [*self._starts[number + 1 : number + 2], self._manifest.num_records]
+        if found.first != self._starts[number] or found.num_items != ends[0] - found.first:
+            raise self._damaged(f"block {number} holds other records than its place says")
+        offsets_bytes = 4 * (found.num_items + 1)
+        residue_offsets = np.frombuffer(found.payload, dtype="<u4", count=found.num_items + 1)
+        id_offsets = np.frombuffer(found.payload, dtype="<u4", count=found.num_items + 1, offset=offsets_bytes)
+        text = np.frombuffer(found.payload, dtype=np.uint8, offset=2 * offsets_bytes)
+        num_residues, num_id_bytes = int(residue_offsets[-1]), int(id_offsets[-1])
+        if len(text) != num_residues + num_id_bytes:
+            raise self._damaged(f"block {number} is not as long as its offsets say")
+        if not np.array_equal(np.diff(residue_offsets), self.lengths[found.first : found.first + found.num_items]):
+            raise self._damaged(f"block {number} disagrees with the lengths of its records")
+        return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
+
+    def _array(self, kind: Kind, dtype: str, count: int) -> np.ndarray:
+        name = f"the array of {kind.name.lower()}"
+        found = self._value(kind.key, kind, name)
+        if found.num_items != count or len(found.payload) != count * np.dtype(dtype).itemsize:
+            raise self._damaged(f"{name} has {found.num_items} elements where the manifest says {count}")
+        array = np.frombuffer(found.payload, dtype=dtype)
+        # LMDB aligns values that fill pages of their own. A few hundred bytes inside a page it may not: copied.
+        aligned = np.require(array, requirements="A")
+        aligned.flags.writeable = False
+        return aligned
+
+    def _value(self, key: bytes, kind: Kind, name: str) -> Frame:
+        if key not in self._extents:
+            raise self._damaged(f"{name} is missing")
+        offset, num_bytes = self._extents[key]
+        page_start = offset - offset % mmap.PAGESIZE
+        # The map is advised not to read ahead, since records are read in random order; a block is read as a whole.
+        self._map.madvise(mmap.MADV_WILLNEED, page_start, offset - page_start + num_bytes)
+        try:
+            return unframe(self._bytes[offset : offset + num_bytes], kind)
+        except ValueError as error:
+            raise self._damaged(f"{name}: {error}") from error
+
+    def _damaged(self, problem: str) -> DataError:
+        return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {_REMEDY}")
+
+
+def _map_file(path: Path, manifest: StoreManifest) -> mmap.mmap:
+    with (path / DATA_FILE).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != manifest.data_bytes:
+            raise DataError(f"{path / DATA_FILE}: {size:,} bytes: it changed since it was checked; {_REMEDY}")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    return mapped
+
+
+# By process, device and inode, for as long as some store uses it. A store that was replaced is another file.
+_OPEN_FILES: weakref.WeakValueDictionary[tuple[int, int, int], _OpenFile] = weakref.WeakValueDictionary()
+_OPENING = threading.Lock()
+
+
+def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
+    try:
+        status = (path / DATA_FILE).stat()
+        key = (os.getpid(), status.st_dev, status.st_ino)
+        with _OPENING:
+            opened = _OPEN_FILES.get(key)
+            if opened is None:
+                opened = _OPEN_FILES[key] = _OpenFile(path, manifest)
+            return opened
+    except OSError as error:
+        raise DataError(f"{path / DATA_FILE}: can't be read: {error.strerror}; {_REMEDY}") from error

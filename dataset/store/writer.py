@@ -1,0 +1,280 @@
+"""Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows by itself.
+
+In: :class:`~dataset.store.ingest.CleanBlock` in order. Out: the files of a store (:mod:`dataset.store.format`) in a
+folder that someone else made and will rename; the manifest comes last.
+
+A thread of its own checksums and writes one transaction while the next is gathered: zlib, LMDB and the system let go of
+Python's global lock. What fails there is raised by the next call that has something to write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+
+from common.background_thread import BackgroundThread
+from common.errors import DataError
+from common.publishing import disk_full, file_xxh128
+from dataset.fasta.alphabet import STORE_ALPHABET
+from dataset.fasta.counts import IngestCounts
+from dataset.fasta.source_file import SourceFile
+from dataset.store.format import (
+    DATA_FILE,
+    HEADER_BYTES,
+    LMDB_MAJOR,
+    MANIFEST_FILE,
+    MAX_VALUE_BYTES,
+    Kind,
+    SampleSource,
+    StoreManifest,
+    find_index_pages,
+    frame,
+    index_crc32,
+    key_bytes,
+)
+from dataset.store.ingest import CleanBlock
+from train_config.schema import IngestSection
+
+DEFAULT_MAP_SIZE_BYTES = 1 << 30
+"""Address space, not disk: LMDB's file is as large as what was written."""
+
+TRANSACTION_BYTES = 1 << 20
+"""What is gathered while the one before is written. More of it leaves the cache, and takes a fourth longer."""
+
+
+class _Value(NamedTuple):
+    """What :func:`~dataset.store.format.frame` makes a value of, and its key."""
+
+    key: bytes
+    kind: Kind
+    first: int
+    num_items: int
+    parts: list[bytes | memoryview]
+
+
+REOPEN_BYTES = 16 << 20
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+class StoreWriter:
+    """Writes one store into an empty folder."""
+
+    def __init__(
+        self, folder: Path, target: Path, map_size_bytes: int | None = None, alphabet: str = STORE_ALPHABET
+    ) -> None:
+        """Create data.mdb.
+
+        Args:
+            folder: where the files go.
+            target: what the store will be called, for messages.
+            map_size_bytes: size that LMDB's map starts with; doubled as often as needed.
+            alphabet: what the blocks hold; :data:`~dataset.store.format.TEXT_ALPHABET` for texts.
+        """
+        self._folder = folder
+        self._alphabet = alphabet
+        self._target = target
+        self._environment = self._open(map_size_bytes or DEFAULT_MAP_SIZE_BYTES)
+        self._mapped_bytes = 0
+        self._thread: BackgroundThread[None] = BackgroundThread()
+        self._pending: list[_Value] = []
+        self._pending_bytes = 0
+        self._num_records = 0
+        self._starts: list[int] = []
+        self._lengths: list[np.ndarray] = []
+        self._hashes: list[np.ndarray] = []
+        self._ids_sha256 = hashlib.sha256()
+
+    def add(self, block: CleanBlock) -> None:
+        """Append a block.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
+        parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
+        num_bytes = sum(map(len, parts)) + HEADER_BYTES
+        if num_bytes > MAX_VALUE_BYTES:
+            ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
+            _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
+        key = key_bytes(len(self._starts))
+        self._put(_Value(key, Kind.BLOCK, self._num_records, len(block.lengths), parts), num_bytes)
+        self._starts.append(self._num_records)
+        self._lengths.append(block.lengths)
+        self._hashes.append(block.hashes)
+        self._num_records += len(block.lengths)
+        self._ids_sha256.update(block.ids.text)
+
+    def finish(
+        self, source: list[SourceFile] | SampleSource, ingest: IngestSection, counts: IngestCounts
+    ) -> StoreManifest:
+        """Write the arrays, sync, describe what was written, and write the manifest.
+
+        Raises:
+            DataError: no record was added, or more than a store can hold.
+            ResourceError: the disk is full.
+        """
+        if not self._num_records:
+            raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
+        lengths, hashes = _joined(self._lengths), _joined(self._hashes)
+        self._put_array(Kind.LENGTHS, lengths)
+        self._put_array(Kind.HASHES, hashes)
+        self._put_array(Kind.STARTS, np.array(self._starts, dtype=np.uint64))
+        page_bytes = self._environment.stat()["psize"]
+        self._thread.begin(self._sync)  # meanwhile what was written is read back out of the page cache
+        checksum = content_checksum(lengths, hashes, self._ids_sha256.digest())
+        manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
+        self._thread.wait()
+        self.close()
+        (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        return manifest
+
+    def close(self) -> None:
+        """Let go of data.mdb, finished or not."""
+        self._thread.close()
+        self._environment.close()
+
+    def _describe(
+        self,
+        lengths: np.ndarray,
+        checksum: str,
+        page_bytes: int,
+        source: list[SourceFile] | SampleSource,
+        ingest: IngestSection,
+        counts: IngestCounts,
+    ) -> StoreManifest:
+        data_file = self._folder / DATA_FILE
+        pages = find_index_pages(data_file, page_bytes)
+        return StoreManifest(
+            num_records=self._num_records,
+            num_residues=int(lengths.sum(dtype=np.int64)),
+            num_blocks=len(self._starts),
+            alphabet=self._alphabet,
+            checksum=checksum,
+            data_bytes=data_file.stat().st_size,
+            data_xxh128=file_xxh128(data_file),
+            page_bytes=page_bytes,
+            index_pages=pages,
+            index_crc32=index_crc32(data_file, page_bytes, pages),
+            source=source,
+            ingest=ingest,
+            counts=counts,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def _put_array(self, kind: Kind, array: np.ndarray) -> None:
+        _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
+        self._put(_Value(kind.key, kind, 0, len(array), [_bytes(array)]), array.nbytes)
+        self._commit()  # by itself: these values are the only ones that grow with the store
+        self._thread.wait()
+
+    def _put(self, value: _Value, num_bytes: int) -> None:
+        self._pending.append(value)
+        self._pending_bytes += num_bytes
+        if self._pending_bytes >= TRANSACTION_BYTES:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Have what is pending written as one transaction, once the one before it is."""
+        self._thread.begin(partial(self._write, self._pending))
+        self._pending, self._pending_bytes = [], 0
+
+    def _write(self, values: list[_Value]) -> None:
+        """One transaction, again with a larger map for as long as it does not fit."""
+        while True:
+            try:
+                with self._disk(), self._environment.begin(write=True) as transaction:
+                    for key, kind, first, num_items, parts in values:
+                        transaction.put(key, frame(kind, first, num_items, parts), append=True)
+                break
+            except lmdb.MapFullError:
+                # The transaction was rolled back as a whole.
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+        self._mapped_bytes += sum(len(part) for value in values for part in value.parts)
+        if self._mapped_bytes >= REOPEN_BYTES:
+            self._unmap()
+
+    def _open(self, map_size: int) -> lmdb.Environment:
+        # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
+        with self._disk():
+            return lmdb.open(
+                str(self._folder), map_size=map_size, lock=False, sync=False, metasync=False, lib_version=LMDB_MAJOR
+            )
+
+    def _unmap(self) -> None:
+        """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
+        map_size = self._environment.info()["map_size"]
+        self._environment.close()
+        _start_writing_back(self._folder / DATA_FILE)
+        self._environment = self._open(map_size)
+        self._mapped_bytes = 0
+
+    def _sync(self) -> None:
+        with self._disk():
+            self._environment.sync(True)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """LMDB reports a full disk as any of its errors (0.9: 'Input/output error'), so all are taken as one."""
+        try:
+            yield
+        except lmdb.MapFullError:
+            raise
+        except lmdb.Error as error:
+            raise disk_full(self._target, str(error)) from error
+
+
+def _start_writing_back(path: Path) -> None:
+    """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
+    sync_file_range = _sync_file_range()
+    if sync_file_range is not None:
+        with path.open("r+b", buffering=0) as file:
+            sync_file_range(file.fileno(), 0, 0, _SYNC_FILE_RANGE_WRITE)  # a hint, so an error is none
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return function
+
+
+def content_checksum(lengths: np.ndarray, hashes: np.ndarray, ids_sha256: bytes) -> str:
+    """Identity of a store's content, hex: SHA-256 of (N,) lengths, (N,) sequence hashes and the SHA-256 of the ids."""
+    digest = hashlib.sha256(_bytes(lengths))
+    digest.update(_bytes(hashes))
+    digest.update(ids_sha256)
+    return digest.hexdigest()
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts end to end; the list is emptied, so that they are not held twice."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
+
+
+def _offsets(lengths: np.ndarray) -> memoryview:
+    """(n+1,) uint32: where each of n pieces starts, and the end."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.uint32)
+    np.cumsum(lengths, out=offsets[1:])
+    return _bytes(offsets)
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(little_endian).data.cast("B")
+
+
+def _check_value_size(num_bytes: int, what: str) -> None:
+    if num_bytes > MAX_VALUE_BYTES:
+        raise DataError(f"{what} take {num_bytes:,} bytes, more than the 4 GiB that a value holds; split the source")

@@ -1,0 +1,224 @@
+"""From texts to token ids, for any backbone: the ESM alphabet, Hugging Face's fast tokenizers, or one trained here.
+
+In: protein sequences or texts. Out: ids end to end, and how many each text has; what stands before and after each
+sequence (<cls>, </s> ...) is told apart, so that a cropped sequence gets it too. :mod:`dataset.tokens.token_store`
+keeps what comes out on disk.
+
+Shape legend: N texts, T tokens of all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError
+from common.publishing import exclusive, published
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.tokens import esm
+from dataset.tokens.byte_pairs import train_bpe
+from dataset.tokens.huggingface import (
+    SOURCE_KEY,
+    TOKENIZER_CONFIG_FILE,
+    HuggingFaceTokenizer,
+    Spaced,
+    end_to_end,
+    open_folder,
+    tokenizer_folder,
+)
+from dataset.tokens.model_folder import CONFIG_FILE, local_folder, read_settings
+from train_config.classifier_schema import TokenizerSection
+
+__all__ = [
+    "EsmSequenceTokenizer",
+    "HuggingFaceTokenizer",
+    "SequenceTokenizer",
+    "load_tokenizer",
+    "open_tokenizer",
+    "train_bpe",
+]
+
+_ESM = "esm"
+"""What :func:`_automatic` says for the ESM alphabet: no hub name, which has an owner."""
+
+_LONG_PROTEIN = 50 * AMINO_ACIDS
+"""WordPiece takes words of more than a hundred letters for unknown, however many of them it knows."""
+
+_TRAINING_FILE = "training.json"
+"""What a trained tokenizer was asked for, beside it."""
+
+
+class SequenceTokenizer(Protocol):
+    """What makes token ids of texts.
+
+    Attributes:
+        fingerprint: hex, the same for tokenizers that give the same ids.
+        prefix, suffix: ids that stand before and after every sequence.
+        pad: id that fills padded batches; no attention looks at it.
+        unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
+        vocabulary_size: the largest id is below it.
+        one_token_per_residue: whether a protein of L residues always gives L tokens.
+    """
+
+    fingerprint: str
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad: int
+    unknown: int | None
+    vocabulary_size: int
+    one_token_per_residue: bool
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
+
+    def count_read_as_x(self, texts: Iterable[str]) -> int:
+        """Residues that :meth:`encode` takes for X, though they are others."""
+
+    def save(self, folder: Path) -> None:
+        """Write what transformers' ``AutoTokenizer`` opens into a folder that exists."""
+
+
+class EsmSequenceTokenizer:
+    """The ESM alphabet, by :mod:`dataset.tokens.esm`'s tables."""
+
+    fingerprint = hashlib.sha256(" ".join(esm.VOCABULARY).encode()).hexdigest()
+    prefix: tuple[int, ...] = (esm.CLS,)
+    suffix: tuple[int, ...] = (esm.EOS,)
+    pad = esm.PAD
+    unknown: int | None = esm.UNK
+    vocabulary_size = len(esm.VOCABULARY)
+    one_token_per_residue = True
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of N texts end to end, (T,), and (N,) how many each has: one a residue."""
+        joined = "".join(texts)
+        if joined.isascii():
+            ids_T = esm.tokenize_residues(np.frombuffer(joined.encode("ascii"), dtype=np.uint8))
+            if not (ids_T == esm.UNK).any():
+                return ids_T.astype(np.int32), esm.sequence_lengths(texts)
+        return end_to_end([esm.encode(text)[1:-1] for text in texts])
+
+    def count_read_as_x(self, texts: Iterable[str]) -> int:
+        """0: every residue of a store has a token of its own."""
+        return 0
+
+    def save(self, folder: Path) -> None:
+        """Write vocab.txt and the config of an ``EsmTokenizer``."""
+        from transformers import EsmTokenizer
+
+        vocabulary = folder / "vocab.txt"
+        vocabulary.write_text("\n".join(esm.VOCABULARY), encoding="utf-8")
+        EsmTokenizer(str(vocabulary)).save_pretrained(folder)
+
+
+def load_tokenizer(
+    section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path | None
+) -> SequenceTokenizer:
+    """The tokenizer that the settings mean.
+
+    Args:
+        section: of the config.
+        backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
+        training_texts: gives the texts that 'train' learns from; called only if need be.
+        folder: where a trained tokenizer is kept and found again; it should be one for each set of training texts. None
+            keeps it nowhere.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or it does not fit the content.
+        ResourceError: the hub can't be reached, or the folder can't be written.
+    """
+    source, spaced = section.source, section.spaced
+    if source == "auto":
+        source = _automatic(section, backbone_source)
+    if section.content == "text" and spaced == "auto":
+        spaced = False
+    tokenizer: SequenceTokenizer
+    if source == _ESM:
+        tokenizer = EsmSequenceTokenizer()
+    elif source == "train":
+        tokenizer = _trained(section.vocabulary_size, training_texts, folder)
+    else:
+        tokenizer = open_tokenizer(source, spaced)
+    _check_content(tokenizer, section, source)
+    return tokenizer
+
+
+def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> SequenceTokenizer:
+    """The tokenizer of a local folder or a hub name, be it the ESM alphabet or a fast tokenizer.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or none that can be read without its own code.
+        ResourceError: the hub can't be reached.
+    """
+    folder = tokenizer_folder(str(folder_or_hub), key)
+    return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
+
+
+def _automatic(section: TokenizerSection, backbone_source: str) -> str:
+    """Which source 'auto' means."""
+    is_name = local_folder(backbone_source, "model.backbone.source") is None and "/" not in backbone_source
+    if not is_name:
+        return backbone_source
+    if section.content == "protein" or backbone_source.startswith("esm"):
+        return _ESM
+    return "train"
+
+
+def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, source: str) -> None:
+    if section.content == "text":
+        if isinstance(tokenizer, EsmSequenceTokenizer):
+            raise ConfigError(
+                "model.tokenizer.content text can't be told in the ESM alphabet, which has residues alone; choose a "
+                "backbone for text (as qwen2 or bert with random weights, and model.tokenizer.source train), or set "
+                "content protein"
+            )
+        return
+    if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.knows(_LONG_PROTEIN):
+        unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
+        found = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
+        raise ConfigError(
+            f"{SOURCE_KEY}: the tokenizer of {source} {found}; it is not one for proteins, or needs "
+            "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
+        )
+
+
+def _trained(
+    vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path | None
+) -> HuggingFaceTokenizer:
+    """The one that was trained before for the same size, or a new one."""
+    if folder is None:
+        return train_bpe(training_texts(), vocabulary_size)
+    folder = folder.absolute()
+    facts = {"vocabulary_size": vocabulary_size}
+    with exclusive(folder):
+        if not (folder / _TRAINING_FILE).is_file() or read_settings(folder / _TRAINING_FILE, SOURCE_KEY) != facts:
+            tokenizer = train_bpe(training_texts(), vocabulary_size)
+            with published(folder) as building:
+                tokenizer.save(building)
+                (building / _TRAINING_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return open_folder(folder, False, SOURCE_KEY)
+
+
+def _is_esm(folder: Path, key: str) -> bool:
+    """Whether the folder's tokenizer is the ESM alphabet, with the ids of ESM-2.
+
+    Raises:
+        ConfigError: an EsmTokenizer with other ids.
+    """
+    named = folder / TOKENIZER_CONFIG_FILE
+    model = folder / CONFIG_FILE
+    kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None
+    if kind is None and model.is_file() and read_settings(model, key).get("model_type") == "esm":
+        kind = "EsmTokenizer"
+    if kind != "EsmTokenizer":
+        return False
+    vocabulary = folder / "vocab.txt"
+    if vocabulary.is_file() and tuple(vocabulary.read_text(encoding="utf-8").split()) != esm.VOCABULARY:
+        raise ConfigError(f"{key}: {vocabulary} is not ESM-2's vocabulary of {len(esm.VOCABULARY)} tokens")
+    return True

@@ -1,0 +1,304 @@
+"""Hugging Face's fast tokenizers as makers of token ids: of a local folder or the hub, with none of their code run.
+
+In: texts. Out: the ids that transformers' ``AutoTokenizer`` gives, without the special tokens around them, which are
+told apart. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021) have one word a residue: they get
+upper case, blanks between residues, and X for U, Z, O and B, as their model cards want.
+
+transformers and tokenizers are imported where they are needed: loader processes get by without.
+
+Shape legend: N texts, T tokens of all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError
+from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from dataset.tokens.esm import sequence_lengths
+from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Spaced = bool | Literal["auto"]
+
+SOURCE_KEY = "model.tokenizer.source"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+_TOKENIZER_FILE = "tokenizer.json"
+_VOCABULARY_FILES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
+_PATTERNS = (
+    *(CONFIG_FILE, TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *_VOCABULARY_FILES,
+)
+_SPACED_KEY = "esmeray_spaced"
+"""What :meth:`HuggingFaceTokenizer.save` adds to tokenizer_config.json; other readers ignore it."""
+
+_RARE = "UZOB"
+_RARE_TO_X = str.maketrans(_RARE, "X" * len(_RARE))
+_WORD_MARKS = ("▁", "Ġ", "##")
+"""What sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of transformers.
+
+    Args:
+        tokenizer: a ``TokenizersBackend``; its special tokens may not depend on the text.
+        spaced: put blanks between the characters of a text, in upper case, with X for U, Z, O and B.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, spaced: bool) -> None:
+        self.spaced = spaced
+        self._tokenizer: Any = tokenizer
+        self._backend: Any = copy.deepcopy(self._tokenizer.backend_tokenizer)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = self._tokenizer.split_special_tokens
+        self.prefix, self.suffix = _around(self._backend)
+        self.unknown: int | None = _unknown_id(self._tokenizer)
+        self.pad = _padding_id(self._tokenizer)
+        vocabulary = self._tokenizer.get_vocab()
+        self.vocabulary_size = max(vocabulary.values()) + 1
+        settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
+        self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        self._table = self._table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
+        self.one_token_per_residue = self._table is not None
+
+    @classmethod
+    def load(cls, folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> HuggingFaceTokenizer:
+        """The fast tokenizer of a local folder or a hub name; no code of theirs is run.
+
+        Args:
+            folder_or_hub: folder, or owner/name.
+            spaced: auto puts blanks between residues where the vocabulary consists of single letters and knows the
+                residues only as words, or where it was saved so.
+            key: of the setting, for messages.
+
+        Raises:
+            ConfigError: there is no such tokenizer, or none that can be read without its own code.
+            ResourceError: the hub can't be reached.
+        """
+        return open_folder(tokenizer_folder(str(folder_or_hub), key), spaced, key)
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
+        ids_T = self._looked_up("".join(texts))
+        if ids_T is not None:
+            return ids_T, sequence_lengths(texts)
+        return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
+        return end_to_end([encoding.ids for encoding in encodings])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids without prefix and suffix."""
+        return str(self._backend.decode([int(index) for index in ids], skip_special_tokens=False))
+
+    def count_read_as_x(self, texts: Iterable[str]) -> int:
+        """U, Z, O and B, where blanks are put between residues."""
+        if not self.spaced:
+            return 0
+        return sum(text.upper().count(letter) for text in texts for letter in _RARE)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json."""
+        self._tokenizer.save_pretrained(folder)
+        path = folder / TOKENIZER_CONFIG_FILE
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**settings, _SPACED_KEY: self.spaced}, indent=2) + "\n", encoding="utf-8")
+
+    def knows(self, letters: str) -> bool:
+        """Whether none of these residues is unknown."""
+        ids, _ = self._encode([letters])
+        return self.unknown is None or self.unknown not in ids.tolist()
+
+    def _prepared(self, text: str) -> str:
+        return " ".join(text.upper().translate(_RARE_TO_X)) if self.spaced else text
+
+    def reads_by_residue(self, letters: str) -> bool:
+        """Whether each of these residues is the same known token wherever it stands."""
+        return self._table_of(letters) is not None
+
+    def _table_of(self, letters: str) -> NDArray[np.int32] | None:
+        """(256,) the id of each of these residues, -1 for any other byte; None if it takes more than a table.
+
+        Tried out on every pair of residues and on a long protein: with a vocabulary of single letters there is nothing
+        else that an id could depend on.
+        """
+        ids, lengths = self._encode(list(letters))
+        if not self.knows(letters) or (lengths != 1).any():
+            return None
+        table = np.full(256, -1, dtype=np.int32)
+        table[np.frombuffer(letters.encode("ascii"), dtype=np.uint8)] = ids
+        tried = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+        tried.append("".join(tried))
+        ids, lengths = self._encode(tried)
+        expected = table[np.frombuffer("".join(tried).encode("ascii"), dtype=np.uint8)]
+        same = np.array_equal(ids, expected) and np.array_equal(lengths, sequence_lengths(tried))
+        return table if same else None
+
+    def _looked_up(self, joined: str) -> NDArray[np.int32] | None:
+        """Ids by the table, which takes a hundredth of the time; None if there is a character that it lacks."""
+        if self._table is None or not joined.isascii():
+            return None
+        ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
+        return None if (ids_T < 0).any() else ids_T
+
+
+def tokenizer_folder(source: str, key: str) -> Path:
+    """The local folder itself, or what a repository on the hub holds of a tokenizer's files.
+
+    Raises:
+        ConfigError: there is no such folder or repository.
+        ResourceError: the hub can't be reached.
+    """
+    folder = local_folder(source, key, wanted=_TOKENIZER_FILE)
+    if folder is None and "/" not in source:
+        raise ConfigError(
+            f"{key}: {source!r} is neither a folder nor a hub name; hub names have an owner, as in Rostlab/prot_bert"
+        )
+    return folder or fetch(source, _PATTERNS, key, "give a local folder")
+
+
+def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
+    """The tokenizer of a local folder; see :meth:`HuggingFaceTokenizer.load`."""
+    saved = folder / TOKENIZER_CONFIG_FILE
+    if spaced == "auto" and saved.is_file():
+        spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
+    automatic = _auto_tokenizer(folder, key)
+    if spaced != "auto":
+        return HuggingFaceTokenizer(automatic, spaced)
+    if not _has_single_letters(automatic):
+        return HuggingFaceTokenizer(automatic, False)
+    return _of_single_letters(folder, automatic, key)
+
+
+def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTokenizer:
+    """The first way of reading a vocabulary of single letters that finds the residues in it.
+
+    transformers 5 puts its own pre-tokenizer of T5, which marks the start of a word, in place of the one that the
+    tokenizer.json of a T5 for proteins (Ankh) says; then the file is taken as it stands.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    def as_it_stands() -> Any:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+    makers = [lambda: automatic, *([as_it_stands] if (folder / _TOKENIZER_FILE).is_file() else [])]
+    for make in makers:
+        with _readable(folder, key):
+            made = make()
+        for spaced in (False, True):
+            tokenizer = HuggingFaceTokenizer(made, spaced)
+            if tokenizer.reads_by_residue(AMINO_ACIDS):
+                return tokenizer
+    return HuggingFaceTokenizer(automatic, False)
+
+
+def _auto_tokenizer(folder: Path, key: str) -> Any:
+    from transformers import AutoTokenizer
+
+    files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
+    if not files:
+        raise ConfigError(f"{key}: {folder} has no tokenizer (no {_TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)")
+    if all(name.endswith(".model") for name in files) and importlib.util.find_spec("sentencepiece") is None:
+        raise ConfigError(
+            f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
+            f"folder with a {_TOKENIZER_FILE}"
+        )
+    with _readable(folder, key):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"{key}: {folder} has a tokenizer of type {type(tokenizer).__name__}, which is not a fast one; give a "
+            f"folder with a {_TOKENIZER_FILE}"
+        )
+    return tokenizer
+
+
+@contextmanager
+def _readable(folder: Path, key: str) -> Iterator[None]:
+    """Word whatever transformers raises for a person; the tokenizers library raises bare Exceptions.
+
+    Raises:
+        ConfigError: the tokenizer needs code of its own, or is damaged.
+    """
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """(T,) the ids of N texts end to end, and (N,) how many each has."""
+    lengths_N = sequence_lengths(ids)
+    flat = itertools.chain.from_iterable(ids)
+    return np.fromiter(flat, dtype=np.int32, count=int(lengths_N.sum())), lengths_N
+
+
+def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer puts before and after a text.
+
+    Raises:
+        ConfigError: it puts them elsewhere.
+    """
+    encoding = backend.encode("A", add_special_tokens=True)
+    own = backend.encode("A", add_special_tokens=False).ids
+    first = encoding.special_tokens_mask.index(0) if own else 0
+    prefix, suffix = encoding.ids[:first], encoding.ids[first + len(own) :]
+    if [*prefix, *own, *suffix] != encoding.ids:
+        raise ConfigError(
+            "the tokenizer puts special tokens elsewhere than before and after a text, which can't be kept"
+        )
+    return tuple(prefix), tuple(suffix)
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """None for byte-level vocabularies, whatever the tokenizer's config names as its unknown token."""
+    model = tokenizer.backend_tokenizer.model
+    if type(model).__name__ == "BPE" and model.unk_token is None:
+        return None
+    index: int | None = tokenizer.unk_token_id
+    return index
+
+
+def _padding_id(tokenizer: Any) -> int:
+    """Its padding token, or any other that stands for no text; attention never looks at it."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(index) for index in candidates if index is not None)
+
+
+def _has_single_letters(tokenizer: Any) -> bool:
+    """Whether no token but special ones has more than one character."""
+    special = {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}
+    return all(len(_letters(token)) <= 1 for token in tokenizer.get_vocab() if token not in special)
+
+
+def _letters(token: str) -> str:
+    """The token without the mark of a word's start; nothing of what looks like <a special token> or [ANOTHER]."""
+    if len(token) > 2 and (token[0], token[-1]) in (("<", ">"), ("[", "]")):
+        return ""
+    for mark in _WORD_MARKS:
+        token = token.removeprefix(mark)
+    return token

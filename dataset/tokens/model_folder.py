@@ -1,0 +1,88 @@
+"""Hugging Face models as files: a local folder or a name on the hub, told apart, fetched and read as data.
+
+In: what a setting names, and which files are wanted. Out: a local folder. Nothing is imported or unpickled: patterns
+name what is fetched, and config.json is read as JSON before any class hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, ResourceError
+
+CONFIG_FILE = "config.json"
+
+
+def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | None:
+    """The folder that ``source`` names, or None if it is no path.
+
+    Args:
+        source: a path, or a name on the hub.
+        key: of the setting, for messages.
+        wanted: file that the folder should hold, for messages.
+
+    Raises:
+        ConfigError: it is a file, or a path that is not there.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"{key}: {source} is a file; give the folder that holds {wanted}")
+    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise ConfigError(f"{key}: there is no folder {source}")
+    return None
+
+
+def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: str | None = None) -> Path:
+    """Local folder of those files of a repository on the hub that match; nothing else of it is downloaded.
+
+    Args:
+        name: owner/name.
+        patterns: what to fetch, as globs.
+        key: of the setting, for messages.
+        advice: what to do where the hub can't be reached.
+        endpoint: of the hub; the public one if None.
+
+    Raises:
+        ConfigError: there is no such model, or not for the public.
+        ResourceError: the hub can't be reached.
+    """
+    from huggingface_hub import snapshot_download  # here, since few need it and importing it takes a while
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns), endpoint=endpoint))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
+    except LocalEntryNotFoundError as error:
+        raise unreachable from error
+    except EntryNotFoundError as error:
+        raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
+    except (OSError, HTTPError) as error:  # refused, timed out, offline mode, proxy
+        raise unreachable from error
+
+
+def read_settings(path: Path, key: str) -> dict[str, Any]:
+    """A JSON file as data: no class named in it is looked up.
+
+    Raises:
+        ConfigError: the file is missing, or holds no JSON object.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{key}: {path.parent} has no {path.name}; give a Hugging Face model folder")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {path} is not JSON ({error})") from error
+    return settings if isinstance(settings, dict) else {}

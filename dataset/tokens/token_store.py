@@ -1,0 +1,308 @@
+"""The tokens of every record of a store, on disk: made once for each store and tokenizer, then sliced from a map.
+
+In: a store and a tokenizer. Out: read-only views of a memory-mapped file. Tokenizing text takes longer than reading its
+tokens, and how long a text is in tokens must be known before batches are planned.
+
+A token store is a folder of three files. ``manifest.json`` says what they hold and carries a SHA-256 of itself;
+``tokens.bin`` is the ids of all records end to end in the smallest unsigned type that holds the vocabulary, and
+``lengths.bin`` uint32 how many each record has; both little-endian and without special tokens around a record. The
+folder's name is made of the checksum of the store and the fingerprint of the tokenizer; it appears when it is complete.
+
+Shape legend: N records, L tokens of one record, T tokens of all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import DataError
+from common.progress import ConversionProgress, ProgressCallback
+from common.publishing import exclusive, file_xxh128, published
+from dataset.store.reader import Store
+from dataset.tokens.base import SequenceTokenizer
+
+MANIFEST_FILE = "manifest.json"
+TOKENS_FILE = "tokens.bin"
+LENGTHS_FILE = "lengths.bin"
+
+_BLOCK_BYTES = 4 << 20
+"""Residues or UTF-8 that are tokenized at once: enough for every core, and little memory."""
+
+_REMEDY = "remove the folder, so that the tokens are made again"
+
+
+class TokenManifest(BaseModel):
+    """``manifest.json``.
+
+    Attributes:
+        store_checksum: of the store that the texts are from.
+        fingerprint: of the tokenizer.
+        dtype: of the ids, as NumPy writes it.
+        prefix, suffix: ids that belong before and after each record.
+        unknown_tokens: how many ids are that of an unknown token; 0 where nothing is ever unknown.
+        residues_read_as_x: how many residues the tokenizer took for X.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["esmeray-tokens"] = "esmeray-tokens"
+    format_version: Literal[1] = 1
+    store_checksum: str
+    fingerprint: str
+    num_records: int
+    num_tokens: int
+    dtype: Literal["|u1", "<u2", "<u4"]
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad: int
+    vocabulary_size: int
+    one_token_per_residue: bool
+    unknown_tokens: int
+    residues_read_as_x: int
+    tokens_xxh128: str
+    lengths_xxh128: str
+
+    def to_json(self) -> str:
+        """The text of manifest.json, with the checksum of its own content."""
+        content = self.model_dump(mode="json")
+        return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
+
+
+class TokenStore:
+    """Read access to the tokens.
+
+    May be pickled and may cross a fork: only its path and manifest do, and each process maps the file itself.
+
+    Attributes:
+        path: the folder.
+        manifest: what it holds.
+        prefix, suffix: ids that belong before and after each record, which :meth:`piece` leaves out.
+        pad: id that fills padded batches.
+        vocabulary_size: ids are below it.
+    """
+
+    def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "full") -> None:
+        """Check the folder; map nothing yet.
+
+        Args:
+            path: the folder.
+            verify: quick checks the manifest and the files' sizes; full their checksums as well, which reads them once.
+
+        Raises:
+            DataError: no token store, one of another format version, or a damaged one.
+        """
+        self.path = Path(path).absolute()
+        self.manifest = _read_manifest(self.path)
+        self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
+        self.pad, self.vocabulary_size = self.manifest.pad, self.manifest.vocabulary_size
+        self._mapped: _Mapped | None = None
+        _check_files(self.path, self.manifest, full=verify == "full")
+
+    def __len__(self) -> int:
+        return self.manifest.num_records
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """(N,) uint32: tokens of each record, without those that belong before and after it."""
+        return self._map.lengths
+
+    def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
+        """Some tokens of one record.
+
+        Args:
+            record: its index in the store.
+            start: tokens to leave out at its start.
+            length: tokens to take.
+
+        Returns:
+            (L,) read-only view of the mapped file, in the smallest unsigned type.
+
+        Raises:
+            IndexError: there is no such record, or it has fewer tokens.
+        """
+        mapped = self._map
+        if not 0 <= record < self.manifest.num_records:
+            raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
+        first, end = mapped.offsets[record : record + 2].tolist()
+        if start < 0 or length < 0 or first + start + length > end:
+            raise IndexError(f"tokens {start} to {start + length} of record {record}, which has {end - first}")
+        return mapped.tokens[first + start : first + start + length]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}
+
+    @property
+    def _map(self) -> _Mapped:
+        if self._mapped is None or self._mapped.pid != os.getpid():
+            self._mapped = _Mapped(self.path, self.manifest)
+        return self._mapped
+
+
+def ensure_tokens(
+    store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback | None = None
+) -> TokenStore:
+    """The tokens of every record of a store, found under ``root`` or made there.
+
+    The first process makes them, others wait for it; a damaged folder is made again.
+
+    Args:
+        store: residues or texts.
+        tokenizer: makes the ids.
+        root: folder of token stores.
+        progress: called after each block of records; its bytes are residues, or UTF-8.
+
+    Raises:
+        DataError: the store is damaged.
+        ResourceError: the disk is full or can't be written.
+    """
+    target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
+    with exclusive(target):
+        found = _found(target, store, tokenizer)
+        if found is None:
+            with published(target) as folder:
+                _write(folder, store, tokenizer, progress)
+            found = TokenStore(target, verify="quick")
+    return found
+
+
+class _Mapped:
+    """The files of one token store in this process."""
+
+    def __init__(self, path: Path, manifest: TokenManifest) -> None:
+        self.pid = os.getpid()
+        self.tokens = _map_file(path / TOKENS_FILE, manifest.dtype, manifest.num_tokens)
+        self.lengths: NDArray[np.uint32] = _map_file(path / LENGTHS_FILE, "<u4", manifest.num_records)
+        self.offsets = np.zeros(manifest.num_records + 1, dtype=np.int64)
+        np.cumsum(self.lengths, out=self.offsets[1:])
+
+
+def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    if not count:  # an empty file can't be mapped
+        return np.empty(0, dtype=dtype)
+    try:
+        return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(count,)))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: can't be read: {error}; {_REMEDY}") from error
+
+
+def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
+    """The token store of that name, if it is whole and of this store and tokenizer."""
+    if not target.exists():
+        return None
+    try:
+        found = TokenStore(target)
+    except DataError:
+        return None  # made again from the store, whose blocks are checked as they are read
+    made_of = found.manifest.store_checksum, found.manifest.fingerprint
+    return found if made_of == (store.checksum, tokenizer.fingerprint) else None
+
+
+def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:
+    dtype = _smallest_dtype(tokenizer.vocabulary_size)
+    lengths = np.zeros(len(store), dtype="<u4")
+    ends = np.cumsum(store.lengths, dtype=np.int64)
+    unknown_tokens = as_x = 0
+    with (folder / TOKENS_FILE).open("wb") as file:
+        for first, texts in _blocks(store, ends):
+            as_x += tokenizer.count_read_as_x(texts)
+            ids_T, lengths_N = tokenizer.encode(texts)
+            if tokenizer.unknown is not None:
+                unknown_tokens += int(np.count_nonzero(ids_T == tokenizer.unknown))
+            lengths[first : first + len(texts)] = lengths_N
+            _append(file, ids_T.astype(dtype))
+            if progress is not None:
+                done = first + len(texts)
+                progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
+    (folder / LENGTHS_FILE).write_bytes(lengths.tobytes())
+    manifest = TokenManifest(
+        store_checksum=store.checksum,
+        fingerprint=tokenizer.fingerprint,
+        num_records=len(store),
+        num_tokens=int(lengths.sum(dtype=np.int64)),
+        dtype=dtype.str,  # type: ignore[arg-type]
+        prefix=tokenizer.prefix,
+        suffix=tokenizer.suffix,
+        pad=tokenizer.pad,
+        vocabulary_size=tokenizer.vocabulary_size,
+        one_token_per_residue=tokenizer.one_token_per_residue,
+        unknown_tokens=unknown_tokens,
+        residues_read_as_x=as_x,
+        tokens_xxh128=file_xxh128(folder / TOKENS_FILE),
+        lengths_xxh128=file_xxh128(folder / LENGTHS_FILE),
+    )
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _append(file: BinaryIO, ids_T: NDArray[np.unsignedinteger]) -> None:
+    file.write(np.ascontiguousarray(ids_T).data)
+
+
+def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[str]]]:
+    """Texts of consecutive records, and the index of the first; a block has about :data:`_BLOCK_BYTES`.
+
+    Args:
+        store: N records.
+        ends: (N,) bytes of all records up to and with each.
+    """
+    first = 0
+    while first < len(store):
+        start = int(ends[first - 1]) if first else 0
+        last = max(int(np.searchsorted(ends, start + _BLOCK_BYTES, side="right")), first + 1)
+        yield first, [store.text(index) for index in range(first, last)]
+        first = last
+
+
+def _smallest_dtype(vocabulary_size: int) -> np.dtype[Any]:
+    return np.min_scalar_type(vocabulary_size - 1).newbyteorder("<")
+
+
+def _read_manifest(folder: Path) -> TokenManifest:
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise DataError(f"{folder}: no tokens there: it has no {MANIFEST_FILE}")
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged: not JSON; {_REMEDY}") from error
+    digest = content.pop("manifest_sha256", None) if isinstance(content, dict) else None
+    if digest is None or digest != _digest(content):
+        raise DataError(f"{path}: damaged: its checksum does not hold; {_REMEDY}")
+    try:
+        return TokenManifest.model_validate(content)
+    except ValidationError as error:
+        wrong = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DataError(f"{path}: written by another version of Esmeray ({wrong} differs); {_REMEDY}") from error
+
+
+def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
+    """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
+    expected = {
+        TOKENS_FILE: (manifest.num_tokens * np.dtype(manifest.dtype).itemsize, manifest.tokens_xxh128),
+        LENGTHS_FILE: (manifest.num_records * 4, manifest.lengths_xxh128),
+    }
+    for name, (num_bytes, checksum) in expected.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != num_bytes:
+                raise DataError(f"{path}: {size:,} bytes where the manifest says {num_bytes:,}; {_REMEDY}")
+            if full and file_xxh128(path) != checksum:
+                raise DataError(f"{path}: damaged: its checksum is not the manifest's; {_REMEDY}")
+        except OSError as error:
+            raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,312 @@
+"""Texts to classes, numbers or letters by a trained classifier, on any device and in any precision.
+
+In: an exported classifier (or a run that has one) and texts: residues of proteins, or anything else that its tokenizer
+takes. Out: probabilities in the order of the input, whatever shares a batch. Sequences are sorted by length and packed
+to a budget of tokens, longest first, so that what does not fit into memory is known at the start. Reading files and
+writing results is left to ``python -m tools predict``.
+
+Shape legend: N texts, C classes or numbers, T tokens of a batch, R residues of all texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.errors import ConfigError, ResourceError
+from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
+from dataset.labels.label_space import LabelSpace, called
+from dataset.packed_batch import PackedBatch
+from dataset.tokens.base import SequenceTokenizer
+from dataset.tokens.esm import cumulative_lengths, token_positions
+from inference.exported import config_file, model_folder
+from model.backbones.lora import merge
+from model.export.classifier import load_classifier
+from model.tasks.classifier import Classifier
+from model.tasks.losses import probabilities
+from model.tasks.pooling import residue_mask
+from train_config.loading import load_config
+from train_config.schema import Config
+
+AmpDtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with how many texts are done and how many there are."""
+
+DTYPES: dict[AmpDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_BATCH_TOKENS = 8192
+
+UNSEEN_RESIDUE = "?"
+"""Stands for the letter of a residue that was cropped; targets are ignored there as well."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a classifier says of N texts, in their order.
+
+    Attributes:
+        label_space: what the columns mean.
+        probabilities: (N, C) fp32; numbers themselves for regression. For per_residue (R, C), residues end to end.
+        lengths: (N,) int64, rows of each text for per_residue; else None.
+        cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
+        crop: which these are.
+    """
+
+    label_space: LabelSpace
+    probabilities: NDArray[np.float32]
+    lengths: NDArray[np.int64] | None
+    cropped: NDArray[np.int64]
+    crop: FixedCrop = "start"
+
+    def __len__(self) -> int:
+        return self.cropped.size
+
+    def labels(self, separator: str = ";") -> list[str]:
+        """What is predicted for each text, in words.
+
+        Returns:
+            multiclass and binary: the likeliest name; multilabel: names of a probability above 0.5, with the separator
+            between them; per_residue: a letter for each residue, :data:`UNSEEN_RESIDUE` where it was cropped;
+            regression: the numbers, with the separator between them.
+        """
+        names, kind = self.label_space.names, self.label_space.kind
+        if kind == "regression":
+            return [separator.join(f"{value:.6g}" for value in row) for row in self.probabilities.tolist()]
+        if kind == "multilabel":
+            rows = called(self.probabilities).tolist()
+            return [separator.join(name for name, on in zip(names, row, strict=True) if on) for row in rows]
+        likeliest = self.probabilities.argmax(-1).tolist()
+        if kind != "per_residue":
+            return [names[index] for index in likeliest]
+        letters = "".join(names[index] for index in likeliest)
+        return [
+            letters[start : start + head] + UNSEEN_RESIDUE * cut + letters[start + head : end]
+            for (start, end), cut in zip(self.spans(), self.cropped.tolist(), strict=True)
+            for head in [head_length(end - start, self.crop)]
+        ]
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First row and the one after the last of each text, for per_residue."""
+        assert self.lengths is not None
+        ends = np.cumsum(self.lengths)
+        return list(zip((ends - self.lengths).tolist(), ends.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Tokens of N texts end to end, where each ends, how long it is, and how much of it is looked at."""
+
+    tokens: NDArray[np.int32]
+    ends: NDArray[np.int64]
+    whole: NDArray[np.int64]
+    kept: NDArray[np.int64]
+
+
+class ClassifierPipeline:
+    """A trained classifier that takes texts.
+
+    Args:
+        model: taken over: its adapter is merged, its weights are cast and moved.
+        tokenizer: that it was trained with.
+        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
+        amp_dtype: precision of the weights and of the computation; probabilities are fp32 in each.
+        batch_tokens: budget of a batch, special tokens included; a longer text goes alone.
+        max_length: tokens of a text, special ones left out, that are looked at; longer ones are cropped, and counted.
+            None: no limit.
+        crop: what is taken of these.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        tokenizer: SequenceTokenizer,
+        *,
+        device: torch.device | str | None = None,
+        amp_dtype: AmpDtype = "fp32",
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        max_length: int | None = None,
+        crop: FixedCrop = "start",
+    ) -> None:
+        merge(model.backbone)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.amp_dtype: AmpDtype = amp_dtype
+        self.tokenizer = tokenizer
+        self.batch_tokens = batch_tokens
+        self.max_length, self.crop = max_length, crop
+        self.model = _cast(model.requires_grad_(False).eval(), DTYPES[amp_dtype]).to(self.device)
+        self._prefix = np.asarray(tokenizer.prefix, dtype=np.int32)
+        self._suffix = np.asarray(tokenizer.suffix, dtype=np.int32)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        config: Config | None = None,
+        device: torch.device | str | None = None,
+        amp_dtype: AmpDtype = "fp32",
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    ) -> ClassifierPipeline:
+        """The classifier that was exported to a folder, or that a run exported at its end.
+
+        Args:
+            source: the folder, or that of the run.
+            config: where ``data.max_length`` and ``data.crop`` stand; by default the config in the folder, and no
+                limit where it has none.
+            device, amp_dtype, batch_tokens: as of the class.
+
+        Raises:
+            ConfigError: there is none, or the device is not there.
+            DataError: its files are damaged.
+        """
+        folder = model_folder(source)
+        if device is not None:
+            check_device(device)
+        model, tokenizer = load_classifier(folder)
+        if config is None and (path := config_file(folder)) is not None:
+            config = load_config(path)
+        return cls(
+            model,
+            tokenizer,
+            device=device,
+            amp_dtype=amp_dtype,
+            batch_tokens=batch_tokens,
+            max_length=None if config is None else config.data.max_length,
+            crop="start" if config is None else fixed_crop(config.data.crop),
+        )
+
+    @property
+    def label_space(self) -> LabelSpace:
+        """What is predicted."""
+        return self.model.label_space
+
+    @property
+    def per_residue(self) -> bool:
+        """Whether each residue has a prediction of its own."""
+        return self.label_space.kind == "per_residue"
+
+    def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
+        """Probabilities of each text, in the order given.
+
+        Raises:
+            ResourceError: a batch does not fit into the device's memory.
+        """
+        encoded = self._encode(texts)
+        kept_N = encoded.kept
+        widths_N = kept_N if self.per_residue else np.ones_like(kept_N)
+        places_N = np.cumsum(widths_N) - widths_N
+        result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
+        done = 0
+        for records, rows in self._computed(encoded):
+            result[_rows_of(places_N[records], widths_N[records])] = rows
+            done += records.size
+            if progress is not None:
+                progress(done, len(texts))
+        lengths_N = kept_N if self.per_residue else None
+        return Predictions(self.label_space, result, lengths_N, encoded.whole - kept_N, self.crop)
+
+    def pack(self, texts: Sequence[str]) -> PackedBatch:
+        """These texts as one batch on the CPU, in their order."""
+        encoded = self._encode(texts)
+        return self._pack(encoded, np.arange(encoded.kept.size))
+
+    def token_lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """(N,) tokens that each text takes of a budget, special ones included."""
+        return self._encode(texts).kept + self._prefix.size + self._suffix.size
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it.
+
+        Raises:
+            ResourceError: it does not fit into the device's memory.
+        """
+        try:
+            logits = self.model.logits(batch)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"a batch of {batch.num_tokens} tokens ({batch.num_sequences} texts, the longest of "
+                f"{batch.max_seqlen}) does not fit into the memory of {self.device}; lower --batch-tokens"
+            ) from error
+        if self.per_residue:
+            logits = logits[residue_mask(batch, self._prefix.size, self._suffix.size)]
+        return probabilities(logits.float(), self.label_space.kind)
+
+    def _computed(self, encoded: _Encoded) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Texts of each batch and their rows; the next batch is under way while one is fetched from the device."""
+        waiting: tuple[NDArray[np.int64], Tensor] | None = None
+        for records in self._groups(encoded.kept):
+            batch = self._pack(encoded, records)
+            launched = records, self.forward(batch.to(self.device, non_blocking=True))
+            if waiting is not None:
+                yield waiting[0], waiting[1].cpu().numpy()
+            waiting = launched
+        if waiting is not None:
+            yield waiting[0], waiting[1].cpu().numpy()
+
+    def _groups(self, kept_N: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Texts that share a batch: neighbours by length, the longest first, as many as the budget holds."""
+        order = np.argsort(-kept_N, kind="stable")
+        used = np.cumsum(kept_N[order] + self._prefix.size + self._suffix.size)
+        first, before = 0, 0
+        while first < order.size:
+            last = max(int(np.searchsorted(used, before + self.batch_tokens, side="right")), first + 1)
+            yield order[first:last]
+            first, before = last, int(used[last - 1])
+
+    def _pack(self, encoded: _Encoded, records: NDArray[np.int64]) -> PackedBatch:
+        tokens, columns = encoded.tokens, (encoded.ends, encoded.whole, encoded.kept)
+        pieces: list[NDArray[np.int32]] = []
+        for end, whole, kept in zip(*(column[records].tolist() for column in columns), strict=True):
+            start, head = end - whole, head_length(kept, self.crop) if kept < whole else kept
+            pieces += [self._prefix, tokens[start : start + head], tokens[end - (kept - head) : end], self._suffix]
+        lengths = encoded.kept[records] + self._prefix.size + self._suffix.size
+        cu_seqlens = cumulative_lengths(lengths)
+        return PackedBatch(
+            tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            max_seqlen=int(lengths.max()),
+            positions=torch.from_numpy(token_positions(cu_seqlens)),
+            records=torch.from_numpy(records.astype(np.int64)),
+        )
+
+    def _encode(self, texts: Sequence[str]) -> _Encoded:
+        tokens, whole = self.tokenizer.encode(texts)
+        kept = whole if self.max_length is None else np.minimum(whole, self.max_length)
+        return _Encoded(tokens, np.cumsum(whole), whole, kept)
+
+
+def check_device(device: torch.device | str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        ConfigError: torch does not know it, or sees none.
+    """
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
+        )
+
+
+def _cast(model: Classifier, dtype: torch.dtype) -> Classifier:
+    """Cast parameters alone: buffers, such as the frequencies of rotary positions, would lose what they are for."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _rows_of(places: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows that start at each place and are so many, end to end."""
+    ends = np.cumsum(widths)
+    return np.arange(int(ends[-1])) + np.repeat(places - (ends - widths), widths)

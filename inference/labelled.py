@@ -1,0 +1,207 @@
+"""A labelled file, or what a run held out, as texts and targets of a model that exists already.
+
+In: files, the run's settings, the model's label space. Out: :class:`LabelledTexts`; of per-residue labels, targets end
+to end. A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
+
+Shape legend: N records, R residues of all records end to end, C outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ConfigError, DataError
+from common.progress import ProgressCallback
+from dataset.batches.cropping import head_length
+from dataset.labels.conversion import ensure_labelled_store
+from dataset.labels.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
+from dataset.labels.labelled_file import LabelledRecords, read_labelled
+from dataset.labels.store import LabelledStore
+from run_folder.paths import RunFolder
+from train_config.classifier_schema import LabelsSection
+from train_config.schema import Config
+from train_config.section import STORES
+from training.checkpoints.resuming import check_data
+
+if TYPE_CHECKING:
+    from inference.classifier import Predictions
+
+Part = Literal["all", "training", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """N records with what a model should say of them.
+
+    Attributes:
+        ids, texts: of each.
+        targets: (N,) or (R,) int64, or (N, C) float32.
+        weights: (N,) float32 or None.
+        counts: what was changed or left out, by name.
+        per_residue: whether targets are those of residues.
+    """
+
+    ids: list[str]
+    texts: list[str]
+    targets: NDArray
+    weights: NDArray[np.float32] | None
+    counts: dict[str, int]
+    per_residue: bool
+
+
+def read_texts(
+    sources: list[str], config: Config, space: LabelSpace, part: Part = "all", overrides: Sequence[str] = ()
+) -> LabelledTexts:
+    """Read labelled files for a model with this label space.
+
+    Args:
+        sources: files, folders and globs.
+        config: where labels stand, and the policies.
+        space: of the model.
+        part: which records, by the split column.
+        overrides: what of the config was given on the command line, to tell a wrong setting from a default.
+
+    Raises:
+        ConfigError: settings that the model, or the file, does not have.
+        DataError: the file, a record or a label is refused; or none is left.
+    """
+    labels = _settings(config.data.labels, space, part, overrides)
+    records = read_labelled(sources, labels, config.model.tokenizer, config.data.ingest)
+    targets = _targets(records, labels, space)
+    counts = records.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
+    per_residue = space.kind == "per_residue"
+    texts = LabelledTexts(records.ids, records.texts, targets, records.weights, counts, per_residue)
+    chosen = np.ones(len(texts.ids), dtype=bool)
+    if part != "all":
+        chosen &= np.array([one == part for one in records.parts or []], dtype=bool)
+    if labels.unseen_labels == "skip" and not per_residue:
+        known = _known(targets)
+        if unseen := int((~known & chosen).sum()):
+            texts.counts["records_unseen_label"] = unseen
+        chosen &= known
+    if not chosen.any():
+        of_part = "" if part == "all" else f" of part {part}"
+        raise DataError(f"{', '.join(sources)}: no record{of_part} is left that the model has labels for")
+    return texts if chosen.all() else _selected(texts, chosen)
+
+
+def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback | None = None) -> LabelledTexts:
+    """The records that a run was trained on, or held out, by its own split.
+
+    Args:
+        config: of the run.
+        space: of the model.
+        part: which records.
+        progress: called while the files are read, where the run's labelled store is gone.
+
+    Raises:
+        ConfigError, DataError: the run's source is not there any more, or gives other labels than the model has.
+        CheckpointError: it is not what the run was trained on, as its checkpoints know.
+        DataError: the split has no such part.
+    """
+    path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
+    store = LabelledStore(path)
+    if store.label_space != space:
+        raise DataError(
+            f"{', '.join(config.data.source)}: gives other labels than those that the model was trained for"
+        )
+    check_data(RunFolder(config.run.storage_path, config.run.name), config, store.checksum)
+    parts = {"training": store.training, "validation": store.validation, "test": store.test}
+    records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
+    if not records.size:
+        raise DataError(f"the run's split has no record of part {part}")
+    per_residue = space.kind == "per_residue"
+    if per_residue:
+        targets = np.concatenate([store.residue_targets(record) for record in records.tolist()])
+    else:
+        targets = store.targets[records]
+    return LabelledTexts(
+        ids=[store.store.id(record) for record in records.tolist()],
+        texts=[store.text(record) for record in records.tolist()],
+        targets=targets,
+        weights=None if store.weights is None else store.weights[records],
+        counts=store.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True),
+        per_residue=per_residue,
+    )
+
+
+def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
+    """The records whose text is not among these.
+
+    Raises:
+        DataError: none is left.
+    """
+    chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
+    if not chosen.any():
+        raise DataError("everything that the run was trained on stands in the file as well: leave --baselines out")
+    return _selected(texts, chosen)
+
+
+def kept_rows(predictions: Predictions) -> NDArray[np.bool_] | None:
+    """(R,) which residues of the whole texts have a prediction; None where a text has one, not its residues."""
+    if predictions.lengths is None:
+        return None
+    pieces: list[NDArray[np.bool_]] = []
+    for kept, cut in zip(predictions.lengths.tolist(), predictions.cropped.tolist(), strict=True):
+        head = head_length(kept, predictions.crop)
+        pieces += [np.ones(head, bool), np.zeros(cut, bool), np.ones(kept - head, bool)]
+    return np.concatenate(pieces)
+
+
+def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: Sequence[str]) -> LabelsSection:
+    if labels.kind != space.kind and any(option.startswith("--data.labels.kind") for option in overrides):
+        raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
+    update: dict[str, object] = {"kind": space.kind}
+    if part == "all":
+        update |= {"split": "hash", "split_column": None, "validation_source": []}
+    elif labels.split_column is None:
+        raise ConfigError(
+            f"--part {part} of a file needs a split column: give --data.labels.split column --data.labels.split_column "
+            "NAME; or leave FILE out for the records that the run itself held out"
+        )
+    return labels.model_copy(update=update)
+
+
+def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace) -> NDArray:
+    if isinstance(records.labels, np.ndarray) and tuple(labels.label_columns) != space.names:
+        raise ConfigError(
+            f"data.labels.label_columns: the model has {', '.join(space.names)} in this order, not "
+            f"{', '.join(labels.label_columns)}"
+        )
+    assert records.labels is not None
+    try:
+        return space.encode(records.labels, ignore_unseen=labels.unseen_labels == "skip")
+    except UnseenLabelError as error:
+        raise DataError(
+            f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "
+            "for; mend it, or give --data.labels.unseen_labels skip"
+        ) from error
+
+
+def _known(targets: NDArray) -> NDArray[np.bool_]:
+    return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
+
+
+def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
+    rows = np.repeat(chosen, [len(text) for text in texts.texts]) if texts.per_residue else chosen
+    return replace(
+        texts,
+        ids=list(compress(texts.ids, chosen)),
+        texts=list(compress(texts.texts, chosen)),
+        targets=texts.targets[rows],
+        weights=None if texts.weights is None else texts.weights[chosen],
+    )
+
+
+def read_unlabelled(sources: list[str], config: Config) -> LabelledTexts:
+    """The records of files without their labels; targets are empty."""
+    data = config.data
+    records = read_labelled(sources, data.labels, config.model.tokenizer, data.ingest, with_labels=False)
+    return LabelledTexts(records.ids, records.texts, np.empty(0), None, {}, per_residue=False)

@@ -1,0 +1,172 @@
+"""Attention over packed sequences: the fastest way that the device and dtype allow, and its name in transformers.
+
+In: queries, keys and values of all sequences of a batch end to end, and where each starts. Out: what attention within
+each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
+:mod:`model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
+
+Registered as ``esmeray_packed``, it makes any Hugging Face transformer that uses the AttentionInterface padding-free;
+where sequences end is told by the ``cu_seqlens`` given to the model's forward. No mask function is registered beside
+it: transformers then builds no mask, where otherwise it would look for packed sequences itself, which on CUDA waits for
+the device.
+
+Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+
+from model.attention.cpu import cpu_attention, kernel_takes
+
+PACKED_ATTENTION = "esmeray_packed"
+"""Name of the attention implementation, for a transformers config's ``_attn_implementation``."""
+
+_LARGEST_FLASH_HEAD = 256
+_FLASH_HEAD_MULTIPLE = 8
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    scaling: float,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention within each packed sequence.
+
+    Args:
+        query: (T, H, d).
+        key, value: (T, H_kv, d); H_kv divides H (grouped queries).
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+        max_seqlen: tokens of the longest sequence.
+        scaling: factor of the scores.
+        causal: attend to earlier tokens alone.
+        dropout: probability of dropping a score.
+
+    Returns:
+        (T, H, d).
+    """
+    if _flash_takes(query, dropout):
+        return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
+    if not causal and dropout == 0.0 and kernel_takes(query, key):
+        return cpu_attention(query, key, value, cu_seqlens, scaling)
+    return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention within each packed sequence, as transformers' AttentionInterface calls it.
+
+    Args:
+        module: the attention layer; its ``is_causal`` counts where the argument is not given.
+        query: (1, H, T, d).
+        key: (1, H_kv, T, d); H_kv divides H (grouped queries).
+        value: (1, H_kv, T, d).
+        attention_mask: must be None.
+        cu_seqlens: (N+1,) int32, where each sequence starts.
+        max_seqlen: tokens of the longest sequence.
+        scaling: factor of the scores; d**-0.5 if None.
+        dropout: probability of dropping a score.
+        sliding_window: tokens that attention reaches back; must be no less than the longest sequence.
+        softcap, position_bias: must be None.
+
+    Returns:
+        (1, T, H, d), and None for the attention weights, which are never formed.
+
+    Raises:
+        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, biases, batches).
+    """
+    if cu_seqlens is None or max_seqlen is None:
+        raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
+    if attention_mask is not None or query.shape[0] != 1:
+        raise ValueError(f"{PACKED_ATTENTION} takes one row of packed sequences and no attention mask")
+    if softcap is not None or position_bias is not None or (sliding_window or max_seqlen) < max_seqlen:
+        raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped or biased scores")
+    causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
+    query_THd, key_THd, value_THd = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out_THd = attend(
+        query_THd,
+        key_THd,
+        value_THd,
+        cu_seqlens,
+        max_seqlen,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=causal,
+        dropout=dropout,
+    )
+    return out_THd.unsqueeze(0), None
+
+
+def _flash_takes(query: Tensor, dropout: float) -> bool:
+    """Whether ``varlen_attn`` (FlashAttention: half precision, heads of 8 to 256 channels, no dropout) can be used."""
+    head = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and dropout == 0.0
+        and head <= _LARGEST_FLASH_HEAD
+        and head % _FLASH_HEAD_MULTIPLE == 0
+    )
+
+
+def _flash_segments(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scaling: float, causal: bool
+) -> Tensor:
+    """One kernel for all sequences, with no synchronisation."""
+    out_THd = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scaling,
+        window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(out_THd, Tensor)
+    return out_THd
+
+
+@torch.compiler.disable
+def _sdpa_segments(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, causal: bool, dropout: float
+) -> Tensor:
+    """One call per sequence. On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
+    segments = zip(*(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
+    grouped = query.shape[1] != key.shape[1]
+    outputs = [
+        functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+        )[0]
+        for q, k, v in segments
+    ]
+    return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

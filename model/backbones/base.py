@@ -1,0 +1,130 @@
+"""What a backbone is to tasks: a module that takes a packed batch and gives one feature vector per token.
+
+Shape legend: T tokens in the batch, D channels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from common.errors import ConfigError
+from dataset.packed_batch import PackedBatch
+
+
+class PackedBackbone(nn.Module, ABC):
+    """Base of the backbones.
+
+    Attributes:
+        model: the Hugging Face module, whose parameters are the backbone's.
+        frozen: no gradients, always in evaluation mode.
+        gradient_checkpointing: recompute each layer in the backward pass.
+    """
+
+    model: Any
+    frozen: bool
+    gradient_checkpointing: bool
+
+    def __init__(self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.frozen = frozen
+        self.gradient_checkpointing = gradient_checkpointing
+        for name in ("contact_head", "pooler"):  # no feature of a token passes through them; kept for the export
+            head = getattr(model, name, None)
+            if isinstance(head, nn.Module):
+                head.requires_grad_(False)
+        if frozen:
+            self.requires_grad_(False)
+            self.eval()
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face config of the backbone."""
+        return self.model.config
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token's features know of earlier tokens alone, so that only the last has seen the sequence."""
+        return False
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that can be taken, special ones included; None if any can."""
+        return None
+
+    def train(self, mode: bool = True) -> PackedBackbone:
+        """Set training mode; a frozen backbone stays in evaluation mode."""
+        return super().train(mode and not self.frozen)
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Features of every token.
+
+        Args:
+            batch: T tokens.
+
+        Returns:
+            (T, D) in the dtype of the weights: the last hidden state, after the final norm.
+
+        Raises:
+            ConfigError: a sequence is longer than :attr:`longest`.
+        """
+
+    def _check_length(self, batch: PackedBatch) -> None:
+        """Refuse what the positions of the backbone don't reach."""
+        longest = self.longest
+        if longest is not None and batch.max_seqlen > longest:
+            raise ConfigError(
+                f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
+                f"set data.max_length to at most {longest - 2}"
+            )
+
+
+def layer_groups(backbone: PackedBackbone) -> list[list[nn.Module]]:
+    """Modules of the backbone by depth, for learning rates that differ by layer.
+
+    Returns:
+        The embeddings; then each layer; what comes after the last layer (a final norm) belongs to it.
+    """
+    path = _path_to_layers(backbone.model, backbone.num_layers)
+    before: list[nn.Module] = []
+    after: list[nn.Module] = []
+    for parent, child_on_path in path[:-1]:
+        reached = False
+        for child in parent.children():
+            if child is child_on_path:
+                reached = True
+            else:
+                (after if reached else before).append(child)
+    layers = [[layer] for layer in path[-1][0].children()]
+    layers[-1] += after
+    return [before, *layers]
+
+
+def _path_to_layers(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Module | None]]:
+    """From the model down to the list of its layers: each module, and which of its children is on the way."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    name = next(
+        (name for name, module in lists.items() if len(module) == num_layers),
+        max(lists, key=lambda name: len(lists[name]), default=""),  # layers that share weights (ALBERT)
+    )
+    path: list[tuple[nn.Module, nn.Module | None]] = []
+    module = model
+    for part in filter(None, name.split(".")):
+        child = module.get_submodule(part)
+        path.append((module, child))
+        module = child
+    return [*path, (module, None)]

@@ -1,0 +1,381 @@
+"""Any architecture as a function of a packed batch, for the classifier: ESM-2, other encoders, decoders, and T5.
+
+In: a Hugging Face model, or the backbone section of the config. Out: a module that gives one feature vector for each
+token of a packed batch. Architectures that :data:`model.backbones.architectures.PACKED` names never see padding: their
+attention is :mod:`model.attention.packed`'s and each token is told its position. The others, T5 among them, get padded
+batches, which are made and unmade at this edge.
+
+Shape legend: T tokens in the batch, N sequences, D channels, G sequences and L tokens of a padded group.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import EsmModel, PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from common.errors import ConfigError
+from dataset.packed_batch import PackedBatch
+from dataset.tokens.esm import VOCABULARY
+from model.attention.packed import PACKED_ATTENTION
+from model.backbones import source as backbone_source
+from model.backbones.architectures import (
+    ALWAYS_PADDED,
+    PACKED,
+    all_sizes,
+    check_packed,
+    folder_config,
+    has_random_architecture,
+    model_class,
+    random_config,
+)
+from model.backbones.base import PackedBackbone, layer_groups
+from model.backbones.esm2 import EsmBackbone, load_backbone, load_weights, quiet_transformers, seeded
+from model.backbones.esm2_sizes import has_random_weights, read_config
+from model.backbones.float32_buffers import keep_rotary_float32
+from model.backbones.lora import linear_layers
+from model.backbones.parameter_counts import BackboneFacts
+from model.backbones.source import SOURCE_KEY, folder_model_type
+from train_config.schema import BackboneSection
+
+__all__ = ["HuggingFaceBackbone", "PackedBackbone", "PaddedBackbone", "build_backbone", "layer_groups"]
+
+_POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
+"""Names of learnt absolute positions in transformers' modules."""
+
+_GROUP_PADDING = 512
+"""Padding tokens that a group may have: about what one more call of the network costs."""
+
+
+class HuggingFaceBackbone(PackedBackbone):
+    """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches.
+
+    Takes over ``model``: its attention is replaced, for which its config is copied first, since other models may share
+    it. Unused heads get no gradient.
+
+    Args:
+        model: of one of the architectures in :data:`model.backbones.architectures.PACKED`.
+        frozen: no gradients, always in evaluation mode.
+        gradient_checkpointing: recompute each layer in the backward pass.
+
+    Raises:
+        ConfigError: packed attention does not know the architecture.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+        check_packed(model.config)
+        _set_packed_attention(model)
+        keep_rotary_float32(model)
+        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+        self._first_position, self._longest = _positions(model)
+        _set_checkpointing(model, gradient_checkpointing and not frozen)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token's features know of earlier tokens alone."""
+        own = getattr(self.config, "is_causal", None)  # decoders that were made to look both ways say so
+        return PACKED[self.config.model_type] if own is None else bool(own)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that positions and windows of attention reach; None if any can be taken."""
+        limits = [limit for limit in (self._longest, _window(self.config)) if limit is not None]
+        return min(limits, default=None)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(T, D) features of every token; see :meth:`PackedBackbone.forward`."""
+        self._check_length(batch)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            output = self.model(
+                input_ids=batch.tokens[None],
+                position_ids=(batch.positions + self._first_position)[None],
+                cu_seqlens=batch.cu_seqlens,
+                max_seqlen=batch.max_seqlen,
+                use_cache=False,
+            )
+        features_TD: Tensor = output.last_hidden_state[0]
+        return features_TD
+
+
+class PaddedBackbone(PackedBackbone):
+    """Any encoder or decoder of transformers, on packed batches that are padded for it in groups of like length.
+
+    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a
+    batch waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch
+    and from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used.
+
+    Args:
+        model: takes ``input_ids`` and ``attention_mask``.
+        pad: id that fills rows.
+        frozen: no gradients, always in evaluation mode.
+        gradient_checkpointing: recompute each layer in the backward pass.
+
+    Raises:
+        ConfigError: the network has no attention mask, so that padding would change its features.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        pad: int = 0,
+        frozen: bool = False,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        parameters = inspect.signature(model.forward).parameters
+        if not {"input_ids", "attention_mask"} <= parameters.keys():
+            raise ConfigError(
+                f"{SOURCE_KEY}: a model of type {model.config.model_type!r} takes no input_ids with an attention_mask, "
+                "so it can't be given padded texts; choose another"
+            )
+        keep_rotary_float32(model)
+        super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+        self._pad = pad
+        self._settings = {"use_cache": False} if "use_cache" in parameters else {}
+        _, self._longest = _positions(model)
+        _set_checkpointing(model, gradient_checkpointing and not frozen)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token's features know of earlier tokens alone."""
+        return _is_causal(self.config)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that absolute positions reach; None if any can be taken."""
+        return self._longest
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(T, D) features of every token; see :meth:`PackedBackbone.forward`."""
+        self._check_length(batch)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            features, places = [], []
+            for group in _padded_groups(batch.cu_seqlens.cpu().numpy()):
+                features.append(self._features(batch.tokens, group))
+                places.append(group.tokens[group.is_token])
+            order_T = np.argsort(np.concatenate(places))
+            return torch.cat(features).index_select(0, _on(order_T, batch.tokens.device))
+
+    def _features(self, tokens_T: Tensor, group: _PaddedGroup) -> Tensor:
+        """(tokens of the group, D): row by row."""
+        device = tokens_T.device
+        is_token_GL = _on(group.is_token, device)
+        ids_GL = tokens_T[_on(group.tokens, device)].masked_fill(~is_token_GL, self._pad)
+        output = self.model(input_ids=ids_GL, attention_mask=is_token_GL.long(), **self._settings)
+        hidden_GLD = getattr(output, "last_hidden_state", None)
+        if hidden_GLD is None or hidden_GLD.shape[:2] != ids_GL.shape:
+            raise ConfigError(
+                f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
+                "choose another"
+            )
+        return hidden_GLD.flatten(0, 1).index_select(0, _on(group.is_token.ravel().nonzero()[0], device))
+
+
+def build_backbone(
+    section: BackboneSection, seed: int, vocabulary_size: int | None = None, pad: int = 0
+) -> PackedBackbone:
+    """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
+
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
+
+    Args:
+        section: of the config.
+        seed: of weights that are not loaded.
+        vocabulary_size: of the tokenizer; that of the ESM alphabet if None.
+        pad: the tokenizer's id for padding.
+
+    Raises:
+        ConfigError: unknown source, impossible size, no safetensors, an architecture that is not known packed, or a
+            vocabulary larger than the embedding.
+        DataError: safetensors that are damaged, incomplete or of another shape.
+        ResourceError: the hub can't be reached.
+    """
+    backbone = _build(section, seed, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
+    rows = backbone.model.get_input_embeddings().weight.shape[0]
+    if vocabulary_size is not None and vocabulary_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; set "
+            "model.tokenizer.source to the backbone's own (auto)"
+        )
+    return backbone
+
+
+def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> PackedBackbone:
+    """The backbone of :func:`build_backbone` without weights, on the meta device: to count them before any is read.
+
+    Raises:
+        ConfigError: unknown source, impossible size, or an architecture that is not known packed.
+        ResourceError: its config is on the hub, which can't be reached.
+    """
+    if has_random_weights(section):
+        config: Any = read_config(section)
+    elif has_random_architecture(section):
+        config = random_config(section, vocabulary_size, pad)
+    else:
+        config = folder_config(backbone_source.config_folder(section, all_sizes()))
+    with torch.device("meta"), quiet_transformers():
+        if config.model_type == "esm" and not section.padded:
+            return EsmBackbone(EsmModel(config, add_pooling_layer=False), frozen=section.frozen)
+        return _wrap(model_class(config)(config), section, pad)
+
+
+def facts_of(backbone: PackedBackbone) -> BackboneFacts:
+    """The facts of :func:`model.backbones.parameter_counts.backbone_facts`, from a backbone that is not frozen."""
+    parameters = list(backbone.parameters())
+    return BackboneFacts(
+        type(backbone.model).__name__,
+        backbone.hidden_size,
+        sum(p.numel() for p in parameters),
+        sum(p.numel() for p in parameters if not p.requires_grad),
+        {name: _features(layer) for name, layer in linear_layers(backbone.model).items()},
+        causal=backbone.causal,
+        padded=isinstance(backbone, PaddedBackbone),
+        longest=backbone.longest,
+    )
+
+
+def _features(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    return int(layer.nx), int(layer.nf)
+
+
+def _build(section: BackboneSection, seed: int, vocabulary_size: int, pad: int) -> PackedBackbone:
+    if has_random_weights(section):
+        return load_backbone(section, seed)
+    if has_random_architecture(section):
+        config = random_config(section, vocabulary_size, pad)
+        with seeded(seed), quiet_transformers():
+            return _wrap(model_class(config)(config), section, pad)
+    folder = backbone_source.weights_folder(section, all_sizes())
+    if folder_model_type(folder) == "esm" and not section.padded:
+        return load_backbone(section, seed)
+    config = folder_config(folder)
+    if not _is_padded(config, section):
+        check_packed(config)  # before weights are read, which may take minutes
+    backbone_source.check_safetensors(section, folder)
+    with seeded(seed), quiet_transformers():
+        return _wrap(load_weights(model_class(config), folder, config=config), section, pad)
+
+
+def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
+    settings = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
+    if _is_padded(model.config, section):
+        return PaddedBackbone(model, pad=pad, **settings).train()
+    return HuggingFaceBackbone(model, **settings).train()
+
+
+def _is_padded(config: PreTrainedConfig, section: BackboneSection) -> bool:
+    return section.padded or config.model_type in ALWAYS_PADDED
+
+
+def _set_packed_attention(model: PreTrainedModel) -> None:
+    """Let this model, and no other that shares its config, attend within packed sequences."""
+    shared = model.config
+    own = copy.deepcopy(shared)
+    own.chunk_size_feed_forward = 0  # it would need a number of tokens that it divides
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        if getattr(module, "config", None) is shared:
+            module.config = own
+    model.set_attn_implementation(PACKED_ATTENTION)
+    assert own._attn_implementation == PACKED_ATTENTION
+
+
+def _set_checkpointing(model: PreTrainedModel, enabled: bool) -> None:
+    if enabled and not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"model.backbone.gradient_checkpointing: transformers can't recompute the layers of a model of type "
+            f"{model.config.model_type!r}; set it to false"
+        )
+    if enabled:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.disable_input_require_grads()  # only reentrant checkpoints need them
+
+
+def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
+    """The position of a sequence's first token, and how many tokens positions reach; None if without limit."""
+    config: Any = model.config
+    names_and_tables = ((name.rpartition(".")[2], module) for name, module in model.named_modules())
+    tables = [table for name, table in names_and_tables if name in _POSITION_TABLES and isinstance(table, nn.Embedding)]
+    if tables:
+        padding = tables[0].padding_idx  # RoBERTa's positions start after it (fairseq's convention)
+        first = 0 if padding is None else int(padding) + 1
+        reach = tables[0].num_embeddings - first
+        return first, min(reach, getattr(config, "max_position_embeddings", None) or reach)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    # These turn by other angles from a certain length on, which would then be that of the longest sequence of a batch.
+    if rotary.get("rope_type") == "dynamic":
+        return 0, int(config.max_position_embeddings)
+    if rotary.get("rope_type") == "longrope":
+        return 0, int(rotary["original_max_position_embeddings"])
+    return 0, None
+
+
+def _window(config: Any) -> int | None:
+    """Tokens that attention reaches back, where some layer has such a limit."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return None
+    window = getattr(config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+def _is_causal(config: Any) -> bool:
+    own = getattr(config, "is_causal", None)
+    if own is not None:
+        return bool(own)
+    if config.model_type in PACKED:
+        return PACKED[config.model_type] or bool(getattr(config, "is_decoder", False))
+    # Decoders are those that transformers has a causal language model of, and no masked one.
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    return (
+        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and kind not in ALWAYS_PADDED
+    )
+
+
+class _PaddedGroup(NamedTuple):
+    """Sequences of like length, one a row.
+
+    Attributes:
+        tokens: (G, L) int64, index in the packed batch of each token; 0 where there is none.
+        is_token: (G, L) bool.
+    """
+
+    tokens: NDArray[np.int64]
+    is_token: NDArray[np.bool_]
+
+
+def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[_PaddedGroup]:
+    """Groups from the longest sequences to the shortest, none with more than :data:`_GROUP_PADDING` of padding."""
+    starts_N, lengths_N = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
+    descending_N = np.argsort(-lengths_N, kind="stable")
+    first = 0
+    while first < descending_N.size:
+        longest = lengths_N[descending_N[first]]
+        padding = np.cumsum(longest - lengths_N[descending_N[first:]])
+        count = int(np.searchsorted(padding, _GROUP_PADDING, side="right"))
+        rows_G = descending_N[first : first + count]
+        is_token = np.arange(longest) < lengths_N[rows_G, None]
+        yield _PaddedGroup(np.where(is_token, starts_N[rows_G, None] + np.arange(longest), 0), is_token)
+        first += count
+
+
+def _on(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

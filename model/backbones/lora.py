@@ -1,0 +1,219 @@
+"""Low-rank adapters (Hu et al. 2022) around the layers of a backbone, by peft.
+
+In: a packed backbone, whose Hugging Face module is adapted in place. Out: the same backbone with every weight frozen
+but the adapters'; later its weights with the update in them, or the adapter as peft keeps it. A layer's output becomes
+``W x + alpha / rank * B A x`` with B zero at the start, so that adapting changes nothing until something is learnt.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from common.errors import ConfigError, DataError
+from model.backbones.base import PackedBackbone
+from model.backbones.lora_targets import WITHOUT_LOSS, check_not_frozen, chosen_layers
+from train_config.classifier_schema import LoraSection
+
+ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+
+_ADAPTER = "default"
+"""peft's name of an adapter that has none; it stands in the names of parameters, not in files."""
+
+_PEFT_PREFIX = "base_model.model."
+"""What a PeftModel puts before the names of the module that it wraps; its files have it."""
+
+
+def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
+    """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
+
+    Adapters' first weights are drawn from the global random state.
+
+    Args:
+        backbone: its ``model`` is changed in place.
+        section: rank, scale, dropout and targets.
+
+    Raises:
+        ConfigError: a target names no layer, the backbone is frozen or has an adapter.
+    """
+    if not section.rank:
+        return
+    from peft import LoraConfig, inject_adapter_in_model  # here, since it loads for seconds what few runs need
+
+    check_not_frozen(backbone.frozen)
+    if is_adapted(backbone):
+        raise ConfigError("model.backbone.lora: the backbone has an adapter already; merge it first")
+    layers = target_layers(backbone.model, section.targets)
+    config = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # divided by the rank, so that any number will do
+        lora_dropout=section.dropout,
+        target_modules=layers,
+        fan_in_fan_out=isinstance(backbone.model.get_submodule(layers[0]), Conv1D),
+    )
+    inject_adapter_in_model(config, backbone.model, adapter_name=_ADAPTER)
+    _untyped(backbone).lora_export = section.export
+
+
+def export_form(backbone: PackedBackbone) -> Literal["merged", "adapter"]:
+    """How the settings that it was adapted by want it exported."""
+    return _untyped(backbone).lora_export if is_adapted(backbone) else "merged"
+
+
+def is_adapted(backbone: PackedBackbone) -> bool:
+    """Whether the backbone has an adapter that is not merged."""
+    return next(_adapted_layers(backbone.model), None) is not None
+
+
+def merge(backbone: PackedBackbone) -> None:
+    """Add each update to the weights that it adapts and remove the adapter, in place; nothing if there is none.
+
+    Weights stay frozen. The sum is taken in the dtype of the weights.
+    """
+    model = _untyped(backbone).model
+    for name, layer in list(_adapted_layers(model)):
+        layer.merge(safe_merge=True)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights of the module as if its adapter had been merged, by the names that they have without one.
+
+    The module stays as it is; what no adapter touches is not copied.
+    """
+    state = base_state(model)
+    for name, layer in _adapted_layers(model):
+        with torch.no_grad():
+            state[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(_ADAPTER)
+    return state
+
+
+def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
+    adapted = {name for name, _ in _adapted_layers(model)}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        layer = _layer_of(name, adapted)
+        if layer is None:
+            state[name] = tensor
+        elif name.startswith(f"{layer}.base_layer."):
+            state[f"{layer}.{name.removeprefix(f'{layer}.base_layer.')}"] = tensor
+    return state
+
+
+def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
+    """Write the adapter as peft has it: adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        backbone: with an adapter.
+        folder: exists.
+        base: folder or hub name of the weights that it adapts, which peft's own loaders look up.
+        revision: of the hub's repository.
+
+    Raises:
+        ValueError: the backbone has no adapter.
+    """
+    if not is_adapted(backbone):
+        raise ValueError("the backbone has no adapter to save")
+    model = _untyped(backbone).model
+    config = copy.deepcopy(model.peft_config[_ADAPTER])
+    config.inference_mode = True
+    config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
+    config.base_model_name_or_path, config.revision = base, revision
+    kind = type(model)
+    config.save_pretrained(
+        str(folder), auto_mapping_dict={"base_model_class": kind.__name__, "parent_library": kind.__module__}
+    )
+    state = {f"{_PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
+    save_file(state, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
+    """Put the adapter that :func:`save_adapter` or peft wrote around the backbone's layers.
+
+    Raises:
+        DataError: its files are missing, damaged, or do not fit the backbone.
+    """
+    from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+
+    model = _untyped(backbone).model
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        state = load_file(folder / ADAPTER_WEIGHTS_FILE)
+        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+        expected = {f"{_PEFT_PREFIX}{name}": tensor.shape for name, tensor in _adapter_state(model).items()}
+        if {name: tensor.shape for name, tensor in state.items()} != expected:
+            raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} does not fit the backbone; export the model again")
+        set_peft_model_state_dict(model, state, adapter_name=_ADAPTER)
+        _untyped(backbone).lora_export = "adapter"
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"the adapter in {folder} can't be read ({_first_line(error)}); export it again") from error
+
+
+def target_layers(model: nn.Module, targets: list[str]) -> list[str]:
+    """Names of the linear layers to adapt.
+
+    Args:
+        model: a Hugging Face module.
+        targets: ``attention``, ``all-linear``, or the ends of layers' names.
+
+    Raises:
+        ConfigError: a target names no linear layer; it lists those there are.
+    """
+    return chosen_layers(list(linear_layers(model)), targets, type(model).__name__)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
+    """The linear layers that the features of tokens pass through, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and not set(WITHOUT_LOSS) & set(name.split("."))
+    }
+
+
+def _untyped(backbone: PackedBackbone) -> Any:
+    """The backbone to whose modules peft, and this module, add attributes that no type knows of."""
+    return backbone
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and modules of the layers that an adapter stands around."""
+    if not hasattr(model, "peft_config"):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            yield name, module
+
+
+def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """Weights of the adapter by the names that peft gives them in files, without its prefix."""
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)
+
+
+def _layer_of(name: str, layers: set[str]) -> str | None:
+    """The layer of these that a parameter belongs to, if any."""
+    parts = name.split(".")
+    names = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return next((candidate for candidate in names if candidate in layers), None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,145 @@
+"""How much memory a model's state needs on each device, without allocating any of it.
+
+Formulas: Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter
+for weights, 2 for gradients and 12 for the optimizer (fp32 weights, momentum, variance); ZeRO-1 divides the optimizer
+state over the devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. In fp32 weights and gradients take 4 bytes and
+the optimizer 8. Activations, buckets and the allocator's slack come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from dataset.labels.label_space import LabelSpace
+from model.backbones.esm2_sizes import read_esm_settings
+from model.backbones.lora_targets import check_not_frozen, chosen_layers
+from model.backbones.parameter_counts import BackboneFacts, esm_facts
+from model.tasks.classifier_settings import check_pooling, loss_name
+from train_config.classifier_schema import ClassifierSection
+from train_config.schema import ModelSection
+
+_ADAM_MOMENT_BYTES = 8
+_MASTER_WEIGHT_BYTES = 4
+
+
+class ParameterCount(NamedTuple):
+    """Parameters of a model, and those that the optimizer moves."""
+
+    total: int
+    trainable: int
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Model state of a run.
+
+    Attributes:
+        parameters: of the whole model.
+        trainable_parameters: of these, those that the optimizer moves.
+        parameter_bytes: weights on each device.
+        gradient_bytes: gradients on each device.
+        optimizer_bytes: optimizer state on each device; 0 if it is offloaded.
+        host_optimizer_bytes: offloaded optimizer state that each worker keeps in host memory.
+    """
+
+    parameters: int
+    trainable_parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    host_optimizer_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """All model state on each device."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def count_parameters(section: ModelSection) -> ParameterCount:
+    """Parameters of a task on residues.
+
+    Raises:
+        ConfigError: the backbone's source or size is wrong.
+        ResourceError: its config is on the hub, which can't be reached.
+    """
+    settings = read_esm_settings(section.backbone)
+    facts = esm_facts(settings)
+    D, V = facts.hidden_size, settings["vocab_size"]
+    if section.task == "autoencoder":
+        stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
+        own, untrained = 2 * stack + V * D, 0 if section.autoencoder.residue_loss_weight else V * D
+    else:  # a dense layer, a norm and the biases; the output weights are those of the embedding
+        own, untrained = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D), 0
+    backbone = 0 if section.backbone.frozen else facts.parameters - facts.unused
+    return ParameterCount(facts.parameters + own, backbone + own - untrained)
+
+
+def count_classifier_parameters(
+    section: ModelSection, facts: BackboneFacts, label_space: LabelSpace, num_prefix: int
+) -> ParameterCount:
+    """Parameters of a classifier.
+
+    Args:
+        section: its head, its adapter.
+        facts: of its backbone.
+        label_space: what is predicted.
+        num_prefix: tokens that the tokenizer puts before a sequence.
+
+    Raises:
+        ConfigError: the head or the adapter does not go with the backbone, the targets or the tokenizer.
+    """
+    classifier, lora = section.classifier, section.backbone.lora
+    loss_name(classifier, label_space.kind)
+    check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
+    adapter, backbone = 0, 0 if section.backbone.frozen else facts.parameters - facts.unused
+    if lora.rank:
+        check_not_frozen(section.backbone.frozen)
+        chosen = chosen_layers(list(facts.linear), lora.targets, facts.kind)
+        adapter, backbone = lora.rank * sum(sum(facts.linear[name]) for name in chosen), 0
+    own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
+    return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own)
+
+
+def _head_parameters(section: ClassifierSection, channels: int, outputs: int) -> int:
+    """Parameters of light attention and of the head."""
+    count, attentive = 0, section.pooling == "light_attention"
+    if attentive:  # two convolutions
+        count += 2 * (channels * channels * section.light_attention_kernel + channels)
+        channels *= 2
+    if section.head == "mlp":  # the hidden layer, and the norm after light attention
+        count += (channels + 1 + 2 * attentive) * section.hidden_size
+        channels = section.hidden_size
+    return count + (channels + 1) * outputs
+
+
+def estimate_memory(
+    count: ParameterCount, *, stage: int, world_size: int, amp_dtype: str, offload_optimizer: bool = False
+) -> MemoryEstimate:
+    """Bytes of weights, gradients and optimizer state under ZeRO.
+
+    Args:
+        count: of the model.
+        stage: ZeRO stage, 0 to 3.
+        world_size: devices that the state is divided over.
+        amp_dtype: ``bf16``, ``fp16`` or ``none``, as in the training section.
+        offload_optimizer: optimizer state in host memory.
+    """
+    total, trainable = count
+    mixed = amp_dtype != "none"
+    element_bytes = 2 if mixed else 4
+    optimizer_element_bytes = _ADAM_MOMENT_BYTES + (_MASTER_WEIGHT_BYTES if mixed else 0)
+
+    def share(size_bytes: int, from_stage: int) -> int:
+        return -(-size_bytes // world_size) if stage >= from_stage else size_bytes
+
+    optimizer_bytes = share(optimizer_element_bytes * trainable, 1)
+    return MemoryEstimate(
+        parameters=total,
+        trainable_parameters=trainable,
+        parameter_bytes=share(element_bytes * total, 3),
+        gradient_bytes=share(element_bytes * trainable, 2),
+        optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
+        host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,
+    )

@@ -1,0 +1,257 @@
+"""A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
+
+    config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
+    or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
+    base/                             that base, where its weights were drawn and so can't be had elsewhere
+    classifier.safetensors, classifier_config.json  pooling and head, and how they are put together
+    label_mappings.json               kind of the labels and names of the classes
+    tokenizer files                   as AutoTokenizer opens them
+    README.md                         model card, with the lines that rebuild the outputs without Esmeray
+    config.yaml                       the run's resolved config
+    esmeray.json                      list of these files, by which an export is known (common.publishing)
+
+As in :mod:`model.export.backbone`, the folder is built under a temporary name beside its own, flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from common.errors import DataError, ResourceError
+from common.publishing import sync
+from dataset.batches.cropping import FixedCrop, fixed_crop
+from dataset.labels.label_space import LabelSpace
+from dataset.tokens.base import SequenceTokenizer, open_tokenizer
+from model.backbones.esm2 import quiet_transformers, seeded
+from model.backbones.huggingface import PaddedBackbone, build_backbone
+from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
+from model.export.classifier_card import Parts, classifier_card
+from model.export.exported_folder import (
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    WEIGHTS_FILE,
+    ClassifierSettings,
+    exported_folder,
+    read_settings,
+)
+from model.tasks.classifier import Classifier
+from train_config.schema import BackboneSection, DataSection
+
+BASE_FOLDER = "base"
+
+_PROBLEM_TYPES = {
+    "multiclass": "single_label_classification",
+    "binary": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+"""As transformers' own heads call them; it has no name for a class of each token."""
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
+"""Where the hub's cache keeps what was fetched (huggingface_hub's documented layout)."""
+
+_WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+_EXAMPLES = {True: "MKTAYIAKQR", False: "What is said here is put into a class."}
+
+
+class _Base(NamedTuple):
+    """The weights that an adapter adapts: a folder or hub name, its revision, and a local folder that holds it."""
+
+    source: str
+    revision: str | None = None
+
+
+def export_classifier(
+    model: Classifier,
+    folder: str | Path,
+    tokenizer: SequenceTokenizer,
+    resolved_config: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
+
+    Args:
+        model: with whole (not partitioned) weights. Left as it is.
+        folder: final name; its parent is made if need be.
+        tokenizer: that it was trained with.
+        resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
+        facts: what the card tells besides the model itself: data, steps, metrics, versions.
+        overwrite: replace an export of that name.
+
+    Returns:
+        The absolute path of the folder.
+
+    Raises:
+        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
+        ResourceError: the disk is full or not writable; nothing is left behind.
+    """
+    target = Path(folder).expanduser().absolute()
+    with exported_folder(target, overwrite) as building:
+        _write(model, building, tokenizer, resolved_config, dict(facts or {}))
+    return target
+
+
+def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
+    """What :func:`export_classifier` wrote: the classifier, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+
+    An adapter that was left as such is in place, not merged.
+
+    Raises:
+        DataError: the folder holds no classifier, one of another format version, or damaged files; or the base of its
+            adapter is gone.
+        ResourceError: the hub, which has the base of its adapter, can't be reached.
+    """
+    folder = Path(folder).expanduser().absolute()
+    settings = read_settings(folder)
+    tokenizer = open_tokenizer(folder)
+    label_space = LabelSpace.load(folder)
+    adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
+    source = _base_folder(folder) if adapted else folder
+    with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
+        section = BackboneSection(source=str(source), padded=settings.padded)
+        backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
+        if adapted:
+            load_adapter(backbone, folder)
+        model = Classifier(
+            backbone,
+            settings.classifier,
+            label_space,
+            num_prefix=settings.num_prefix,
+            num_suffix=settings.num_suffix,
+        )
+    model.load_state_dict(_own_state(folder, model), strict=False)
+    return model.eval(), tokenizer
+
+
+def _write(
+    model: Classifier,
+    folder: Path,
+    tokenizer: SequenceTokenizer,
+    resolved_config: str | None,
+    facts: dict[str, Any],
+) -> None:
+    adapter = export_form(model.backbone) == "adapter"
+    base = _write_adapter(model, folder) if adapter else None
+    if not adapter:
+        _write_network(model, folder, merged_state(model.backbone.model))
+    state = {name: tensor.contiguous() for name, tensor in model.own_state().items()}
+    save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    settings = ClassifierSettings(
+        format_version=FORMAT_VERSION,
+        architecture=type(model.backbone.model).__name__,
+        hidden_size=model.backbone.hidden_size,
+        padded=isinstance(model.backbone, PaddedBackbone),
+        num_prefix=model.num_prefix,
+        num_suffix=model.num_suffix,
+        classifier=model.section,
+    )
+    (folder / CONFIG_FILE).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    model.label_space.save(folder)
+    tokenizer.save(folder)
+    prefix, suffix = len(tokenizer.prefix), len(tokenizer.suffix)
+    parts = Parts(_example(tokenizer), prefix, suffix, base, *_cropping(resolved_config))
+    (folder / "README.md").write_text(classifier_card(model, parts, facts), encoding="utf-8")
+    if resolved_config is not None:
+        (folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
+
+
+def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
+    """config.json and model.safetensors of the backbone, with the names of the classes as transformers has them."""
+    space = model.label_space
+    with quiet_transformers():
+        model.backbone.model.save_pretrained(folder, state_dict=state)
+    config = copy.deepcopy(model.backbone.config)
+    config.id2label = dict(enumerate(space.names))
+    config.label2id = {name: index for index, name in enumerate(space.names)}
+    config.problem_type = _PROBLEM_TYPES.get(space.kind)
+    config.save_pretrained(folder)
+
+
+def _write_adapter(model: Classifier, folder: Path) -> str:
+    """The adapter, and its base where that is nowhere else; returns the base as Python source, for the card.
+
+    The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
+    """
+    base = _base_of(model.backbone.model.config)
+    if base is None:
+        (folder / BASE_FOLDER).mkdir()
+        _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
+        for path in (folder / BASE_FOLDER).iterdir():
+            sync(path)
+        save_adapter(model.backbone, folder, base=BASE_FOLDER)
+        return f'f"{{folder}}/{BASE_FOLDER}"'
+    save_adapter(model.backbone, folder, base=base.source, revision=base.revision)
+    return repr(base.source) + (f", revision={base.revision!r}" if base.revision else "")
+
+
+def _base_of(config: Any) -> _Base | None:
+    """Where the weights came from; None if they were drawn."""
+    source = getattr(config, "_name_or_path", "") or ""
+    if found := _SNAPSHOT.search(source):
+        return _Base(f"{found['owner']}/{found['name']}", found["revision"])
+    return _Base(str(Path(source).absolute())) if source and Path(source).is_dir() else None
+
+
+def _base_folder(folder: Path) -> Path:
+    """Local folder of the weights that the folder's adapter adapts."""
+    path = folder / ADAPTER_CONFIG_FILE
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
+    for candidate in (folder / source, Path(source)):
+        if candidate.is_dir():
+            return candidate
+    if revision is None:
+        raise DataError(
+            f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
+        )
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
+    except (OSError, HTTPError) as error:
+        raise ResourceError(
+            f"{path}: the base of the adapter, {source} at {revision}, is not in the local cache and the hub can't be "
+            "reached"
+        ) from error
+
+
+def _own_state(folder: Path, model: Classifier) -> dict[str, Tensor]:
+    """Weights of pooling and head, checked against what the model has."""
+    path = folder / WEIGHTS_FILE
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} can't be read ({error}); export the model again") from error
+    expected = {name: tensor.shape for name, tensor in model.own_state().items()}
+    if {name: tensor.shape for name, tensor in state.items()} != expected:
+        raise DataError(f"{path} does not fit {CONFIG_FILE}; export the model again")
+    return state
+
+
+def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
+    """How many tokens of a text are looked at, None for all of them, and which."""
+    if resolved_config is None:
+        return None, "start"
+    data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
+    return data.max_length, fixed_crop(data.crop)
+
+
+def _example(tokenizer: SequenceTokenizer) -> str:
+    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
+    text = _EXAMPLES[tokenizer.one_token_per_residue]
+    return " ".join(text) if getattr(tokenizer, "spaced", False) else text

@@ -1,0 +1,285 @@
+"""The ESM-2 autoencoder: each residue's features to a small latent and back.
+
+In: packed batches whose residues have their own id as target and whose special tokens have none. Out: reconstructed
+features and residues. Features are normalised per channel (:mod:`model.tasks.normalization`), squeezed through
+bias-free layers with GELU between them, and expanded by the mirror image; a bias-free linear head reads the residues
+off the expanded features.
+
+The features to be reconstructed are a detached target. Where the backbone trains along, a target with a gradient would
+let it lower the loss by making its features easy (constant, in the end) in place of making the latent good; detached,
+the backbone only learns to put into its features what the decoder can use. The normalisation stays as measured at the
+start, and R² is taken against the variance that the features have now, so that a shrinking target does not flatter it.
+
+Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent,
+K tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import DataError
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
+from model.backbones.esm2 import EsmBackbone, load_backbone, seeded
+from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
+from model.tasks.normalization import FeatureNormalization, FeatureStatistics
+from model.tasks.sequences import pack_in_order
+from train_config.schema import AutoencoderSection, BackboneSection
+
+WEIGHTS_FILE = "autoencoder.safetensors"
+CONFIG_FILE = "autoencoder_config.json"
+_FORMAT_VERSION = 1
+
+_GELU_GAIN = 1.0 / math.sqrt(0.4252)
+"""1 / sqrt(E[gelu(x)²]) for x ~ N(0, 1): weights of variance gain²/fan_in keep the scale through a layer."""
+
+_FIRST_OUTPUT_SCALE = 0.1
+"""Scale of what an untrained decoder gives: near the mean, so that training starts at an error of 1 and not 2.
+
+Measured on frozen features of a random 3-layer backbone, UniRef90, 128 steps of 2,048 tokens, one run each: R² 0.69,
+against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear layers.
+"""
+
+
+class ESM2Autoencoder(TaskModel):
+    """Compresses residue features to ``section.hidden_sizes[-1]`` channels.
+
+    Args:
+        backbone: gives the features; frozen or trained along.
+        section: layer sizes and loss weights.
+    """
+
+    def __init__(self, backbone: EsmBackbone, section: AutoencoderSection) -> None:
+        super().__init__()
+        channels = backbone.hidden_size
+        self.section = section
+        self.backbone = backbone
+        self.normalization = FeatureNormalization(channels)
+        self.encoder = _bias_free_stack([channels, *section.hidden_sizes])
+        self.decoder = _bias_free_stack([*reversed(section.hidden_sizes), channels])
+        with torch.no_grad():
+            for weight in self.decoder[-1].parameters():
+                weight.mul_(_FIRST_OUTPUT_SCALE)
+        self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
+        if not section.residue_loss_weight:  # no loss would reach it, and weight decay alone must not move it
+            self.residue_head.requires_grad_(False)
+
+    @property
+    def latent_size(self) -> int:
+        """Z."""
+        return self.section.hidden_sizes[-1]
+
+    @property
+    def compression_ratio(self) -> float:
+        """D / Z."""
+        return self.backbone.hidden_size / self.latent_size
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Weighted loss summed over the residues, those tokens that have a target.
+
+        All T tokens go through the layers and the few without a target are masked out of the sums: on CUDA that costs
+        less than waiting for the device to count them.
+
+        Returns:
+            Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``, ``residue_loss``, ``correct`` and
+            ``feature_square`` are scalars, ``feature_sum`` is (D,).
+        """
+        targets_T = targets_of(batch)
+        normal_TD = self.normalization(self.backbone(batch))
+        wanted_TD = normal_TD.detach()
+        decoded_TD = self.decoder(self.encoder(self._cast(normal_TD)))
+        logits_TK = self.residue_head(decoded_TD).float()
+        decoded_TD = decoded_TD.float()
+        terms = {
+            "feature_loss": (decoded_TD - wanted_TD).square().mean(-1),
+            "cosine": functional.cosine_similarity(decoded_TD, wanted_TD, dim=-1, eps=1e-6),
+            "residue_loss": functional.cross_entropy(
+                logits_TK, targets_T, ignore_index=IGNORED_TARGET, reduction="none"
+            ),
+        }
+        has_target_T = targets_T != IGNORED_TARGET
+        loss_T = torch.where(has_target_T, self._weigh(terms), 0.0)
+        with torch.no_grad():
+            terms["correct"] = logits_TK.argmax(-1) == targets_T
+            terms["feature_square"] = wanted_TD.square().mean(-1)
+            metrics = {name: _total(term_T.detach(), has_target_T) for name, term_T in terms.items()}
+            metrics["feature_sum"] = torch.where(has_target_T.unsqueeze(-1), wanted_TD, 0.0).sum(0).double()
+            metrics["loss"] = loss_T.detach().sum(dtype=torch.float64)
+            metrics["targets"] = has_target_T.sum().double()
+        return TaskOutput(loss_T.sum(), has_target_T.sum(), metrics)
+
+    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Figures per residue, features in normalised units.
+
+        ``feature_r2`` is 1 - SSE / SST over all channels, SST about the channel means of the residues summed over; it
+        is left out if these don't vary. ``cosine`` is between normalised features and reconstruction.
+        """
+        values = scalar_sums(sums)
+        count = values["targets"]
+        if count == 0:
+            return {}
+        mean_D = sums["feature_sum"].double() / count
+        total_variance = values["feature_square"] / count - mean_D.square().mean().item()
+        figures = {
+            "loss": values["loss"] / count,
+            "feature_loss": values["feature_loss"] / count,
+            "feature_cosine": values["cosine"] / count,
+            "residue_loss": values["residue_loss"] / count,
+            "residue_recovery": values["correct"] / count,
+            "compression_ratio": self.compression_ratio,
+        }
+        if total_variance > 0:
+            figures["feature_r2"] = 1 - figures["feature_loss"] / total_variance
+        return figures
+
+    def new_statistics(self) -> FeatureStatistics:
+        """Empty sums for :meth:`measure`, on the device of the model."""
+        return FeatureStatistics(self.backbone.hidden_size, self.normalization.mean.device)
+
+    @torch.no_grad()
+    def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
+        """Add the residues of one batch to the statistics that :meth:`set_normalization` takes."""
+        statistics.update(self.backbone(batch), targets_of(batch) != IGNORED_TARGET)
+
+    def set_normalization(self, statistics: FeatureStatistics) -> None:
+        """Fix the normalisation, before the first step; with several workers after adding up their statistics."""
+        self.normalization.set(statistics)
+
+    @torch.no_grad()
+    def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
+        """Latents of each sequence's residues, in the order given.
+
+        Args:
+            sequences: residue letters, or a batch of tokens on any device.
+            max_tokens: strings are taken in batches of at most so many tokens (a longer sequence goes alone).
+
+        Returns:
+            (L, Z) fp32 for each sequence, special tokens left out.
+        """
+        batches = [sequences] if isinstance(sequences, PackedBatch) else pack_in_order(sequences, max_tokens)
+        return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
+
+    @torch.no_grad()
+    def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Features and residue logits from latents.
+
+        Args:
+            latents: (L, Z) for each sequence.
+
+        Returns:
+            Features, (L, D) fp32 in the backbone's own scale, and logits, (L, K) fp32 over the ESM vocabulary, for
+            each sequence.
+        """
+        wrong = [latent.shape for latent in latents if latent.ndim != 2 or latent.shape[1] != self.latent_size]
+        if wrong:
+            raise ValueError(f"a latent has shape {tuple(wrong[0])}, not (residues, {self.latent_size})")
+        if not latents:
+            return [], []
+        lengths = [len(latent) for latent in latents]
+        latent_TZ = torch.cat([latent.to(self._device) for latent in latents])
+        decoded_TD = self.decoder(self._cast(latent_TZ))
+        features = self.normalization.inverse(decoded_TD).split(lengths)
+        return list(features), list(self.residue_head(decoded_TD).float().split(lengths))
+
+    def save(self, folder: Path) -> None:
+        """Write all but the backbone to ``folder``: weights, normalisation and settings."""
+        state = {name: tensor.contiguous() for name, tensor in self._own_state().items()}
+        save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        settings = {
+            "format_version": _FORMAT_VERSION,
+            "backbone_hidden_size": self.backbone.hidden_size,
+            "autoencoder": self.section.model_dump(mode="json"),
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> ESM2Autoencoder:
+        """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
+
+        Raises:
+            DataError: the folder holds no autoencoder, one of another format version, or damaged files.
+            ConfigError: its backbone is no ESM-2 in safetensors.
+        """
+        folder = Path(folder).expanduser().absolute()
+        section = _read_settings(folder)
+        with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
+            model = cls(load_backbone(BackboneSection(source=str(folder)), seed=0), section)
+        try:
+            state = load_file(folder / WEIGHTS_FILE)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{folder / WEIGHTS_FILE} can't be read ({error}); export the model again") from error
+        expected = {name: tensor.shape for name, tensor in model._own_state().items()}
+        if {name: tensor.shape for name, tensor in state.items()} != expected:
+            raise DataError(f"{folder / WEIGHTS_FILE} does not fit {CONFIG_FILE}; export the model again")
+        model.load_state_dict(state, strict=False)
+        return model.eval()
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("backbone.")}
+
+    @property
+    def _device(self) -> torch.device:
+        return self.normalization.mean.device
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.residue_head.weight.dtype)
+
+    def _weigh(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """(T,) the weighted loss of each token; terms of weight 0 stay out of the graph."""
+        section = self.section
+        weighted = [
+            (section.feature_loss_weight, terms["feature_loss"]),
+            (section.cosine_loss_weight, 1 - terms["cosine"]),
+            (section.residue_loss_weight, terms["residue_loss"]),
+        ]
+        return torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
+
+    def _encode_batch(self, batch: PackedBatch) -> tuple[Tensor, ...]:
+        latent_TZ = self.encoder(self._cast(self.normalization(self.backbone(batch)))).float()
+        tokens_T = batch.tokens
+        residue_T = (tokens_T != CLS) & (tokens_T != EOS) & (tokens_T != PAD)
+        residues_before = functional.pad(residue_T.cumsum(0), (1, 0))
+        residues_N = residues_before[batch.cu_seqlens.long()].diff()
+        return latent_TZ[residue_T].split(residues_N.tolist())
+
+
+def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
+    """Linear layers without bias through ``sizes``, GELU between them and nothing after the last."""
+    modules: list[nn.Module] = []
+    for index, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        linear = nn.Linear(fan_in, fan_out, bias=False)
+        nn.init.normal_(linear.weight, std=(_GELU_GAIN if index else 1.0) / math.sqrt(fan_in))
+        modules += [linear] if index == 0 else [nn.GELU(), linear]
+    return nn.Sequential(*modules)
+
+
+def _total(term_T: Tensor, mask_T: Tensor) -> Tensor:
+    """() fp64 sum over the tokens at which the mask is true, whatever the others hold."""
+    return torch.where(mask_T, term_T, 0).sum(dtype=torch.float64)
+
+
+def _read_settings(folder: Path) -> AutoencoderSection:
+    path = folder / CONFIG_FILE
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        version = settings["format_version"]
+        if version != _FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format version {version}, this program reads {_FORMAT_VERSION}; export the model again"
+            )
+        return AutoencoderSection.model_validate(settings["autoencoder"])
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} holds no autoencoder ({CONFIG_FILE} is missing)") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error

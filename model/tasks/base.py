@@ -1,0 +1,73 @@
+"""What a task is to the training loop: a module that takes a packed batch and gives a loss and metrics as sums.
+
+Everything a task returns adds up over batches and workers; :meth:`TaskModel.figures` turns the sums into the figures
+that a person reads. So a mean over the global batch, or over a whole evaluation, is the same for any number of
+workers, to the rounding of the sums: within a batch they are taken in fp32 over channels and in fp64 over tokens, and
+across batches in fp64. Figures agree to about 1e-6 relative.
+
+Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from model.backbones.base import PackedBackbone
+
+
+@dataclass(frozen=True)
+class TaskOutput:
+    """What a task makes of one packed batch.
+
+    Attributes:
+        loss_sum: () fp32, the weighted loss summed over the M targets; 0 with zero gradients if there are none.
+        num_targets: () int64, M.
+        metrics: detached fp64 sums, each () or one-dimensional, additive over batches and workers.
+    """
+
+    loss_sum: Tensor
+    num_targets: Tensor
+    metrics: dict[str, Tensor]
+
+
+class TaskModel(nn.Module, ABC):
+    """Base of the tasks.
+
+    Calling it with a batch that has no target at all (a filler) gives a zero loss whose backward reaches every
+    trainable parameter with a zero gradient, so that every worker takes part in every reduction.
+    """
+
+    backbone: PackedBackbone
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Loss and metric sums of one batch; its targets are those of the task (:class:`PackedBatch`)."""
+
+    @abstractmethod
+    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Reported figures from metrics summed over batches and workers; none if there was no target."""
+
+
+def targets_of(batch: PackedBatch) -> Tensor:
+    """The batch's targets; ValueError if it has none to train on."""
+    if batch.targets is None:
+        raise ValueError("this task needs a batch with targets")
+    return batch.targets
+
+
+def target_positions(batch: PackedBatch) -> Tensor:
+    """(M,) int64: where the tokens with a target are. On CUDA this waits for the device; on the CPU it is free."""
+    return (targets_of(batch) != IGNORED_TARGET).nonzero().squeeze(-1)
+
+
+def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """The summed scalars as Python floats, in one transfer from the device."""
+    scalars = {name: value for name, value in sums.items() if value.ndim == 0}
+    values = torch.stack([value.double() for value in scalars.values()]).tolist()
+    return dict(zip(scalars, values, strict=True))

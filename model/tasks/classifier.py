@@ -1,0 +1,257 @@
+"""Sequence classification: a class, several labels or numbers for each sequence, or a class for each residue.
+
+In: packed batches with the targets of the label space's kind. Out: outputs in fp32, and their loss summed over the
+targets. A *target* is a sequence, or for ``per_residue`` a residue; it is left out where it is ignored
+(:func:`dataset.packed_batch.has_target`). Special tokens are left out of the mean, the maximum and light attention.
+
+The loss of a target is multiplied by the weight of its class and by that of its sequence, where there are such
+weights, and the sum is divided by the *number* of targets, whatever they weigh: weights that are 1 on average leave
+the learning rate what it is without them. Shares of right answers are unweighted. Numbers are learnt in units of their
+own standard deviation, which is also what their loss is counted in.
+
+Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for ``per_residue``), D channels of the
+backbone, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dataset.labels.label_space import LabelSpace, called
+from dataset.packed_batch import PackedBatch, has_target
+from model.backbones.base import PackedBackbone
+from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
+from model.tasks.classifier_settings import check_pooling
+from model.tasks.heads import LightAttention, TargetScale, build_head
+from model.tasks.losses import TargetLoss
+from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues
+from train_config.classifier_schema import ClassifierSection
+
+_LEAST_VARIATION = 1e-12
+"""Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
+
+
+class Classifier(TaskModel):
+    """A backbone, a pooling and a head.
+
+    Args:
+        backbone: gives the features; frozen or trained along.
+        section: pooling, head and loss.
+        label_space: kind and names of the targets.
+        class_weights: (K,) weights of the classes, or of multilabel's positives
+            (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike.
+        target_scale: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and 1.
+        num_prefix: special tokens that the tokenizer puts before each sequence.
+        num_suffix: special tokens that the tokenizer puts after each sequence.
+
+    Raises:
+        ConfigError: pooling or loss do not go with the kind of targets, the tokenizer or the backbone.
+    """
+
+    def __init__(
+        self,
+        backbone: PackedBackbone,
+        section: ClassifierSection,
+        label_space: LabelSpace,
+        class_weights: Tensor | None = None,
+        target_scale: tuple[Tensor, Tensor] | None = None,
+        *,
+        num_prefix: int = 1,
+        num_suffix: int = 1,
+    ) -> None:
+        super().__init__()
+        self.section = section
+        self.label_space = label_space
+        self.num_prefix, self.num_suffix = num_prefix, num_suffix
+        check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
+        self.loss = TargetLoss(section, label_space.kind, class_weights)
+        self.backbone = backbone
+        self.light_attention: LightAttention | None = None
+        channels = backbone.hidden_size
+        if section.pooling == "light_attention":
+            self.light_attention = LightAttention(
+                channels, section.light_attention_kernel, section.dropout, num_prefix, num_suffix
+            )
+            channels *= 2
+        self.head = build_head(
+            section, channels, label_space.num_outputs, light_attention=self.light_attention is not None
+        )
+        self.target_scale: TargetScale | None = None
+        if label_space.kind == "regression":
+            self.target_scale = TargetScale(label_space.num_outputs, *(target_scale or ()))
+
+    @property
+    def per_residue(self) -> bool:
+        """Whether each residue has a target of its own."""
+        return self.label_space.kind == "per_residue"
+
+    def forward(self, batch: PackedBatch, features: Tensor | None = None) -> TaskOutput:
+        """Loss summed over the targets.
+
+        Args:
+            batch: T tokens with targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of
+                the residues; and maybe weights of the sequences.
+            features: what :meth:`head_on` takes, where the backbone has been run before.
+
+        Returns:
+            Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their
+            class. Multilabel: ``correct``, sequences of which every known label is right when called above a
+            probability of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or
+            true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
+
+        Raises:
+            ValueError: the batch has no targets, or such as do not go with the label space.
+        """
+        return self.output_of(self.logits(batch) if features is None else self.head_on(features, batch), batch)
+
+    def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
+        """What :meth:`logits` and :meth:`forward` give, from one pass through the backbone."""
+        outputs_MK = self.logits(batch)
+        return outputs_MK, self.output_of(outputs_MK, batch)
+
+    def logits(self, batch: PackedBatch) -> Tensor:
+        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
+
+        The backbone is not run where the batch brings features.
+        """
+        return self.head_on(self.backbone(batch) if batch.features is None else batch.features, batch)
+
+    def head_on(self, features: Tensor, batch: PackedBatch) -> Tensor:
+        """Outputs from features that the backbone gave, now or before.
+
+        Args:
+            features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`, for any pooling without weights.
+            batch: where the sequences lie.
+
+        Returns:
+            (N, K) fp32, or (T, K) for ``per_residue``.
+
+        Raises:
+            ValueError: the features have another shape.
+        """
+        wanted = [(batch.num_tokens, self.backbone.hidden_size)]
+        if not self.per_residue:
+            if self.light_attention is None:
+                wanted.append((batch.num_sequences, self.backbone.hidden_size))
+            if features.shape == wanted[0]:
+                return self._scaled(self.head(self.pool(features, batch)))
+        if features.shape not in wanted:
+            raise ValueError(f"features have shape {tuple(features.shape)}, not {' or '.join(map(str, wanted))}")
+        return self._scaled(self.head(features))
+
+    def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
+        if self.light_attention is not None:
+            return self.light_attention(features_TD, batch)
+        pooling = self.section.pooling
+        if pooling == "cls":
+            return first_token(features_TD, batch)
+        if pooling == "last":
+            return last_token(features_TD, batch)
+        over_residues = max_over_residues if pooling == "max" else mean_over_residues
+        return over_residues(features_TD, batch, self.num_prefix, self.num_suffix)
+
+    def output_of(self, outputs_MK: Tensor, batch: PackedBatch) -> TaskOutput:
+        """What :meth:`forward` gives, from the outputs."""
+        targets = self._targets(batch, outputs_MK)
+        if self.target_scale is None:
+            losses_M = self.loss(outputs_MK, targets)
+        else:
+            losses_M = self.loss(self.target_scale.standard(outputs_MK), self.target_scale.standard(targets))
+        if batch.weights is not None:
+            weights_N = batch.weights
+            losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
+        known_M = has_target(targets)
+        num_targets = known_M.sum()
+        with torch.no_grad():
+            metrics = self._metrics(outputs_MK.detach(), targets, known_M)
+            metrics["targets"] = num_targets.double()
+            metrics["loss"] = losses_M.detach().sum(dtype=torch.float64)
+        return TaskOutput(losses_M.sum(), num_targets, metrics)
+
+    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """``loss`` for each target, and by kind:
+
+        Classes: ``accuracy``. Multilabel: ``accuracy``, the share of sequences with all labels right, and
+        ``f1_micro`` over all labels, left out where none is called or true. Regression: ``mse`` over all numbers, and
+        ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
+        """
+        values = scalar_sums(sums)
+        count = values["targets"]
+        if count == 0:
+            return {}
+        figures = {"loss": values["loss"] / count}
+        if "correct" in values:
+            figures["accuracy"] = values["correct"] / count
+        if "hits" in values and values["called"] + values["positives"]:
+            figures["f1_micro"] = 2 * values["hits"] / (values["called"] + values["positives"])
+        return figures | (_number_figures(sums) if "squared_error" in sums else {})
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What is learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
+        apart = ("backbone.", "target_scale.")
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(apart)}
+        if self.target_scale is not None:
+            names = "head.output.weight", "head.output.bias"
+            weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
+            state |= dict(zip(names, (weight_KD, bias_K), strict=True))
+        return state
+
+    def _scaled(self, outputs_MK: Tensor) -> Tensor:
+        return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
+
+    def _targets(self, batch: PackedBatch, outputs_MK: Tensor) -> Tensor:
+        targets = targets_of(batch)
+        by_column = self.label_space.kind in ("multilabel", "regression")
+        wanted = outputs_MK.shape if by_column else outputs_MK.shape[:1]
+        if targets.shape != wanted or targets.is_floating_point() != by_column:
+            raise ValueError(
+                f"targets of {self.label_space.kind} must be {'float32' if by_column else 'int64'} of shape "
+                f"{tuple(wanted)}, not {targets.dtype} of {tuple(targets.shape)}"
+            )
+        return targets
+
+    def _metrics(self, outputs_MK: Tensor, targets: Tensor, known_M: Tensor) -> dict[str, Tensor]:
+        if self.label_space.kind == "regression":
+            return _number_sums(outputs_MK, targets)
+        if self.label_space.kind == "multilabel":
+            return _label_sums(outputs_MK, targets, known_M)
+        return {"correct": (outputs_MK.argmax(-1) == targets).sum().double()}
+
+
+def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[str, Tensor]:
+    positive_NK = targets_NK > 0.5
+    # Unknown labels are neither called nor positive. A logit may be above 0 and its probability in fp32 still 0.5.
+    called_NK = called(logits_NK.sigmoid()) & ~targets_NK.isnan()
+    wrong_N = (called_NK != positive_NK).any(-1)
+    return {
+        "correct": (known_N & ~wrong_N).sum().double(),
+        "hits": (called_NK & positive_NK).sum().double(),
+        "called": called_NK.sum().double(),
+        "positives": positive_NK.sum().double(),
+    }
+
+
+def _number_sums(outputs_NK: Tensor, targets_NK: Tensor) -> dict[str, Tensor]:
+    known_NK = ~targets_NK.isnan()
+    values_NK = torch.where(known_NK, targets_NK, 0.0).double()
+    errors_NK = torch.where(known_NK, outputs_NK.double() - values_NK, 0.0)
+    return {
+        "values": known_NK.sum(0).double(),
+        "squared_error": errors_NK.square().sum(0),
+        "value_sum": values_NK.sum(0),
+        "value_square": values_NK.square().sum(0),
+    }
+
+
+def _number_figures(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    counts_K, errors_K = sums["values"].double(), sums["squared_error"].double()
+    figures = {"mse": (errors_K.sum() / counts_K.sum()).item()}
+    squares_K = sums["value_square"].double()
+    variation_K = squares_K - sums["value_sum"].double().square() / counts_K
+    if (variation_K > _LEAST_VARIATION * squares_K).all():  # false as well where a column has no number
+        figures["r2"] = (1 - errors_K / variation_K).mean().item()
+    return figures

@@ -1,0 +1,110 @@
+"""Settings of the classifier held against the kind of its targets: losses, pooling, and the metrics of an evaluation.
+
+Imports no torch, so that what does not go together is refused at once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from common.errors import ConfigError
+from train_config.classifier_schema import ClassifierSection, TargetKind
+
+LossName = Literal["cross_entropy", "focal", "bce", "mse"]
+
+LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
+    "multiclass": ("cross_entropy", "focal"),
+    "binary": ("cross_entropy", "focal"),
+    "per_residue": ("cross_entropy", "focal"),
+    "multilabel": ("bce", "focal"),
+    "regression": ("mse",),
+}
+"""Losses of each kind of target; the first is 'auto'."""
+
+_OF_CLASSES = (
+    "accuracy",
+    "balanced_accuracy",
+    "f1_macro",
+    "f1_micro",
+    "mcc",
+    "auroc",
+    "average_precision",
+    "ece",
+)
+FIGURES: dict[TargetKind, tuple[str, ...]] = {
+    "multiclass": _OF_CLASSES,
+    "binary": _OF_CLASSES,
+    "per_residue": _OF_CLASSES,
+    "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
+    "regression": ("mse", "mae", "r2", "pearson", "spearman"),
+}
+"""Metrics of :func:`model.metrics.classification.classification_figures`."""
+
+LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
+"""Figures of which less is better; of all others, more."""
+
+BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
+
+
+def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
+    """The loss that the section means for this kind of target.
+
+    Raises:
+        ConfigError: the loss, its label smoothing or its class weights do not go with the kind.
+    """
+    choices = LOSSES[kind]
+    name = choices[0] if section.loss == "auto" else section.loss
+    if name not in choices:
+        raise ConfigError(
+            f"model.classifier.loss {name} is not for data.labels.kind {kind}: choose auto or {' or '.join(choices)}"
+        )
+    if section.label_smoothing and name != "cross_entropy":
+        raise ConfigError(f"model.classifier.label_smoothing is for cross_entropy, not for {name}: set it to 0")
+    if section.class_weights != "none" and kind == "regression":
+        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+    return name
+
+
+def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
+    """The metric that says which checkpoint is best.
+
+    Raises:
+        ConfigError: an evaluation of this kind of targets has no such metric.
+    """
+    name = section.best_metric
+    if name == "auto":
+        return BEST_METRIC.get(kind, "mcc")
+    known = ("loss", *FIGURES[kind])
+    if name not in known:
+        raise ConfigError(
+            f"model.classifier.best_metric: an evaluation of {kind} has no metric {name!r}; it has {', '.join(known)}"
+        )
+    return name
+
+
+def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: int = 1, causal: bool = False) -> None:
+    """Refuse pooling that the targets, the tokenizer or the backbone can't have.
+
+    Args:
+        section: says which.
+        kind: of the targets.
+        num_prefix: tokens that the tokenizer puts before a sequence.
+        causal: whether a token's features know of earlier tokens alone.
+
+    Raises:
+        ConfigError: it does not go with one of them.
+    """
+    pooling = section.pooling
+    if kind == "per_residue" and pooling != "mean":
+        raise ConfigError(
+            f"model.classifier.pooling {pooling}: residues are not pooled, data.labels.kind is per_residue; "
+            "leave it at mean"
+        )
+    if pooling == "cls" and num_prefix == 0:
+        raise ConfigError(
+            "model.classifier.pooling cls: this tokenizer puts no token before a sequence; use mean, max or last"
+        )
+    if pooling == "cls" and causal:
+        raise ConfigError(
+            "model.classifier.pooling cls: the first token of a decoder sees nothing of the sequence; use last"
+        )

@@ -1,0 +1,57 @@
+"""Protein sequences as text to one vector each: what the feature of a whole protein is, at the speed of inference.
+
+In: a backbone and sequences. Out: the mean over residues of the last hidden state. Sequences are packed in the order
+in which they come, since without padding nothing is gained by sorting them.
+
+Shape legend: N sequences, D channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.prepacked import prepack
+from model.tasks.pooling import mean_over_residues
+from model.tasks.sequences import pack_in_order
+
+
+def optimize_for_inference(backbone: EsmBackbone, dtype: torch.dtype = torch.bfloat16) -> EsmBackbone:
+    """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
+
+    Args:
+        backbone: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
+        dtype: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
+
+    Returns:
+        The same object.
+    """
+    backbone.requires_grad_(False).eval().to(dtype)
+    prepack(backbone.model.encoder)
+    return backbone
+
+
+@torch.inference_mode()
+def embed(backbone: EsmBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
+    """The mean over residues of each sequence's last hidden state.
+
+    Args:
+        backbone: best from :func:`optimize_for_inference`.
+        sequences: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
+        max_tokens: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
+
+    Returns:
+        (N, D) fp32 on the backbone's device, in the order given.
+
+    Raises:
+        DataError: a character is no residue of the ESM alphabet.
+    """
+    device = next(backbone.parameters()).device
+    means = []
+    for packed in pack_in_order(sequences, max_tokens):
+        batch = packed.to(device, non_blocking=True)
+        means.append(mean_over_residues(backbone(batch), batch))
+    return torch.cat(means) if means else torch.empty(0, backbone.hidden_size, device=device)

@@ -1,0 +1,161 @@
+"""What stands between a backbone's features and the outputs of a classifier.
+
+In: features in fp32 or the dtype of the weights. Out: outputs in fp32. :class:`LightAttention` pools with weights of
+its own; pooling that needs none is in :mod:`model.tasks.pooling`.
+
+Shape legend: T tokens in the batch, N sequences, S rows with gaps between the sequences, M rows of a head (sequences,
+or tokens), D channels, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dataset.packed_batch import PackedBatch
+from model.backbones.float32_buffers import Float32Buffers
+from model.tasks.pooling import max_over_residues, residue_mask, sum_over_residues
+from train_config.classifier_schema import ClassifierSection
+
+
+class LightAttention(nn.Module):
+    """Light attention pooling (Stärk et al. 2021, doi:10.1093/bioadv/vbab035; HannesStark/protein-localization).
+
+    Two convolutions over each sequence give every residue a value and a score for each channel. The values' mean under
+    the softmax of the scores, and their maximum, are put side by side. As in the paper special tokens take no part:
+    they are zeros for the convolutions, which is also what a sequence sees beyond its ends.
+
+    Args:
+        channels: D.
+        kernel: tokens that a convolution spans; an even one reaches one further to the right than to the left.
+        dropout: of the values.
+        num_prefix: special tokens before each sequence.
+        num_suffix: special tokens after each sequence.
+    """
+
+    def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:
+        super().__init__()
+        self.feature_convolution = nn.Conv1d(channels, channels, kernel)  # padded by the gaps of forward
+        self.attention_convolution = nn.Conv1d(channels, channels, kernel)
+        self.dropout = nn.Dropout(dropout)
+        self.num_prefix, self.num_suffix = num_prefix, num_suffix
+
+    def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """Pooled features; nothing waits for the device.
+
+        Args:
+            features_TD: (T, D).
+
+        Returns:
+            (N, 2 D) fp32; zeros for a sequence without residues.
+        """
+        segments_T = batch.segment_ids()
+        residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
+        # Sequences stand apart by as many zeros as a convolution can look over a border, with enough at both ends.
+        (kernel,) = self.feature_convolution.kernel_size
+        gap = kernel // 2
+        places_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
+        rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
+        inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
+        inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, places_T + (kernel - 1) // 2, inputs_TD)
+        values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, places_T))
+        scores_TD = _convolve(self.attention_convolution, inputs_SD, places_T)
+        attended_ND = self._softmax_mean(values_TD, scores_TD.masked_fill(~residue_T1, -torch.inf), batch, segments_T)
+        return torch.cat((attended_ND, max_over_residues(values_TD, batch, self.num_prefix, self.num_suffix)), dim=1)
+
+    def _softmax_mean(self, values_TD: Tensor, scores_TD: Tensor, batch: PackedBatch, segments_T: Tensor) -> Tensor:
+        """(N, D): the mean of each sequence's values, weighed by the softmax of its scores."""
+        around = self.num_prefix, self.num_suffix
+        largest_ND = max_over_residues(scores_TD.detach(), batch, *around)
+        weights_TD = (scores_TD - largest_ND.index_select(0, segments_T)).exp()
+        totals_ND = sum_over_residues(weights_TD, batch, *around)  # at least 1, or 0 without residues
+        return sum_over_residues(weights_TD * values_TD, batch, *around) / totals_ND.clamp(min=0.5)
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer that computes in fp32 whatever the dtype of its weights.
+
+    Rounded to bf16, outputs would have two or three decimal digits, too few where a number is to be predicted.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(M, K) fp32 from (M, D)."""
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(input.float(), self.weight.float(), bias)
+
+
+class CastingLinear(nn.Linear):
+    """A linear layer that takes its input in the dtype of its weights: pooled features are fp32 in any model."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(M, K) in the dtype of the weights from (M, D)."""
+        return super().forward(input.to(self.weight.dtype))
+
+
+class TargetScale(Float32Buffers):
+    """From outputs whose targets have mean 0 and scale 1 to numbers in the unit of the targets, column by column.
+
+    A head learns temperatures of 40 to 80 degrees as fast as it learns shares. Both buffers are part of the state.
+
+    Args:
+        outputs: K.
+        mean_K: (K,) of the training targets; 0 if left out.
+        scale_K: (K,) their standard deviations; 1 if left out.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, outputs: int, mean_K: Tensor | None = None, scale_K: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(outputs) if mean_K is None else mean_K.detach().float().clone())
+        self.register_buffer("scale", torch.ones(outputs) if scale_K is None else scale_K.detach().float().clone())
+
+    def forward(self, outputs_MK: Tensor) -> Tensor:
+        """(M, K) fp32 in the unit of the targets, from (M, K)."""
+        return outputs_MK * self.scale + self.mean
+
+    def standard(self, numbers_MK: Tensor) -> Tensor:
+        """(M, K), from numbers in the unit of the targets."""
+        return (numbers_MK - self.mean) / self.scale
+
+    def folded(self, weight_KD: Tensor, bias_K: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a linear layer that gives what it and this give one after the other."""
+        return weight_KD * self.scale[:, None], bias_K * self.scale + self.mean
+
+
+def build_head(
+    section: ClassifierSection, channels: int, outputs: int, *, light_attention: bool = False
+) -> nn.Sequential:
+    """From features to outputs: one linear layer, or one hidden layer before it.
+
+    Args:
+        section: kind of head, hidden channels and dropout.
+        channels: D.
+        outputs: K.
+        light_attention: the features come from :class:`LightAttention`, which has dropped out values before it pooled
+            them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper
+            normalises over the batch is here each row by itself, since a packed batch has any number of sequences,
+            and fillers among them.
+
+    Returns:
+        A module that gives (M, K) fp32 from (M, D) of any dtype.
+    """
+    dropout = section.dropout
+    modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}
+    if section.head == "mlp":
+        modules["hidden"] = CastingLinear(channels, section.hidden_size)
+        channels = section.hidden_size
+        if light_attention:
+            modules |= {"hidden_dropout": nn.Dropout(dropout), "relu": nn.ReLU(), "norm": nn.LayerNorm(channels)}
+        else:
+            modules |= {"gelu": nn.GELU(), "hidden_dropout": nn.Dropout(dropout)}
+    return nn.Sequential(OrderedDict(modules, output=Float32Linear(channels, outputs)))
+
+
+def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, places_T: Tensor) -> Tensor:
+    """(T, D) fp32: what the convolution gives at the places of the tokens."""
+    return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, places_T).float()

@@ -1,0 +1,215 @@
+"""Losses of the classifier, one figure for each target.
+
+In: outputs in fp32 and targets, of which some may be ignored (:class:`dataset.packed_batch.PackedBatch`). Out: fp32,
+the loss of each sequence or token that has a target and 0 for the others, whose outputs get no gradient. A target is
+a sequence or a token: where it has several columns its loss is the mean over those that are known. Sums over targets,
+divided by the number of targets, are then what torch's own losses call their mean.
+
+Class weights multiply the loss of a target by the weight of its class; the divisor stays the *number* of targets, and
+not the sum of weights that torch's mean divides by, so that sums add up over batches and workers.
+
+Shape legend: M sequences or tokens, K classes or columns of labels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.errors import ConfigError
+from dataset.packed_batch import IGNORED_TARGET
+from model.backbones.float32_buffers import Float32Buffers
+from model.tasks.classifier_settings import loss_name
+from train_config.classifier_schema import ClassifierSection, TargetKind
+
+_SMALLEST_DOUBT = 1e-8
+"""Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
+
+
+def cross_entropy(
+    logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross entropy of each target, as torch's own without reduction.
+
+    Args:
+        logits_MK: (M, K).
+        targets_M: (M,) int64.
+        class_weights: (K,) fp32.
+        label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016).
+
+    Returns:
+        (M,).
+    """
+    return functional.cross_entropy(
+        logits_MK,
+        targets_M,
+        weight=class_weights,
+        ignore_index=IGNORED_TARGET,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+
+
+def focal(logits_MK: Tensor, targets_M: Tensor, gamma: float, class_weights: Tensor | None = None) -> Tensor:
+    """Focal loss over classes: -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
+
+    Args:
+        logits_MK: (M, K).
+        targets_M: (M,) int64.
+        gamma: 0 is cross entropy.
+        class_weights: (K,) fp32, the equation's alpha.
+
+    Returns:
+        (M,).
+    """
+    surprise_M = cross_entropy(logits_MK, targets_M)
+    losses_M = _doubt(surprise_M, gamma) * surprise_M
+    if class_weights is None:
+        return losses_M
+    return losses_M * class_weights[targets_M.clamp(min=0)]
+
+
+def binary_cross_entropy(logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None = None) -> Tensor:
+    """Cross entropy of each label by itself, the mean over the labels that are known.
+
+    Args:
+        logits_MK: (M, K).
+        targets_MK: (M, K) float of 0 and 1, or NaN.
+        positive_weights: (K,) fp32, how much the targets of 1 count.
+
+    Returns:
+        (M,).
+    """
+    known_MK = ~targets_MK.isnan()
+    losses_MK = functional.binary_cross_entropy_with_logits(
+        logits_MK, _filled(targets_MK), pos_weight=positive_weights, reduction="none"
+    )
+    return _mean_of_known(losses_MK, known_MK)
+
+
+def binary_focal(logits_MK: Tensor, targets_MK: Tensor, gamma: float, positive_weights: Tensor | None = None) -> Tensor:
+    """Focal loss of each label by itself (Lin et al. 2017, equation 5), the mean over the labels that are known.
+
+    Args:
+        logits_MK: (M, K).
+        targets_MK: (M, K) float of 0 and 1, or NaN.
+        gamma: 0 is :func:`binary_cross_entropy`.
+        positive_weights: (K,) fp32, how much the targets of 1 count.
+
+    Returns:
+        (M,).
+    """
+    known_MK, filled_MK = ~targets_MK.isnan(), _filled(targets_MK)
+    surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
+    losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
+    if positive_weights is not None:
+        losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
+    return _mean_of_known(losses_MK, known_MK)
+
+
+def squared_error(outputs_MK: Tensor, targets_MK: Tensor) -> Tensor:
+    """The squared error of each number, the mean over those that are known.
+
+    Args:
+        outputs_MK: (M, K).
+        targets_MK: (M, K) float, or NaN.
+
+    Returns:
+        (M,).
+    """
+    known_MK = ~targets_MK.isnan()
+    return _mean_of_known((outputs_MK - _filled(targets_MK)).square(), known_MK)
+
+
+def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) -> Tensor:
+    """Weights that make rare classes count as much as frequent ones.
+
+    Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
+    multilabel target: what their positives are to be multiplied by, which is the ratio of scikit-learn's two weights
+    for that label alone, negatives / positives.
+
+    Args:
+        kind: any but regression.
+        targets: of the training records: (M,) int64, or (M, K) float; ignored ones are left out.
+        num_classes: K.
+
+    Returns:
+        (K,) fp32; 1 for a class without any target, and for a label of which all targets are alike.
+
+    Raises:
+        ConfigError: regression has no classes.
+    """
+    if kind == "regression":
+        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+    if kind == "multilabel":
+        positives_K = (targets > 0.5).sum(0).double()
+        negatives_K = (targets <= 0.5).sum(0).double()
+        ratios_K = negatives_K / positives_K
+        return torch.where((positives_K > 0) & (negatives_K > 0), ratios_K, 1.0).float()
+    counts_K = torch.bincount(targets[targets != IGNORED_TARGET], minlength=num_classes).double()
+    return torch.where(counts_K > 0, counts_K.sum() / (num_classes * counts_K), 1.0).float()
+
+
+class TargetLoss(Float32Buffers):
+    """The loss that a section means, with its class weights.
+
+    The weights are no part of the saved state: they follow from the training records.
+
+    Args:
+        section: which loss, and its settings.
+        kind: of the targets.
+        class_weights: (K,), or None for all alike.
+
+    Raises:
+        ConfigError: the settings do not go with the kind.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(self, section: ClassifierSection, kind: TargetKind, class_weights: Tensor | None = None) -> None:
+        super().__init__()
+        self.section = section
+        self.kind = kind
+        self.name = loss_name(section, kind)
+        weights = None if class_weights is None else class_weights.detach().float().clone()
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
+        """(M,) fp32, the loss of each target, 0 where it is ignored.
+
+        Args:
+            outputs_MK: (M, K) fp32.
+            targets: (M,) int64, or (M, K) float32.
+        """
+        section = self.section
+        if self.name == "cross_entropy":
+            return cross_entropy(outputs_MK, targets, self.class_weights, section.label_smoothing)
+        if self.name == "bce":
+            return binary_cross_entropy(outputs_MK, targets, self.class_weights)
+        if self.name == "mse":
+            return squared_error(outputs_MK, targets)
+        focal_loss = binary_focal if self.kind == "multilabel" else focal
+        return focal_loss(outputs_MK, targets, section.focal_gamma, self.class_weights)
+
+
+def _doubt(surprise: Tensor, gamma: float) -> Tensor:
+    """(1 - p)^gamma from -log p."""
+    return torch.expm1(-surprise).neg().clamp(min=_SMALLEST_DOUBT).pow(gamma)
+
+
+def _filled(targets_MK: Tensor) -> Tensor:
+    """The targets with 0 for NaN, which would otherwise come back in the gradients."""
+    return torch.where(targets_MK.isnan(), 0.0, targets_MK)
+
+
+def _mean_of_known(losses_MK: Tensor, known_MK: Tensor) -> Tensor:
+    return torch.where(known_MK, losses_MK, 0.0).sum(-1) / known_MK.sum(-1).clamp(min=1)
+
+
+def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:
+    """Probabilities of logits (..., C), fp32 of that shape; for regression the numbers themselves."""
+    logits = logits.float()
+    if kind == "regression":
+        return logits
+    return logits.sigmoid() if kind == "multilabel" else logits.softmax(-1)

@@ -1,0 +1,92 @@
+"""Per-channel normalisation of residue features, measured once before training.
+
+Protein language models have a few channels of enormous activation, which would own a squared error taken over raw
+features; CHEAP (Lu et al. 2024, bioRxiv 2024.08.06.606920, amyxlu/cheap-proteins) therefore rescales each channel
+before compressing. Here by mean and standard deviation. The sums behind them are fp64 and additive: added up over
+workers they give the same figures for any number of workers.
+
+Shape legend: T tokens, D channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.errors import DataError
+from model.backbones.float32_buffers import Float32Buffers
+
+_SMALLEST_SCALE_SHARE = 1e-3
+"""Least scale of a channel, as a share of the median one: a nearly constant channel must not become pure noise."""
+
+_SMALLEST_SCALE = 1e-6
+
+
+class FeatureStatistics:
+    """Running sums of features, from which mean and scale of each channel follow.
+
+    Attributes:
+        count: () fp64, tokens seen.
+        sum: (D,) fp64.
+        sum_of_squares: (D,) fp64.
+    """
+
+    def __init__(self, channels: int, device: torch.device | str = "cpu") -> None:
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.sum = torch.zeros(channels, dtype=torch.float64, device=device)
+        self.sum_of_squares = torch.zeros(channels, dtype=torch.float64, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums, to be all-reduced (added up) in place across workers."""
+        return self.count, self.sum, self.sum_of_squares
+
+    @torch.no_grad()
+    def update(self, features_TD: Tensor, mask_T: Tensor) -> None:
+        """Add the tokens at which ``mask_T`` is true."""
+        counted_TD = torch.where(mask_T.unsqueeze(-1), features_TD, 0).double()
+        self.count += mask_T.sum()
+        self.sum += counted_TD.sum(0)
+        self.sum_of_squares += counted_TD.square().sum(0)
+
+    def finalize(self) -> tuple[Tensor, Tensor]:
+        """Mean and scale of each channel, (D,) fp32; the scale is the standard deviation, kept away from 0.
+
+        Raises:
+            DataError: no token was seen, or a feature was not finite.
+        """
+        if not self.count.item():
+            raise DataError("no residue to measure the feature normalisation from; the training data is empty")
+        mean = self.sum / self.count
+        scale = (self.sum_of_squares / self.count - mean.square()).clamp_min(0).sqrt()
+        if not (mean.isfinite().all() and scale.isfinite().all()):
+            raise DataError("the backbone gives features that are not finite; check its weights or use bf16 or fp32")
+        floor = (scale.median() * _SMALLEST_SCALE_SHARE).clamp_min(_SMALLEST_SCALE)
+        return mean.float(), torch.maximum(scale, floor).float()
+
+
+class FeatureNormalization(Float32Buffers):
+    """(features - mean) / scale for each channel, in fp32 whatever the precision of the model. Identity until set."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(channels, dtype=torch.float32))
+
+    @torch.no_grad()
+    def set(self, statistics: FeatureStatistics) -> None:
+        """Take over measured statistics."""
+        mean, scale = statistics.finalize()
+        self.mean.copy_(mean)
+        self.scale.copy_(scale)
+
+    def forward(self, features_TD: Tensor) -> Tensor:
+        """(T, D) fp32, zero mean and unit variance over the tokens measured."""
+        return (features_TD.float() - self.mean) / self.scale
+
+    def inverse(self, normal_TD: Tensor) -> Tensor:
+        """(T, D) fp32 in the backbone's own scale."""
+        return normal_TD.float() * self.scale + self.mean

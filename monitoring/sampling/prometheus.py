@@ -1,0 +1,58 @@
+"""Figures to Prometheus, through the port that Ray opens on each machine for it.
+
+In: figures by name, as a sample has them. Out: one gauge a metric (:mod:`monitoring.sampling.metric_names`), named
+``ray_esmeray_...`` by the time Prometheus sees it, with the tags ``worker`` and ``host``, and ``gpu`` where there is
+one for each. Ray hands values on every few seconds and forgets them when the worker's process ends. Where Ray does not
+run in this process (torchrun, a single process), there is nothing to export to.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from monitoring.sampling.metric_names import Metric, find
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Gauge
+
+
+def ray_is_running() -> bool:
+    """Whether this process belongs to a Ray cluster. Does not import Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+class PrometheusExporter:
+    """The gauges of one worker.
+
+    Args:
+        worker: its rank.
+        host: name of its machine.
+    """
+
+    def __init__(self, worker: int, host: str) -> None:
+        self._tags = {"worker": str(worker), "host": host}
+        self._gauges: dict[Metric, Gauge] = {}
+
+    def export(self, figures: Mapping[str, float]) -> None:
+        """Set the gauges of the figures that have a name of ours; does nothing where Ray does not run."""
+        if not ray_is_running():
+            return
+        for name, value in figures.items():
+            found = find(name)
+            if found is None or not math.isfinite(value):
+                continue
+            metric, index = found
+            tags = self._tags | ({"gpu": str(index)} if metric.per == "gpu" else {})
+            self._gauge(metric).set(value, tags)
+
+    def _gauge(self, metric: Metric) -> Gauge:
+        if metric not in self._gauges:
+            from ray.util.metrics import Gauge
+
+            keys = ("worker", "host", "gpu") if metric.per == "gpu" else ("worker", "host")
+            self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", keys)
+        return self._gauges[metric]

@@ -1,0 +1,326 @@
+"""What of a run's records is worth a warning, and in which words.
+
+In: records of the loop and samples. Out: findings: that something holds of a GPU, a machine or a worker, or is over, or
+is neither. How often and how late it is told is :mod:`monitoring.watch.alerts`'. Between the threshold at which
+something begins and the one at which it is over lies a band, so that a figure that plays about one of them is told
+once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Protocol
+
+from monitoring.sampling.metric_names import find
+from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS, describe_throttling
+from run_folder.metrics_log import Record
+from train_config.monitoring_schema import AlertsSection
+
+BAND_PERCENT = 5.0
+"""Points between the threshold of a share and what counts as over."""
+WAITING_SHARE = 0.2
+"""Of a step; a part that takes less is no reason for an idle GPU."""
+THROTTLED_S = 30.0
+"""Seconds of lowered clocks that are worth a warning; a peak of power is none."""
+UNTHROTTLED_S = 60.0
+FINITE_RECORDS = 3
+"""Finite losses in a row after which the loss counts as finite again."""
+LEAK_EPOCHS = 5
+"""Epochs whose peaks are compared; the first of a process, in which caches fill, is left out. An even number of steps
+from peak to peak: peaks that only go up and down have a median of none."""
+LEAK_FLOOR_BYTES = 16 << 20
+"""Growth in an epoch that is never told from the allocator's own."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``holds``: True or False, or None where neither is said. The message is for the state that it brings about."""
+
+    subject: str
+    holds: bool | None
+    message: str
+
+
+class Rule(Protocol):
+    """Finds one kind of trouble."""
+
+    @property
+    def name(self) -> str:
+        """Of its alerts."""
+
+    @property
+    def raises_after_s(self) -> float:
+        """Seconds that it must hold."""
+
+    @property
+    def clears_after_s(self) -> float:
+        """Seconds that it must be over."""
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """What this record says."""
+
+
+def rules(settings: AlertsSection) -> list[Rule]:
+    """All of them."""
+    return [LowUtilization(settings), NearlyFull(settings), Leak(settings), Throttling(), NonfiniteLoss()]
+
+
+class LowUtilization:
+    """A GPU that works for the run, and too little. One that never did anything is taken for another's."""
+
+    name = "low_utilization"
+
+    def __init__(self, settings: AlertsSection) -> None:
+        self.raises_after_s = settings.utilization_window_s
+        self.clears_after_s = settings.utilization_window_s / 2
+        self._least = settings.utilization_percent
+        self._worked: set[str] = set()
+        self._low: dict[str, list[float]] = {}  # by GPU, since it is under the threshold
+        self._steps: dict[int, tuple[str, Mapping[str, float]]] = {}  # by worker: its machine and its last step
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Each GPU of a sample; nothing before the first step."""
+        if record["kind"] != "sample" or record["step"] < 1:
+            return
+        own = f"worker/{record['worker']}/"
+        step = {k.removeprefix(own): v for k, v in record["figures"].items() if k.startswith(own) and v is not None}
+        self._steps[record["worker"]] = (record["host"], step)
+        for index, figures in _gpus(record).items():
+            if (percent := figures.get("util")) is None:
+                continue
+            gpu = f"GPU {index} on {record['host']}"
+            if percent > 0:
+                self._worked.add(gpu)
+            if gpu in self._worked:
+                yield self._judge(gpu, percent, record["host"])
+
+    def _judge(self, gpu: str, percent: float, host: str) -> Finding:
+        if percent >= self._least:
+            self._low.pop(gpu, None)
+            over = percent >= min(100.0, self._least + BAND_PERCENT)
+            return Finding(gpu, False if over else None, f"{gpu}: utilisation is {percent:.0f} % again")
+        low = self._low.setdefault(gpu, [0.0, 0.0])
+        low[0] += 1
+        low[1] += percent
+        message = (
+            f"{gpu}: utilisation under {self._least:g} % for {self.raises_after_s:g} s, {low[1] / low[0]:.0f} % on "
+            f"average: {self._reason(host)}"
+        )
+        return Finding(gpu, True, message)
+
+    def _reason(self, host: str) -> str:
+        """Which part of a step it waits for, by the workers of this machine."""
+        steps = [step for where, step in self._steps.values() if where == host and step.get("step_s")]
+        if not steps:
+            return "how a step's time is spent is not known"
+
+        def share(part: str) -> float:
+            return sum(step.get(part, 0.0) / step["step_s"] for step in steps) / len(steps)
+
+        causes = {
+            "data_wait_s": "of a step is waiting for data: raise data.num_workers or data.prefetch",
+            "communication_s": "of a step is waiting for other workers: raise batch.tokens or look at the network",
+            "checkpoint_s": "of a step goes into checkpoints: raise checkpoint.every_steps",
+        }
+        worst = max(causes, key=share)
+        if share(worst) >= WAITING_SHARE:
+            return f"{share(worst):.0%} {causes[worst]}"
+        return f"data is not the reason ({share('data_wait_s'):.0%} of a step): raise batch.tokens to give it more work"
+
+
+class NearlyFull:
+    """Memory of a GPU or of a machine that has little left."""
+
+    name = "memory"
+    raises_after_s = clears_after_s = 0.0
+
+    def __init__(self, settings: AlertsSection) -> None:
+        self._most = settings.memory_percent
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Each GPU, and the machine."""
+        if record["kind"] != "sample":
+            return
+        for index, figures in _gpus(record).items():
+            yield from self._judge(
+                f"GPU {index} on {record['host']}",
+                figures.get("mem_used_bytes"),
+                figures.get("mem_total_bytes"),
+                "lower batch.tokens or set model.backbone.gradient_checkpointing",
+            )
+        total, available = (record["figures"].get(f"mem/host_{part}_bytes") for part in ("total", "available"))
+        used = None if total is None or available is None else total - available
+        yield from self._judge(
+            f"host {record['host']}",
+            used,
+            total,
+            "lower data.num_workers or data.prefetch, or stop what else runs there",
+        )
+
+    def _judge(self, subject: str, used: float | None, total: float | None, remedy: str) -> Iterator[Finding]:
+        if used is None or not total:
+            return
+        percent = 100 * used / total
+        state = f"{subject}: {used / GIB:.1f} of {total / GIB:.1f} GiB of memory in use ({percent:.0f} %)"
+        if percent >= self._most:
+            yield Finding(subject, True, f"{state}: {remedy}")
+        else:
+            yield Finding(subject, False if percent < self._most - BAND_PERCENT else None, state)
+
+
+class Leak:
+    """Peaks of a worker's memory that grow from epoch to epoch."""
+
+    name = "leak"
+    raises_after_s = clears_after_s = 0.0
+    _FIGURES: Mapping[str, str] = {"torch_peak_bytes": "GPU memory in tensors", "rss_bytes": "resident memory"}
+
+    def __init__(self, settings: AlertsSection) -> None:
+        self._percent = settings.leak_percent_per_epoch
+        self._peaks: dict[tuple[int, str], deque[tuple[int, float]]] = {}
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Compares, when an epoch is over, the peaks of the last ones."""
+        if record["kind"] == "event" and record["event"] in ("started", "resumed"):
+            self._peaks.clear()  # these are new processes
+        if record["kind"] != "sample":
+            return
+        worker, epoch = record["worker"], record["epoch"]
+        for name, words in self._FIGURES.items():
+            value = record["figures"].get(f"worker/{worker}/{name}")
+            if value is None:
+                continue
+            # One more than is compared: the last epoch is not over.
+            peaks = self._peaks.setdefault((worker, name), deque([(epoch, value)]))
+            last_epoch, last_peak = peaks[-1]
+            if epoch > last_epoch:
+                if len(peaks) > LEAK_EPOCHS:
+                    yield self._judge(f"worker {worker}, {words}", list(peaks)[1:])
+                    peaks.popleft()
+                peaks.append((epoch, value))
+            else:
+                peaks[-1] = (last_epoch, max(last_peak, value))
+
+    def _judge(self, subject: str, peaks: list[tuple[int, float]]) -> Finding:
+        """By the median of the steps from peak to peak, which one longer batch does not turn."""
+        growth = median((b - a) / (later - earlier) for (earlier, a), (later, b) in pairwise(peaks))
+        least = max(self._percent / 100 * peaks[0][1], LEAK_FLOOR_BYTES)
+        epoch, peak = peaks[-1]
+        if growth >= least:
+            message = (
+                f"{subject}: the peak grows by {growth / GIB:.2f} GiB ({100 * growth / peaks[0][1]:.1f} %) an epoch, "
+                f"{peak / GIB:.2f} GiB in epoch {epoch}: something is kept from step to step"
+            )
+            return Finding(subject, True, message)
+        return Finding(subject, False if growth < least / 2 else None, f"{subject}: the peak grows no more")
+
+
+class Throttling:
+    """Clocks that are lowered because a GPU is too hot or draws too much power."""
+
+    name = "throttling"
+    raises_after_s = THROTTLED_S
+    clears_after_s = UNTHROTTLED_S
+    _CAUSES: Mapping[str, tuple[int, str]] = {
+        "thermal": (THERMAL_REASONS, "look at its cooling"),
+        "power": (POWER_REASONS, "its power limit or the machine's supply holds it back"),
+        "hardware": (SLOWDOWN, "look at its cooling and power supply"),
+    }
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Each cause of each GPU."""
+        if record["kind"] != "sample":
+            return
+        for index, figures in _gpus(record).items():
+            if (reasons := figures.get("throttle_reasons")) is None:
+                continue
+            bits = int(reasons)
+            if bits & (THERMAL_REASONS | POWER_REASONS):
+                bits &= ~SLOWDOWN  # explained by the others
+            for cause, (mask, remedy) in self._CAUSES.items():
+                subject = f"GPU {index} on {record['host']}, {cause}"
+                words = ", ".join(describe_throttling(bits & mask))
+                if words:
+                    message = f"GPU {index} on {record['host']} is throttled ({words}), {_state(figures)}: {remedy}"
+                else:
+                    message = f"GPU {index} on {record['host']}: no {cause} throttling any more, {_state(figures)}"
+                yield Finding(subject, bool(words), message)
+
+
+class NonfiniteLoss:
+    """A loss that is NaN or infinite."""
+
+    name = "nonfinite_loss"
+    raises_after_s = clears_after_s = 0.0
+
+    def __init__(self) -> None:
+        self._finite = 0
+
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Of a step's record."""
+        if record["kind"] != "train" or "loss" not in record:
+            return
+        step = record["step"]
+        if record["loss"] is None:
+            self._finite = 0
+            remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
+            yield Finding("loss", True, f"the loss is not finite at step {step}: {remedy}")
+        else:
+            self._finite += 1
+            yield Finding("loss", False if self._finite >= FINITE_RECORDS else None, f"finite again at step {step}")
+
+
+class OwnGpus:
+    """Knows which GPUs of a machine are the run's own: NVML shows all, those of other people's jobs too."""
+
+    def __init__(self) -> None:
+        self._of_workers: dict[str, set[str]] = {}
+
+    def alone(self, record: Record) -> Record:
+        """A sample without the figures of GPUs on which no worker of the run computes.
+
+        All are left where it is not known which these are: without UUIDs in the sample, or with MIG, whose slices have
+        other ones.
+        """
+        if record["kind"] != "sample":
+            return record
+        own = self._of_workers.setdefault(str(record["host"]), set())
+        if "gpu" in record:
+            own.add(record["gpu"])
+        uuids: Mapping[str, str] = record.get("gpus", {})
+        if not own & set(uuids.values()):
+            return record
+        others = tuple(f"gpu/{index}/" for index, uuid in uuids.items() if uuid not in own)
+        figures = {name: value for name, value in record["figures"].items() if not name.startswith(others)}
+        return {**record, "figures": figures}
+
+
+def _gpus(record: Record) -> dict[int, dict[str, float]]:
+    """The figures of each GPU of a sample, those that are known, by their last name."""
+    found: dict[int, dict[str, float]] = {}
+    for name, value in record["figures"].items():
+        if value is None or not name.startswith("gpu/") or (known := find(name)) is None:
+            continue
+        index = known[1]
+        if index is not None:
+            found.setdefault(index, {})[name.rpartition("/")[2]] = value
+    return found
+
+
+def _state(figures: Mapping[str, float]) -> str:
+    """Temperature, power and clock, as far as known."""
+    parts = []
+    if "temperature_c" in figures:
+        parts.append(f"{figures['temperature_c']:.0f} °C")
+    if "power_w" in figures:
+        limit = f" of {figures['power_limit_w']:.0f}" if "power_limit_w" in figures else ""
+        parts.append(f"{figures['power_w']:.0f}{limit} W")
+    if "sm_clock_mhz" in figures:
+        highest = f" of {figures['sm_clock_max_mhz']:.0f}" if "sm_clock_max_mhz" in figures else ""
+        parts.append(f"{figures['sm_clock_mhz']:.0f}{highest} MHz")
+    return ", ".join(parts) or "no more is known"

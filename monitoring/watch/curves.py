@@ -1,0 +1,193 @@
+"""The picture of a run: what it measured against its steps, as one PNG.
+
+In: the records of metrics.jsonl. Out: a PNG with the losses, the figures of validation, the learning rate and the
+speed; dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from common.figure_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    heading,
+    legend,
+    new_figure,
+    save,
+    style_steps,
+)
+from run_folder.metrics_log import Record
+
+SMOOTHING_SHARE = 0.02
+"""Share of the run's points over which the smoothed loss is averaged."""
+
+LOWEST_METRIC = -1.0
+"""Lower end of the metrics' axis; lower values are marked there."""
+
+
+def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:
+    """Draw the curves of a run to ``path``, a PNG, which is replaced only when the new one is complete.
+
+    Args:
+        records: of metrics.jsonl, in order. Where a step occurs twice (resumed), the last counts.
+        path: the PNG.
+        title: heading, such as the run's name.
+    """
+    kinds = _by_kind(records)
+    figure = new_figure(11, 6.4, title)
+    losses, figures, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
+    _draw_losses(losses, kinds)
+    _draw_figures(figures, kinds["validation"])
+    _draw_line(rates, kinds["train"], "learning_rate", "Learning rate", EngFormatter(sep="\N{THIN SPACE}"))
+    _draw_speed(speeds, kinds["train"])
+    for axes in (losses, figures, rates, speeds):
+        style_steps(axes)
+        _mark_resumed(axes, kinds["event"], labelled=axes is losses)
+    for axes in (rates, speeds):
+        axes.set_xlabel("step", color=INK)
+    save(figure, path)
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean over ``window`` points up to and including each one (fewer at the start), non-finite ones left out.
+
+    Args:
+        values: (P,) float.
+        window: points, at least 1.
+    """
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    with np.errstate(invalid="ignore"):
+        return (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
+
+
+def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
+    heading(axes, "Loss")
+    steps, losses = _series(kinds["train"], "loss")
+    if len(steps):
+        window = max(1, round(len(steps) * SMOOTHING_SHARE))
+        if window > 1:
+            axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, smooth(losses, window), color=BLUE, linewidth=1.8, label="training")
+        axes.set_ylim(*_limits(losses, _series(kinds["validation"], "loss")[1]))
+    validated, validation_losses = _series(kinds["validation"], "loss")
+    if len(validated):
+        axes.plot(validated, validation_losses, color=ORANGE, label="validation", **_points(validated))
+    skipped = _skipped_steps(kinds)
+    if skipped:
+        top = axes.get_ylim()[1]
+        label = f"skipped ({len(skipped)})"
+        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=label)
+    legend(axes)
+
+
+def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
+    heading(axes, "Validation")
+    names = {
+        "residue_recovery": ("recovery, share of residues right", GREEN),
+        "feature_r2": ("feature R², variance explained", BLUE),
+        "accuracy": ("accuracy", GREEN),
+        "f1_macro": ("macro F1", ORANGE),
+        "mcc": ("MCC", BLUE),
+        "f1_micro": ("micro F1", BLUE),
+        "spearman": ("Spearman", GREEN),
+        "r2": ("R², variance explained", BLUE),
+    }
+    if any("mcc" in record for record in validations):
+        del names["f1_micro"]  # which is the accuracy, where a record has one class
+    lowest = 0.0
+    for name, (label, color) in names.items():
+        steps, values = _series(validations, name)
+        if not len(steps):
+            continue
+        axes.plot(steps, values, color=color, label=f"{label} (last {values[-1]:.3f})", **_points(steps))
+        lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
+        if (below := values < LOWEST_METRIC).any():
+            label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"
+            bottom = np.full(below.sum(), LOWEST_METRIC)
+            axes.plot(steps[below], bottom, "v", color=color, markersize=8, clip_on=False, label=label)
+    axes.set_ylim(max(lowest * 1.05, LOWEST_METRIC), 1.0)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "no validation yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
+    legend(axes)
+
+
+def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str, formatter: EngFormatter) -> None:
+    heading(axes, title)
+    steps, values = _series(records, name)
+    axes.plot(steps, values, color=GREY, linewidth=1.8)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(formatter)
+
+
+def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
+    steps, values = _series(records, "tokens_per_s")
+    heading(axes, "Tokens per second")
+    if len(steps):
+        axes.plot(steps, values, color=GREEN, alpha=0.3, linewidth=0.8)
+        median = float(np.nanmedian(values))
+        axes.axhline(median, color=GREEN, linewidth=1.8, label=f"median {EngFormatter(places=1, sep='')(median)}")
+        axes.set_ylim(0, 1.15 * float(np.nanpercentile(values, 99.5)))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    legend(axes)
+
+
+def _by_kind(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records of each kind by step; of a step that was done twice, the last one. Every event is kept."""
+    latest: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
+    events: list[Record] = []
+    for record in records:
+        if record["kind"] == "event":
+            events.append(record)
+        elif record["kind"] in latest:
+            latest[record["kind"]][record["step"]] = record
+    ordered = {kind: [by_step[step] for step in sorted(by_step)] for kind, by_step in latest.items()}
+    return {**ordered, "event": events}
+
+
+def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (P,) int and values (P,) float of the records that have ``name``; null is NaN."""
+    present = [(record["step"], record[name]) for record in records if name in record]
+    steps = np.array([step for step, _ in present], dtype=np.int64)
+    return steps, np.array([np.nan if value is None else value for _, value in present], dtype=np.float64)
+
+
+def _skipped_steps(kinds: dict[str, list[Record]]) -> list[int]:
+    from_losses = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
+    return sorted(from_losses | {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"})
+
+
+def _limits(training: np.ndarray, validation: np.ndarray) -> tuple[float, float]:
+    """Bounds that a few spikes don't squeeze the curve with: the first steps count, later outliers don't."""
+    finite = np.concatenate([training[np.isfinite(training)], validation[np.isfinite(validation)]])
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(max(np.percentile(finite, 99), finite[0]))
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _mark_resumed(axes: Axes, events: Sequence[Record], labelled: bool) -> None:
+    for index, step in enumerate(sorted({event["step"] for event in events if event["event"] == "resumed"})):
+        axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
+        if index == 0 and labelled:
+            note = axes.annotate("resumed", (step, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=INK)
+            note.set(rotation=90, ha="right", va="bottom")
+
+
+def _points(steps: np.ndarray) -> dict:
+    """Few points get markers, many only a line."""
+    return {"linewidth": 1.8, "marker": "o" if len(steps) <= 40 else "", "markersize": 4}

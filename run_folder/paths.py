@@ -1,0 +1,130 @@
+"""Where a run's files lie, and the small files by which driver and workers talk.
+
+<storage_path>/<name>/
+    config.yaml          the resolved config
+    metrics.jsonl        a line a step, validation and event
+    curves.png           the curves
+    checkpoints/         see training.checkpoint
+    nonfinite/           record ids of batches that gave NaN
+    export/              the Hugging Face folder
+    logs/                what each worker printed
+    tokenizer/, label_mappings.json   of a classifier: what its tokens and classes are called
+    wandb/, wandb_run_id
+    outcome.json         how the run ended
+    monitoring/          samples of every worker
+    alerts.jsonl         warnings of what went wrong
+    memory_guard.json    into how many parts batches are split since memory ran out
+    stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from train_config.section import STORES
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER = "tokenizer"
+"""Folder of a classifier's tokenizer, in a run and in its checkpoints."""
+
+RESERVE_BYTES = 16_384
+"""Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
+
+Status = Literal["finished", "stopped", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. ``exit_code`` is the process's; see common.errors."""
+
+    status: Status
+    step: int
+    message: str
+    exit_code: int
+
+
+class RunFolder:
+    """Paths of one run."""
+
+    def __init__(self, storage_path: str | Path, name: str):
+        self.path = Path(storage_path).expanduser().resolve() / name
+        self.stores = self.path.parent / STORES
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.curves = self.path / "curves.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.nonfinite = self.path / "nonfinite"
+        self.export = self.path / "export"
+        self.logs = self.path / "logs"
+        self.tokenizer = self.path / TOKENIZER
+        self.monitoring = self.path / "monitoring"
+        self.alerts = self.path / "alerts.jsonl"
+        self.memory_guard = self.path / "memory_guard.json"
+        self.wandb_run_id = self.path / "wandb_run_id"
+        self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
+        self._outcome = self.path / "outcome.json"
+        self._reserve = self.path / ".outcome.reserve"
+        self._stop = self.path / "stop.requested"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run of this name was ever started."""
+        return self.config.exists()
+
+    def request_stop(self) -> None:
+        """Ask the workers to save and end after the step in progress."""
+        self._stop.touch()
+
+    def stop_requested(self) -> bool:
+        """Whether the driver asked for an end."""
+        return self._stop.exists()
+
+    def clear_requests(self) -> None:
+        """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
+        self._stop.unlink(missing_ok=True)
+        self._outcome.unlink(missing_ok=True)
+        if self.path.exists():
+            self._reserve.write_bytes(bytes(RESERVE_BYTES))
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Record how the run ended, also on a full disk."""
+        self._reserve.unlink(missing_ok=True)
+        write_atomically(self._outcome, json.dumps(asdict(outcome), indent=2) + "\n")
+
+    def read_outcome(self) -> Outcome | None:
+        """How the run ended, or None while it has not."""
+        try:
+            return Outcome(**json.loads(self._outcome.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            logger.warning("%s is damaged (%s) and taken for absent", self._outcome, error)
+            return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or nothing: temporary name, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def no_space(where: object) -> str:
+    """In a line: the disk that ``where`` lies on is full."""
+    return (
+        f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
+        "command then resumes from the last complete checkpoint"
+    )

@@ -1,0 +1,76 @@
+"""One task at a time, what it returns or raises, and an interrupt at any point."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from itertools import count
+
+import pytest
+
+from common.background_thread import BackgroundThread
+from tests.dataset.interrupting import interrupted_at
+
+
+@pytest.fixture
+def thread():
+    thread: BackgroundThread[int] = BackgroundThread()
+    yield thread
+    thread.close()
+
+
+def test_a_task_runs_on_another_thread_and_returns(thread):
+    thread.begin(threading.get_ident)
+    assert thread.wait() not in {None, threading.get_ident()}
+
+
+def test_waiting_again_gives_the_same_again(thread):
+    thread.begin(partial(pow, 2, 5))
+    assert [thread.wait(), thread.wait()] == [32, 32]
+
+
+def test_what_a_task_raises_is_raised_by_the_next_call(thread):
+    thread.begin(partial(int, "x"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        thread.begin(partial(int, "1"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        thread.wait()
+
+
+def test_tasks_run_in_order_one_at_a_time(thread):
+    done: list[int] = []
+    for number in range(100):
+        thread.begin(partial(done.append, number))
+    thread.wait()
+    assert done == list(range(100))
+
+
+def test_closing_waits_for_the_task_and_can_be_repeated(thread):
+    may_go, done = threading.Event(), []
+    thread.begin(lambda: may_go.wait(30) and done.append(1))
+    threading.Timer(0.05, may_go.set).start()
+    thread.close()
+    thread.close()
+    assert done == [1]
+
+
+def test_one_that_was_never_used_closes(thread):
+    before = threading.active_count()
+    thread.close()
+    assert threading.active_count() <= before
+
+
+def test_an_interrupt_at_any_line_still_lets_it_close():
+    def use(thread):
+        thread.begin(partial(int, "1"))
+        thread.begin(partial(int, "2"))
+        assert thread.wait() == 2
+        thread.close()
+
+    for line in count(1):
+        thread: BackgroundThread[int] = BackgroundThread()
+        reached = interrupted_at(line, partial(use, thread))
+        thread.close()
+        if not reached:
+            break
+    assert line > 20

@@ -1,0 +1,62 @@
+"""Every command ends with one line and its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from common import errors
+from common.command_line import run
+from tests.conftest import REPOSITORY
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.EsmerayError, 1),
+        (errors.ConfigError, 2),
+        (errors.DataError, 3),
+        (errors.ResourceError, 4),
+        (errors.DivergenceError, 5),
+        (errors.CheckpointError, 6),
+    ],
+)
+def test_a_refusal_is_one_line_and_its_exit_code(capsys, kind, code):
+    def main(argv: list[str]) -> int:
+        raise kind(f"{argv[0]}: wrong\nin two lines")
+
+    assert run(main, ["file"]) == code
+    assert capsys.readouterr() == ("", "error: file: wrong in two lines\n")
+
+
+def test_what_main_returns_is_the_exit_code():
+    assert run(lambda argv: len(argv), ["a", "b"]) == 2
+
+
+def test_an_interrupt_is_130(capsys):
+    def main(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    assert run(main, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback():
+    def main(_: list[str]) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(main, [])
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    script = (
+        "import sys; from common.command_line import run;"
+        "sys.exit(run(lambda _: [print('x' * 99) for _ in range(9999)] and 0))"
+    )
+    command = f'{sys.executable} -c "{script}" | head -1'
+    done = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("xxx")
+    assert done.stderr == ""

@@ -1,0 +1,84 @@
+"""A source is compiled once; where that can't be done, one warning says what is missing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from common import compiled_code
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled_code.load.cache_clear()
+    yield tmp_path / "cache" / "esmeray" / "kernels"
+    compiled_code.load.cache_clear()
+
+
+def source(folder: Path, text: str = 'extern "C" int answer() { return 42; }') -> Path:
+    path = folder / "answer.cpp"
+    path.write_text(text)
+    return path
+
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler")
+
+
+@needs_compiler
+def test_what_was_compiled_is_kept_for_the_next_process(tmp_path, own_cache, monkeypatch):
+    assert compiled_code.load(source(tmp_path)).answer() == 42
+    (library,) = own_cache.iterdir()
+    compiled_code.load.cache_clear()
+    monkeypatch.setattr(compiled_code, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compiled_code.load(source(tmp_path)).answer() == 42
+    assert list(own_cache.iterdir()) == [library]
+
+
+@needs_compiler
+def test_a_source_that_does_not_compile_is_a_warning(tmp_path, own_cache, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert compiled_code.load(source(tmp_path, "no C++ at all")) is None
+    assert "answer.cpp could not be compiled" in caplog.text
+    assert list(own_cache.iterdir()) == []
+
+
+def test_no_compiler_is_a_warning_with_the_remedy(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert compiled_code.load(source(tmp_path)) is None
+    assert "install g++ or clang++" in caplog.text
+
+
+@needs_compiler
+def test_each_set_of_constants_is_a_library_of_its_own(tmp_path, own_cache):
+    path = source(tmp_path, 'extern "C" int answer() { return ANSWER; }')
+    assert [compiled_code.load(path, ANSWER=answer).answer() for answer in (4, 6)] == [4, 6]
+    assert len(list(own_cache.iterdir())) == 2
+
+
+@needs_compiler
+def test_several_at_once_leave_one_whole_library(tmp_path, own_cache):
+    path = source(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        loaded = list(pool.map(lambda _: compiled_code.load.__wrapped__(path), range(2)))
+    assert [library.answer() for library in loaded] == [42, 42] and len(list(own_cache.iterdir())) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("unknown", ["_MACHINE_FLAGS", "_OPENMP_FLAGS"])
+def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch, unknown):
+    flags = (("-march=unheard-of",), ()) if unknown == "_MACHINE_FLAGS" else ("-funheard-of",)
+    monkeypatch.setattr(compiled_code, unknown, flags)
+    assert compiled_code.load(source(tmp_path), openmp=True).answer() == 42
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_this_process(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compiled_code.load(source(tmp_path)).answer() == 42

@@ -1,0 +1,197 @@
+"""A folder appears complete or not at all, and one process at a time builds it."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, ResourceError
+from common.publishing import exclusive, made_file, made_folder, published
+
+
+def build(target: Path, text: str) -> None:
+    with exclusive(target), published(target) as folder:
+        (folder / "file").write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_built_appears_under_its_name_and_nothing_else_stays(tmp_path):
+    build(tmp_path / "deep" / "target", "a")
+    assert (tmp_path / "deep" / "target" / "file").read_text() == "a"
+    assert names(tmp_path / "deep") == ["target"]
+
+
+def test_a_target_is_replaced_as_a_whole(tmp_path):
+    build(tmp_path / "target", "a")
+    (tmp_path / "target" / "more").write_text("old")
+    build(tmp_path / "target", "b")
+    assert names(tmp_path) == ["target"]
+    assert names(tmp_path / "target") == ["file"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_exception_leaves_nothing(tmp_path, error):
+    with pytest.raises(error), exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
+        (folder / "file").write_text("half")
+        raise error
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "no room left.* GB free"), (errno.EDQUOT, "no room left"), (errno.EROFS, "can't be")],
+)
+def test_refusals_to_write_are_worded(tmp_path, number, words):
+    with pytest.raises(ResourceError, match=words), published(tmp_path / "target"):
+        raise OSError(number, os.strerror(number))
+    assert names(tmp_path) == []
+
+
+def test_a_place_that_can_not_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ResourceError, match="can't be written"):
+        build(tmp_path / "file" / "target", "a")
+
+
+def test_leftovers_of_this_target_alone_are_swept(tmp_path):
+    for name in (".target.building-1", ".target.replaced-1", ".target2.building-1", ".targets.building-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("half")
+    build(tmp_path / "target", "a")
+    assert names(tmp_path) == [".target2.building-1", ".targets.building-1", "target"]
+
+
+def test_a_folder_set_aside_by_a_killed_replacement_comes_back(tmp_path):
+    build(tmp_path / "target", "old")
+    (tmp_path / "target").rename(tmp_path / ".target.replaced-1")
+    with exclusive(tmp_path / "target"):
+        assert (tmp_path / "target" / "file").read_text() == "old"
+
+
+def _build_slowly(target: Path, number: int) -> None:
+    with exclusive(target):
+        if target.exists():
+            return
+        with published(target) as folder:
+            (folder / "file").write_text("x" * 100_000)
+            os.sync()
+            (folder / f"by-{number}").touch()
+
+
+def test_of_many_at_once_one_builds_and_the_others_find_it(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_build_slowly, args=(tmp_path / "target", number)) for number in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(names(tmp_path / "target")) == 2
+    assert names(tmp_path) == ["target"]
+
+
+def make_folder(target: Path, text: str, overwrite: bool = False, made_by: str = "export") -> None:
+    with made_folder(target, made_by, overwrite) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_text(text)
+
+
+def make_file(target: Path, text: str, overwrite: bool = False, made_by: str = "export") -> None:
+    with made_file(target, made_by, overwrite) as path:
+        path.write_text(text)
+
+
+MAKERS = {make_folder: "deep/file", make_file: ""}
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_path, make):
+    target = tmp_path / "target"
+    make(target, "a")
+    with pytest.raises(ConfigError, match="exists already; choose another name or pass --overwrite"):
+        make(target, "b")
+    with pytest.raises(ConfigError, match="was not made by predict, so it is not overwritten"):
+        make(target, "b", overwrite=True, made_by="predict")
+    assert (target / MAKERS[make]).read_text() == "a"
+    make(target, "c", overwrite=True)
+    make(target, "d", overwrite=True)
+    assert (target / MAKERS[make]).read_text() == "d"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "link to nothing", "changed", "with notes", "with a link"])
+def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
+    target, other = tmp_path / "target", tmp_path / "other"
+    make(other, "a")
+    if kind == "folder":
+        target.mkdir()
+        (target / "thesis").write_text("a thesis")
+    elif kind == "file":
+        target.write_text("a thesis")
+    elif kind.startswith("link"):
+        target.symlink_to(other if kind == "link" else tmp_path / "nothing")
+    else:
+        make(target, "a")
+        (target / MAKERS[make]).write_text("b")
+        if target.is_dir() and kind != "changed":
+            (target / "deep" / "file").write_text("a")
+            (target / "notes").write_text("mine") if kind == "with notes" else (target / "notes").symlink_to(other)
+    before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
+    with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes|is a folder"):
+        make(target, "c", overwrite=True)
+    assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("made", [made_folder, made_file])
+def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
+    target = tmp_path / "target"
+    with pytest.raises(ConfigError, match="exists already"), made(target, "export", False) as building:
+        (building / "file" if building.is_dir() else building).write_text("a")
+        target.write_text("a thesis")
+    assert target.read_text() == "a thesis"
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_empty_folder_may_be_taken(tmp_path):
+    (tmp_path / "target").mkdir()
+    make_folder(tmp_path / "target", "a")
+    assert (tmp_path / "target" / "deep" / "file").read_text() == "a"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path, make, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ResourceError, match=r"can't be written: .*/file is no folder"):
+        make(tmp_path / "file" / "target", "a")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ResourceError, match=f"can't be written: {tmp_path} is read-only"):
+        make(tmp_path / "target", "a")
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_file_system_that_became_read_only_is_said_in_words(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # refused there even of what does not exist
+    with pytest.raises(ResourceError, match="can't be written: Read-only"), made_file(tmp_path / "a", "export", False):
+        refuse()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_are_readable_as_the_umask_says_whatever_a_library_gave_them(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
+            (folder / "deep").mkdir()
+            (folder / "deep" / "file").touch(0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "target" / "deep" / "file").stat().st_mode & 0o777 == mode

@@ -1,0 +1,166 @@
+"""What must not grow: maps and checks with readers, batches and epochs; calls and tensors with a batch's sequences."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+
+import dataset.store.reader
+from dataset.batches.loader import TrainingBatches, ValidationBatches, _to_torch
+from dataset.batches.masking import MaskingShares
+from dataset.batches.preparation import PreparationSettings, prepare_batch
+from dataset.packed_batch import PackedBatch
+from dataset.store.reader import Store
+from dataset.tokens.esm import pack_sequences, tokenize_packed
+from model.tasks.sequences import pack_in_order
+from tests.dataset.store_fixtures import make_store
+from train_config.schema import BatchSection, DataSection, MaskedLMSection
+
+LENGTH = 200
+NUM_RECORDS = 1200
+
+
+@pytest.fixture(scope="module")
+def proteins() -> list[str]:
+    random = np.random.default_rng(0)
+    residues = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
+    return [random.choice(residues, LENGTH).tobytes().decode() for _ in range(NUM_RECORDS)]
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory: pytest.TempPathFactory, proteins: list[str]) -> Path:
+    records = [(f"protein{index}", protein) for index, protein in enumerate(proteins)]
+    return make_store(tmp_path_factory.mktemp("hidden_costs"), records)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a file was mapped."""
+    counts: Counter[str] = Counter()
+    real_map = mmap.mmap
+
+    def count_map(*args, **options):
+        counts["mmap"] += 1
+        return real_map(*args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", count_map)
+    monkeypatch.setattr(lmdb, "open", lambda *_, **__: pytest.fail("LMDB reads every value to say where it lies"))
+    return counts
+
+
+def batch_settings(store_path: Path, num_workers: int = 0) -> dict:
+    return {
+        "store_path": store_path,
+        "indices": np.arange(NUM_RECORDS),
+        "data": DataSection(max_length=150, num_workers=num_workers, prefetch=2),
+        "batch": BatchSection(tokens=1024, global_tokens=2048, packing_window=64),
+        "task": "masked_lm",
+        "masked_lm": MaskedLMSection(),
+        "seed": 0,
+    }
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Calls of functions, Python's own and others', that come from Python code while ``function`` runs."""
+    calls = 0
+
+    def count(_frame, event, _argument) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    function()  # what is made once (tables, checked blocks) is not counted
+    gc.disable()  # a collection calls what others have registered for it
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+def batches_of(batches: TrainingBatches, epochs: int) -> Iterator[PackedBatch]:
+    return (batch for epoch in range(epochs) for step in batches.epoch(epoch) for batch in step)
+
+
+def test_a_store_is_opened_and_mapped_once_however_many_readers_batches_and_epochs(store_path, opened):
+    readers = [Store(store_path) for _ in range(3)]
+    training = TrainingBatches(**batch_settings(store_path))
+    trained = sum(batch.num_sequences for batch in batches_of(training, 3))
+    validation = ValidationBatches(**batch_settings(store_path))
+    validated = sum(batch.num_sequences for _ in range(2) for step in validation.steps() for batch in step)
+    assert (trained, validated) == (3 * NUM_RECORDS, 2 * NUM_RECORDS)
+    assert all(reader.lengths[0] == LENGTH and reader.id(7) == "protein7" for reader in readers)
+    assert opened == {"mmap": 1}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the maps of a process are read from /proc")
+def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
+    with TrainingBatches(**batch_settings(store_path, num_workers=1)) as batches:
+        for epoch in range(2):
+            list(batches.epoch(epoch))
+        process = Path("/proc") / str(batches._source._processes[0].pid)
+        maps = [line for line in (process / "maps").read_text().splitlines() if line.endswith("/store/data.mdb")]
+        files = [path.readlink().name for path in (process / "fd").iterdir()]
+    assert len(maps) == 1
+    assert files.count("data.mdb") == 1  # Python's mmap holds the file that it maps
+
+
+def test_each_checksum_is_computed_once_however_many_batches_and_epochs(store_path, monkeypatch):
+    checked: list[object] = []
+    real = dataset.store.reader.unframe
+    monkeypatch.setattr(dataset.store.reader, "unframe", lambda value, kind: checked.append(kind) or real(value, kind))
+    num_batches = sum(1 for _ in batches_of(TrainingBatches(**batch_settings(store_path)), 3))
+    arrays = 2  # lengths, and where blocks start
+    assert len(checked) == Store(store_path).manifest.num_blocks + arrays < num_batches
+
+
+@pytest.mark.parametrize("masking", [None, MaskingShares(0.15, 0.8, 0.1)])
+@pytest.mark.parametrize("max_length", [1000, 100])
+def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, max_length):
+    store = Store(store_path)
+    settings = PreparationSettings(max_length, 0, True, masking)
+
+    def make(num_sequences: int) -> PackedBatch:
+        records_N = np.random.default_rng(1).permutation(NUM_RECORDS)[:num_sequences]
+        return _to_torch(prepare_batch(store, settings, 0, records_N), records_N)
+
+    assert make(1000).num_sequences == 1000
+    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(1000))
+    assert few == many < 150
+
+
+def test_calls_of_packing_text_do_not_grow_with_the_sequences(proteins):
+    few, many = count_calls(lambda: pack_sequences(proteins[:10])), count_calls(lambda: pack_sequences(proteins[:1000]))
+    assert few == many < 50
+
+
+def test_calls_of_tokenizing_do_not_grow_with_the_sequences(proteins):
+    def tokenize(num_sequences: int) -> np.ndarray:
+        residues_R = np.frombuffer("".join(proteins[:num_sequences]).encode(), dtype=np.uint8)
+        return tokenize_packed(residues_R, np.full(num_sequences, LENGTH))
+
+    few, many = count_calls(lambda: tokenize(10)), count_calls(lambda: tokenize(1000))
+    assert few == many < 30
+
+
+def test_packing_in_order_calls_little_for_each_sequence(proteins):
+    calls = count_calls(lambda: list(pack_in_order(proteins, 100 * (LENGTH + 2))))
+    assert calls < 3 * NUM_RECORDS + 50 * NUM_RECORDS / 100
+
+
+def test_a_batch_is_five_tensors_that_hold_no_memory_beside_their_own(store_path):
+    batch = next(batches_of(TrainingBatches(**batch_settings(store_path)), 1))
+    tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert len(tensors) == len(storages) == 5
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,138 @@
+"""Batches of labelled records hold each record's tokens between its special ones, and what is learnt of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import CheckpointError
+from dataset.batches.labelled import LabelledSource, Labels
+from dataset.batches.steps import TrainingSteps, ValidationSteps
+from dataset.packed_batch import IGNORED_TARGET
+from train_config.schema import BatchSection
+
+BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
+
+
+class Tokens:
+    """A token store in memory: record r is r, r + 1, ... of its length."""
+
+    prefix, suffix, pad, vocabulary_size = (1,), (2, 3), 0, 1000
+
+    def __init__(self, lengths):
+        self.lengths = np.asarray(lengths, dtype=np.uint32)
+
+    def piece(self, record, start, length):
+        return np.arange(record + start, record + start + length, dtype=np.uint16) + 10
+
+
+def whole(tokens: Tokens, record: int) -> list[int]:
+    return [1, *tokens.piece(record, 0, int(tokens.lengths[record])).tolist(), 2, 3]
+
+
+def sequences(batch) -> list[list[int]]:
+    return [part.tolist() for part in batch.tokens.split(torch.diff(batch.cu_seqlens).tolist())]
+
+
+def source(tokens, labels=None, max_length=40, crop="start", **others) -> LabelledSource:
+    return LabelledSource(tokens, labels, max_length=max_length, crop=crop, pin_memory=False, **others)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), world_size=st.integers(1, 3))
+def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths, world_size):
+    tokens = Tokens(lengths)
+    labels = Labels(np.arange(len(lengths)) % 7, weights=np.arange(len(lengths), dtype=np.float32))
+    seen = []
+    for rank in range(world_size):
+        steps = TrainingSteps(
+            source(tokens, labels), np.arange(len(lengths)), batch=BATCH, seed=3, rank=rank, world_size=world_size
+        )
+        for step in steps.epoch(0):
+            real = [batch for batch in step if batch.records.numel()]
+            assert step.num_targets == sum(batch.records.numel() for batch in real)
+            assert step.num_tokens == sum(batch.num_tokens for batch in real)
+            for batch in real:
+                assert batch.targets.tolist() == [record % 7 for record in batch.records.tolist()]
+                assert batch.weights.tolist() == batch.records.tolist()
+                assert sequences(batch) == [whole(tokens, record) for record in batch.records.tolist()]
+                seen += batch.records.tolist()
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("crop", "expected"),
+    [("start", [10, 11, 12, 13, 14]), ("ends", [10, 11, 12, 28, 29])],
+)
+def test_a_longer_record_is_cropped_as_the_setting_says(crop, expected):
+    made = next(source(Tokens([20]), max_length=5, crop=crop).batches([(0, np.array([0]))]))
+    assert sequences(made.batch) == [[1, *expected, 2, 3]]
+    assert made.batch.positions.tolist() == list(range(8))
+
+
+def test_random_windows_differ_by_epoch_and_stay_inside():
+    cropped = source(Tokens([200]), max_length=5, crop="random", seed=1)
+    windows = [sequences(made.batch)[0][1:-2] for made in cropped.batches((e, np.array([0])) for e in range(20))]
+    assert all(window == list(range(window[0], window[0] + 5)) for window in windows)
+    assert all(10 <= window[0] <= 205 for window in windows)
+    assert len({window[0] for window in windows}) > 10
+
+
+@pytest.mark.parametrize("crop", ["start", "ends"])
+def test_labels_of_residues_follow_their_residues_through_the_crop(crop):
+    lengths = [4, 12]
+    labels = Labels(np.arange(16), per_residue=True)
+    made = next(source(Tokens(lengths), labels, max_length=6, crop=crop).batches([(0, np.array([1, 0]))]))
+    inner = [4, 5, 6, 7, 8, 9] if crop == "start" else [4, 5, 6, 13, 14, 15]
+    ignored = IGNORED_TARGET
+    assert made.batch.targets.tolist() == [ignored, *inner, ignored, ignored, ignored, 0, 1, 2, 3, ignored, ignored]
+    assert made.num_targets == 10
+
+
+def test_targets_that_are_not_known_are_not_counted():
+    targets = np.array([[0.5, 1.0], [np.nan, np.nan], [2.0, np.nan]], dtype=np.float32)
+    made = next(source(Tokens([3, 3, 3]), Labels(targets)).batches([(0, np.arange(3))]))
+    assert made.num_targets == 2
+    assert made.batch.targets.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        Labels(np.zeros(4, dtype=np.int64)),
+        Labels(np.zeros((4, 3), dtype=np.float32), weights=np.ones(4, dtype=np.float32)),
+        Labels(np.zeros(4, dtype=np.int64), per_residue=True),
+        None,
+    ],
+    ids=["classes", "numbers", "residues", "none"],
+)
+def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
+    cut = source(Tokens([1, 1, 1, 1]), labels)
+    filler, batch = cut.filler(), next(cut.batches([(0, np.array([0]))])).batch
+    assert filler.records.numel() == 0
+    if labels is None:
+        assert filler.targets is batch.targets is None
+        return
+    assert filler.targets.dtype == batch.targets.dtype
+    assert filler.targets.shape[1:] == batch.targets.shape[1:]
+    ignored = filler.targets.isnan() if filler.targets.is_floating_point() else filler.targets == IGNORED_TARGET
+    assert ignored.all()
+    assert (filler.weights is None) == (batch.weights is None)
+
+
+def test_an_evaluation_takes_every_record_in_the_same_batches_each_time():
+    tokens = Tokens([5] * 37)
+    validation = ValidationSteps(source(tokens, Labels(np.zeros(37, dtype=np.int64))), np.arange(37), batch=BATCH)
+    first, second = ([b.records.tolist() for step in validation.steps() for b in step] for _ in range(2))
+    assert first == second
+    assert sorted(record for records in first for record in records) == list(range(37))
+
+
+def test_a_position_saved_under_another_length_is_refused():
+    tokens, indices = Tokens([5] * 20), np.arange(20)
+    saved = TrainingSteps(source(tokens, max_length=40), indices, batch=BATCH, seed=0).state(0, 1)
+    with pytest.raises(CheckpointError, match="max_length"):
+        TrainingSteps(source(tokens, max_length=30), indices, batch=BATCH, seed=0).resume_from(saved)

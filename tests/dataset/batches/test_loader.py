@@ -1,0 +1,316 @@
+"""Steps hold each record once an epoch, the same for any number of workers and loader processes, from any position."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import CheckpointError, DataError
+from dataset.batches.loader import TrainingBatches, ValidationBatches, filler_batch
+from dataset.batches.loader_process import LoaderProcessLost
+from dataset.batches.splitting import split_records
+from dataset.batches.steps import StepBatches
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.store.reader import Store
+from dataset.tokens.esm import CLS, EOS, MASK, decode
+from tests.dataset.stores import damage_record, make_store
+from train_config.schema import BatchSection, DataSection, MaskedLMSection
+
+BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
+MAX_LENGTH = 200
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory) -> Path:
+    return make_store(tmp_path_factory.mktemp("loader"))
+
+
+@pytest.fixture(scope="module")
+def split(store_path) -> tuple[np.ndarray, np.ndarray]:
+    return split_records(Store(store_path).sequence_hashes, 0.2)
+
+
+def training(store_path, indices, num_workers=0, task="masked_lm", seed=0, rank=0, world_size=1, batch=BATCH):
+    data = DataSection(max_length=MAX_LENGTH, num_workers=num_workers, prefetch=2)
+    return TrainingBatches(
+        store_path,
+        indices,
+        data=data,
+        batch=batch,
+        task=task,
+        masked_lm=MaskedLMSection(),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def validation(store_path, indices, task="masked_lm", **others) -> ValidationBatches:
+    data = DataSection(max_length=MAX_LENGTH)
+    return ValidationBatches(
+        store_path, indices, data=data, batch=BATCH, task=task, masked_lm=MaskedLMSection(), **others
+    )
+
+
+def plain(batch: PackedBatch) -> tuple:
+    assert batch.targets is not None
+    tensors = (batch.tokens, batch.targets, batch.cu_seqlens, batch.positions, batch.records)
+    return (batch.max_seqlen, *(tuple(tensor.tolist()) for tensor in tensors))
+
+
+def contents(steps) -> list[tuple]:
+    return [(step.epoch, step.step, [plain(batch) for batch in step]) for step in steps]
+
+
+def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
+    """Tokens and targets of each record; a record that comes twice fails."""
+    found: dict[int, tuple] = {}
+    for batch in (batch for step in steps for batch in step):
+        bounds = batch.cu_seqlens.tolist()
+        for record, start, end in zip(batch.records.tolist(), bounds, bounds[1:], strict=False):
+            assert record not in found
+            found[record] = (tuple(batch.tokens[start:end].tolist()), tuple(batch.targets[start:end].tolist()))
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(world_size=st.integers(1, 6), seed=st.integers(0, 2**32), epoch=st.integers(0, 5), steps=st.integers(1, 8))
+def test_every_record_comes_once_an_epoch_for_any_number_of_workers(store_path, split, world_size, seed, epoch, steps):
+    batch = BatchSection(tokens=512, global_tokens=512 * steps, packing_window=64)
+    ranks = [
+        training(store_path, split[0], 0, "masked_lm", seed, rank, world_size, batch) for rank in range(world_size)
+    ]
+    found = [by_record(list(rank.epoch(epoch))) for rank in ranks]
+    assert sorted(record for part in found for record in part) == split[0].tolist()
+    together = {record: value for part in found for record, value in part.items()}
+    assert together == by_record(list(training(store_path, split[0], seed=seed, batch=batch).epoch(epoch)))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(store_path, split, world_size):
+    alone = list(training(store_path, split[0]).epoch(0))
+    ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
+    assert {len(rank) for rank in ranks} == {len(alone)}
+    for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
+        assert sorted(by_record([step])) == sorted(record for part in parts for record in by_record([part]))
+        assert step.num_tokens == sum(part.num_tokens for part in parts)
+        assert step.num_targets == sum(part.num_targets for part in parts)
+        assert len({len(part) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+def test_loader_processes_change_nothing(store_path, split, task):
+    expected = [contents(training(store_path, split[0], 0, task).epoch(epoch)) for epoch in (0, 1)]
+    for num_workers in (1, 2):
+        with training(store_path, split[0], num_workers, task) as batches:
+            assert [contents(batches.epoch(epoch)) for epoch in (0, 1)] == expected
+
+
+def test_loader_processes_live_through_epochs(store_path, split):
+    with training(store_path, split[0], 2) as batches:
+        list(batches.epoch(0))
+        before = [process.pid for process in batches._source._processes]
+        list(batches.epoch(1))
+        assert [process.pid for process in batches._source._processes] == before
+
+
+def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
+    with training(store_path, split[0], 2) as batches:
+        assert batches.queue_depth == 0
+        steps = batches.epoch(0)
+        next(steps)
+        ahead = 2 * 2  # batches that two processes prepare ahead
+        deadline = time.monotonic() + 60
+        while batches.queue_depth < ahead and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert batches.queue_depth == ahead
+    assert training(store_path, split[0], 0).queue_depth is None
+
+
+@pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
+def test_going_on_from_a_saved_position_equals_never_stopping(store_path, split, num_workers, places):
+    whole = [step for epoch in (0, 1) for step in contents(training(store_path, split[0]).epoch(epoch))]
+    first_epoch = sum(epoch == 0 for epoch, _, _ in whole)
+    for stop in (first_epoch + place for place in places):
+        seen: list[tuple] = []
+        with training(store_path, split[0], num_workers) as batches:
+            position = batches.state(0, 0)
+            for step in (step for epoch in (0, 1) for step in batches.epoch(epoch)):
+                seen += contents([step])
+                position = batches.state(step.next_epoch, step.next_step)
+                if len(seen) == stop:
+                    break
+        with training(store_path, split[0], num_workers) as resumed:
+            epoch, start = resumed.resume_from(position)
+            seen += contents(resumed.epoch(epoch, start))
+            seen += contents(step for later in range(epoch + 1, 2) for step in resumed.epoch(later))
+        assert seen == whole
+
+
+def test_abandoned_iteration_leaves_nothing_in_the_next(store_path, split):
+    expected = contents(training(store_path, split[0]).epoch(3))
+    with training(store_path, split[0], 2) as batches:
+        for _ in batches.epoch(0):
+            break
+        assert contents(batches.epoch(3)) == expected
+
+
+def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(store_path, split):
+    with training(store_path, split[0], 1) as batches:
+        replaced = batches.epoch(0)
+        next(replaced)
+        current = batches.epoch(1)
+        first = contents([next(current)])
+        with pytest.raises(RuntimeError, match="another iteration"):
+            list(replaced)
+        assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
+
+
+def test_position_of_other_batches_is_refused_with_the_setting_that_differs(store_path, split):
+    position = training(store_path, split[0]).state(1, 2)
+    other = training(store_path, split[0], batch=BatchSection(tokens=1024, global_tokens=2048, packing_window=64))
+    with pytest.raises(CheckpointError, match="saved with tokens 512, but now it is 1024"):
+        other.resume_from(position)
+
+
+def test_batches_hold_no_more_sequences_than_asked(store_path, split):
+    batch = BATCH.model_copy(update={"batch_size": 2})
+    steps = list(training(store_path, split[0], batch=batch).epoch(0))
+    assert max(part.records.numel() for step in steps for part in step) == 2
+    assert sorted(by_record(steps)) == split[0].tolist()
+
+
+def test_position_of_other_bounds_on_sequences_is_refused(store_path, split):
+    position = training(store_path, split[0]).state(0, 1)
+    bounded = training(store_path, split[0], batch=BATCH.model_copy(update={"batch_size": 2}))
+    with pytest.raises(CheckpointError, match="saved with batch_size 0, but now it is 2"):
+        bounded.resume_from(position)
+
+
+def test_position_after_the_last_step_is_the_next_epoch(store_path, split):
+    batches = training(store_path, split[0])
+    last = list(batches.epoch(0))[-1]
+    assert (last.next_epoch, last.next_step) == (1, 0)
+    assert batches.resume_from(batches.state(0, batches.steps_per_epoch(0))) == (1, 0)
+
+
+def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
+    monkeypatch.setattr(Store, "sequence", None)
+    batches = training(store_path, split[0])
+    plans = [batches.plan(epoch) for epoch in range(3)]
+    assert [batches.steps_per_epoch(epoch) for epoch in range(3)] == [plan.num_steps for plan in plans]
+    assert batches.total_steps(3) == sum(plan.num_steps for plan in plans)
+    assert plans[0].fill_share > 0.8
+
+
+def test_cropping_is_counted_from_the_lengths(store_path, split):
+    lengths = Store(store_path).lengths[split[0]].astype(int)
+    cropped = training(store_path, split[0]).cropped
+    assert cropped.sequences == (lengths > MAX_LENGTH).sum() > 0
+    assert cropped.residues == np.maximum(lengths - MAX_LENGTH, 0).sum()
+
+
+def test_training_crops_are_windows_of_their_sequence_and_move_with_the_epoch(store_path, split):
+    store = Store(store_path)
+    epochs = [by_record(list(training(store_path, split[0], 0, "autoencoder").epoch(epoch))) for epoch in (0, 1)]
+    moved = 0
+    for record in split[0].tolist():
+        whole = store.sequence(record).tobytes().decode()
+        windows = [decode(found[record][0]) for found in epochs]
+        assert all(window in whole and len(window) == min(len(whole), MAX_LENGTH) for window in windows)
+        moved += windows[0] != windows[1]
+    assert moved > 0.8 * (store.lengths[split[0]] > MAX_LENGTH).sum()
+
+
+def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
+    for batch in (batch for step in training(store_path, split[0], 1).epoch(0) for batch in step):
+        assert [t.dtype for t in (batch.tokens, batch.positions, batch.records, batch.targets)] == [torch.int64] * 4
+        assert batch.cu_seqlens.dtype == torch.int32
+        assert batch.cu_seqlens[-1] == batch.num_tokens <= BATCH.tokens
+        assert batch.max_seqlen == batch.cu_seqlens.diff().max()
+        assert (batch.tokens[batch.positions == 0] == CLS).all()
+        assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
+        batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
+
+
+def test_autoencoder_targets_are_the_residues_themselves(store_path, split):
+    for batch in (batch for step in training(store_path, split[0], task="autoencoder").epoch(0) for batch in step):
+        if not batch.records.numel():
+            continue  # a filler
+        special = (batch.tokens == CLS) | (batch.tokens == EOS)
+        assert (batch.targets == torch.where(special, IGNORED_TARGET, batch.tokens)).all()
+
+
+def test_masked_lm_masks_about_its_share_and_each_sequence(store_path, split):
+    steps = list(training(store_path, split[0]).epoch(0))
+    found = by_record(steps)
+    assert all(any(target != IGNORED_TARGET for target in targets) for _, targets in found.values())
+    assert sum(step.num_targets for step in steps) / sum(step.num_tokens for step in steps) == pytest.approx(
+        0.15, abs=0.02
+    )
+    assert any(MASK in tokens for tokens, _ in found.values())
+
+
+def test_filler_counts_for_nothing(store_path, split):
+    filler = filler_batch()
+    assert filler.records.numel() == 0
+    assert (filler.targets == IGNORED_TARGET).all()
+    more_workers_than_batches = training(store_path, split[0], rank=6, world_size=7)
+    for step in more_workers_than_batches.epoch(0):
+        assert [plain(batch) for batch in step] == [plain(filler)]
+        assert (step.num_tokens, step.num_targets) == (0, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
+    path = make_store(tmp_path)
+    damage_record(path, 3)
+    with training(path, np.arange(120), num_workers) as batches, pytest.raises(DataError, match="damaged") as caught:
+        list(batches.epoch(0))
+    assert "\n" not in str(caught.value)
+
+
+def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(store_path, split):
+    with training(store_path, split[0], 2) as batches:
+        steps = batches.epoch(0)
+        next(steps)
+        os.kill(batches._source._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(LoaderProcessLost, match="killed by signal 9"):
+            list(steps)
+        assert contents(batches.epoch(0)) == contents(training(store_path, split[0]).epoch(0))
+
+
+def test_validation_is_the_same_every_time_and_for_any_number_of_workers(store_path, split):
+    batches = validation(store_path, split[1])
+    once, again = by_record(list(batches.steps())), by_record(list(batches.steps()))
+    assert once == again
+    assert sorted(once) == split[1].tolist()
+    ranks = [validation(store_path, split[1], rank=rank, world_size=3) for rank in range(3)]
+    assert {len(rank) for rank in ranks} == {-(-len(batches) // 3)}
+    together = {record: value for rank in ranks for record, value in by_record(list(rank.steps())).items()}
+    assert together == once
+
+
+def test_validation_crops_at_the_start(store_path, split):
+    store = Store(store_path)
+    for record, (tokens, _) in by_record(list(validation(store_path, split[1], "autoencoder").steps())).items():
+        assert decode(tokens) == store.sequence(record)[:MAX_LENGTH].tobytes().decode()
+
+
+def test_validation_takes_no_more_batches_than_asked(store_path, split):
+    batches = validation(store_path, split[1], max_batches=2)
+    assert len(batches) == len(list(batches.steps())) == 2
+
+
+def test_validation_of_nothing_has_no_steps(store_path):
+    batches = validation(store_path, np.empty(0, dtype=np.int64))
+    assert len(batches) == 0
+    assert list(batches.steps()) == []

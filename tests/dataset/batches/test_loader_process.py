@@ -1,0 +1,185 @@
+"""A loader process answers in order, ends with its worker, survives Ctrl-C, and tells what went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from dataset.batches.loader_process import LoaderProcess, LoaderProcessLost
+from dataset.batches.masking import MaskingShares
+from dataset.batches.preparation import PreparationSettings, prepare_batch
+from dataset.store.reader import Store
+from tests.dataset.stores import damage_record, make_store
+
+SETTINGS = PreparationSettings(200, 1, True, MaskingShares(0.15, 0.8, 0.1))
+DEADLINE_S = 20.0
+
+WORKER = """
+import sys, time
+import numpy as np
+from dataset.batches.loader_process import LoaderProcess
+from dataset.batches.preparation import PreparationSettings
+
+process = LoaderProcess(sys.argv[1], PreparationSettings(200, 1, True, None))
+process.request(0, np.arange(5))
+process.reply()
+for _ in range(200):
+    process.request(0, np.arange(100))
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory) -> Path:
+    return make_store(tmp_path_factory.mktemp("loader_process"))
+
+
+@pytest.fixture
+def process(store_path):
+    process = LoaderProcess(store_path, SETTINGS)
+    yield process
+    process.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_for_end(pid: int) -> bool:
+    deadline = time.monotonic() + DEADLINE_S
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not is_running(pid)
+
+
+def assert_same(prepared, expected):
+    for name in ("tokens", "targets", "cu_seqlens"):
+        assert (getattr(prepared, name) == getattr(expected, name)).all()
+
+
+def test_replies_are_what_this_process_would_prepare_in_the_order_of_the_requests(process, store_path):
+    requests = [(epoch, np.arange(first, first + 7)) for epoch in (0, 3) for first in (0, 50, 20)]
+    for request in requests:
+        process.request(*request)
+    for request in requests:
+        assert_same(process.reply(), prepare_batch(Store(store_path), SETTINGS, *request))
+
+
+def test_many_requests_ahead_of_the_first_reply_do_not_block(process):
+    records = np.arange(120)
+    for _ in range(300):
+        process.request(0, records)
+    sizes = {process.reply().tokens.size for _ in range(300)}
+    assert len(sizes) == 1
+
+
+def test_process_imports_neither_torch_nor_ray():
+    found = "{'torch', 'ray', 'deepspeed', 'transformers'} & set(sys.modules)"
+    program = f"import sys, dataset.batches.loader_process; print({found})"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "set()"
+
+
+def test_damaged_record_is_refused_here_with_the_words_of_the_store(tmp_path):
+    path = make_store(tmp_path)
+    damage_record(path, 3)
+    process = LoaderProcess(path, SETTINGS)
+    process.request(0, np.array([3]))
+    with pytest.raises(DataError, match=r"data\.mdb: damaged") as caught:
+        process.reply()
+    assert "\n" not in str(caught.value)
+    process.close()
+
+
+def test_missing_store_is_refused_here(tmp_path):
+    process = LoaderProcess(tmp_path / "nothing", SETTINGS)
+    process.request(0, np.array([0]))
+    with pytest.raises(DataError, match="nothing"):
+        process.reply()
+    process.close()
+
+
+def test_fault_of_the_program_arrives_with_its_traceback(process):
+    process.request(0, np.array([10_000]))
+    with pytest.raises(RuntimeError, match=r"in a loader process:\nTraceback[\s\S]*IndexError"):
+        process.reply()
+
+
+def test_process_goes_on_after_a_refusal(process):
+    process.request(0, np.array([10_000]))
+    process.request(0, np.array([1]))
+    process.discard()
+    assert process.reply().cu_seqlens.size == 2
+
+
+def test_killed_process_is_reported_with_its_signal(process):
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(LoaderProcessLost, match=r"was killed by signal 9; out of memory\?"):
+        process.reply()
+    process.discard()
+    with pytest.raises(LoaderProcessLost):
+        for _ in range(100):
+            process.request(0, np.arange(100))
+
+
+def test_ctrl_c_does_not_end_the_process(process):
+    assert os.getpgid(process.pid) != os.getpgrp()  # so a terminal's Ctrl-C misses it, from its start on
+    for _ in range(5):
+        process.request(0, np.array([0]))
+        process.reply()
+        os.kill(process.pid, signal.SIGINT)
+
+
+def test_closing_ends_the_process(process):
+    process.close()
+    assert not is_running(process.pid)
+    process.close()
+
+
+def test_process_that_nobody_refers_to_ends(store_path):
+    process = LoaderProcess(store_path, SETTINGS)
+    pid = process.pid
+    del process
+    assert not is_running(pid)
+
+
+def test_killed_worker_leaves_no_loader_process(store_path):
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(store_path)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    assert is_running(pid)
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    assert wait_for_end(pid)
+
+
+def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(store_path):
+    forking = WORKER.replace("time.sleep(600)", "import os\nif os.fork(): time.sleep(600)\nelse: time.sleep(30)")
+    worker = subprocess.Popen([sys.executable, "-c", forking, str(store_path)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    time.sleep(0.3)  # the fork comes after the line
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    try:
+        assert wait_for_end(pid)
+    finally:
+        for child in children:
+            if int(child) != pid:
+                os.kill(int(child), signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""Random bits are a pure function of seed, epoch, record and position."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
+
+numbers = st.integers(0, 2**63 - 1)
+
+
+def test_outputs_are_those_of_the_reference_splitmix64():
+    # First outputs of the reference C code (Vigna, prng.di.unimi.it/splitmix64.c) from state 1234567.
+    gamma, state = 0x9E3779B97F4A7C15, 1234567
+    states = np.array([(state + index * gamma) % 2**64 for index in range(5)], dtype=np.uint64)
+    assert splitmix64(states).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@settings(deadline=None)
+@given(seed=numbers, epoch=numbers, records=st.lists(numbers, min_size=1, max_size=20), data=st.data())
+def test_bits_of_a_record_do_not_depend_on_its_company(seed, epoch, records, data):
+    index = data.draw(st.integers(0, len(records) - 1))
+    together = keyed_bits(1, seed, epoch, np.array(records))[index]
+    assert together == keyed_bits(1, seed, epoch, np.array([records[index]]))[0]
+
+
+def test_each_of_purpose_seed_epoch_and_record_changes_the_bits():
+    variants = [(1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (1, 1, 1, 0), (0, 1, 0, 0)]
+    bits = {int(keyed_bits(purpose, seed, epoch, np.array([record]))[0]) for purpose, seed, epoch, record in variants}
+    assert len(bits) == len(variants)
+
+
+def test_positions_of_all_sequences_have_bits_of_their_own_and_half_of_them_set():
+    bits = positional_bits(keyed_bits(1, 0, 0, np.arange(100)), np.arange(0, 100_001, 1000))
+    assert np.unique(bits).size == bits.size
+    ones_of_each_bit = [(bits >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
+    assert np.abs(np.array(ones_of_each_bit) - 0.5).max() < 0.01
+
+
+def test_threshold_is_crossed_by_its_share_of_the_bits():
+    bits = keyed_bits(1, 0, 0, np.arange(100_000))
+    for share in (0.0, 0.15, 0.5, 1.0):
+        assert abs((bits < threshold(share)).mean() - share) < 0.006

@@ -1,0 +1,43 @@
+"""What is done to letters is counted, and done nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.fasta.alphabet import STORE_ALPHABET, all_stored, bad_to_x, clean, first_bad
+
+
+@given(st.text(STORE_ALPHABET).map(str.encode))
+def test_letters_of_the_alphabet_stay_as_they_are(residues):
+    assert all_stored(residues)
+    assert clean(residues) == (residues, False, False, 0, 0)
+    assert bad_to_x(residues) == residues
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_become_storable_by_x(residues):
+    cleaned = clean(residues)
+    stored = bad_to_x(cleaned.residues)
+    assert all_stored(stored)
+    assert len(stored) == len(residues) - cleaned.stop_dropped
+    assert stored.count(b"X") >= cleaned.num_bad + cleaned.j_to_x
+
+
+@pytest.mark.parametrize(
+    ("raw", "residues", "stop_dropped", "num_bad"),
+    [(b"MK*", b"MK", True, 0), (b"M*K", b"M*K", False, 1), (b"MK**", b"MK*", True, 1), (b"*", b"", True, 0)],
+)
+def test_only_one_final_stop_is_dropped(raw, residues, stop_dropped, num_bad):
+    assert clean(raw) == (residues, False, stop_dropped, 0, num_bad)
+
+
+def test_j_becomes_x_in_either_case_and_is_counted():
+    assert clean(b"mJKj") == (b"MXKX", True, False, 2, 0)
+
+
+def test_the_first_bad_letter_is_found():
+    assert first_bad(b"MK-L.") == 2
+    with pytest.raises(ValueError, match="every residue"):
+        first_bad(b"MKL")

@@ -1,0 +1,178 @@
+"""FASTA files are read as they stand, from any compression, and every refusal says where."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xopen import xopen
+
+from common.errors import DataError
+from dataset.fasta import reader as fasta
+from dataset.fasta.reader import FastaSource, find_files, place_of_record
+
+TWO = b">a first\nMKV\nLLA\n>b\nACDEF\n"
+
+
+def read(*paths: Path) -> list[tuple[str, str]]:
+    source = FastaSource([str(path) for path in paths])
+    return [
+        (header.decode(), sequence.decode())
+        for batch in source.batches()
+        for header, sequence in zip(batch.headers, batch.sequences, strict=True)
+    ]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_every_compression_gives_the_same_records(tmp_path, suffix):
+    path = tmp_path / f"in.fasta{suffix}"
+    with xopen(path, "wb", threads=0) as file:
+        file.write(TWO)
+    assert read(path) == [("a first", "MKVLLA"), ("b", "ACDEF")]
+
+
+def test_compression_is_known_by_content_without_a_suffix(tmp_path):
+    assert len(read(write(tmp_path / "in", gzip.compress(TWO)))) == 2
+
+
+def test_members_of_a_joined_gzip_are_all_read(tmp_path):
+    content = gzip.compress(b">a\nMK\n") + gzip.compress(b">b\nAC\n")
+    assert read(write(tmp_path / "in.fasta.gz", content)) == [("a", "MK"), ("b", "AC")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TWO.replace(b"\n", b"\r\n"),
+        TWO.replace(b"\n", b"\r"),
+        b"\xef\xbb\xbf" + TWO,
+        b"\n\n" + TWO.replace(b"\n", b"\n\n"),
+        TWO.rstrip(b"\n"),
+        TWO.replace(b"\n", b" \n"),
+    ],
+    ids=["CRLF", "CR", "BOM", "blank lines", "no last line break", "blanks at line ends"],
+)
+def test_line_ends_marks_and_blanks_change_nothing(tmp_path, content):
+    assert read(write(tmp_path / "in.fasta", content)) == [("a first", "MKVLLA"), ("b", "ACDEF")]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    records=st.lists(st.tuples(st.text("abc|_.1", min_size=1), st.text("ACDEFGHIKLM", max_size=60)), min_size=1),
+    width=st.integers(1, 30),
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+)
+def test_what_was_written_is_read_whatever_the_layout(tmp_path_factory, records, width, line_end):
+    lines = []
+    for header, sequence in records:
+        lines += [f">{header}", *(sequence[at : at + width] for at in range(0, len(sequence), width))]
+    path = write(tmp_path_factory.mktemp("layout") / "in.fasta", (line_end.join(lines) + line_end).encode())
+    assert read(path) == records
+
+
+def test_batches_run_on_over_files_and_know_where_records_stood(tmp_path, monkeypatch):
+    monkeypatch.setattr(fasta, "BATCH_RESIDUES", 12)
+    monkeypatch.setattr(fasta, "_RECORDS_AT_ONCE", 1)
+    first = write(tmp_path / "1.fasta", b">a\nMKV\n>b\nMKV\n>c\nMKV\n")
+    second = write(tmp_path / "2.fasta", b">d\nMKV\n>e\nMKV\n")
+    batches = list(FastaSource([str(first), str(second)]).batches())
+    assert [batch.headers for batch in batches] == [[b"a", b"b", b"c", b"d"], [b"e"]]
+    assert batches[0].place(1) == f"{first}, line 3, record 2 'b'"
+    assert batches[0].place(3) == f"{second}, line 1, record 1 'd'"
+    assert batches[1].place(0) == f"{second}, line 3, record 2 'e'"
+
+
+def test_a_residue_is_placed_by_line_and_column(tmp_path):
+    path = write(tmp_path / "in.fasta", TWO)
+    assert place_of_record(path, 1, residue=4) == f"{path}, line 3, column 2, record 1 'a'"
+
+
+def test_folders_and_globs_give_their_files_once_and_in_order(tmp_path):
+    (tmp_path / "deep").mkdir()
+    paths = [write(tmp_path / name, TWO) for name in ("a.fasta", "b.fa.gz", "deep/c.faa")]
+    write(tmp_path / "notes.txt", b"not FASTA")
+    write(tmp_path / ".hidden.fasta", b"left by an editor")
+    assert find_files([str(tmp_path)]) == paths
+    assert find_files([str(tmp_path / "*.fa*"), str(paths[0])]) == paths[:2]
+    assert find_files([str(tmp_path / "**/*.faa")]) == [paths[2]]
+
+
+def test_a_name_with_glob_characters_is_taken_as_it_stands_first(tmp_path):
+    path = write(tmp_path / "set[1].fasta", TWO)
+    assert find_files([str(path)]) == [path]
+
+
+@pytest.mark.parametrize("pattern", ["nothing.fasta", "*.fasta", "."])
+def test_sources_that_stand_for_nothing_are_refused(tmp_path, pattern):
+    with pytest.raises(DataError, match=r"no such file|no file matches|holds no FASTA"):
+        find_files([str(tmp_path / pattern)])
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
+@pytest.mark.parametrize("cut", ["half", "last 6 bytes"])
+def test_truncated_compression_is_refused(tmp_path, compress, cut):
+    letters = random.Random(0).choices("ACDEFGHIKLMNPQRSTVWY", k=400_000)
+    content = compress(b">a\n" + "".join(letters).encode() + b"\n")
+    suffix = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[compress]
+    path = write(tmp_path / f"in.fasta.{suffix}", content[: len(content) // 2] if cut == "half" else content[:-6])
+    with pytest.raises(DataError, match=r"in\.fasta\.\w+: the compressed file is truncated"):
+        read(path)
+
+
+def test_truncated_zstandard_is_refused(tmp_path):
+    whole = tmp_path / "whole.fasta.zst"
+    with xopen(whole, "wb", threads=0) as file:
+        file.write(TWO * 1000)
+    path = write(tmp_path / "in.fasta.zst", whole.read_bytes()[:-6])
+    with pytest.raises(DataError, match="truncated"):
+        read(path)
+
+
+def test_a_flipped_bit_in_compressed_data_is_refused(tmp_path):
+    generator = random.Random(1)
+    clean = gzip.compress(b">a\n" + "".join(generator.choices("ACDEFGHIKLMNPQRSTVWY", k=100_000)).encode() + b"\n")
+    for _ in range(10):
+        damaged = bytearray(clean)
+        damaged[generator.randrange(100, len(clean))] ^= 1 << generator.randrange(8)
+        with pytest.raises(DataError, match=r"damaged|truncated|outside ASCII|NUL|not FASTA|#"):
+            read(write(tmp_path / "in.fasta.gz", bytes(damaged)))
+
+
+def test_a_comment_line_is_found_across_the_chunks_of_reading(tmp_path):
+    stream = fasta._CheckedStream(io.BytesIO(b">a\nMKV\n  #not a comment\n"), tmp_path / "gone.fasta")
+    path = write(tmp_path / "gone.fasta", b">a\nMKV\n  #not a comment\n")
+    buffer = bytearray(3)
+    with pytest.raises(DataError, match=rf"{path}, line 3, record 1 'a': starts with '#'"):
+        while stream.readinto(buffer):
+            pass
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+def test_a_byte_order_mark_is_dropped_whatever_the_reads(tmp_path, size):
+    stream = fasta._CheckedStream(io.BytesIO(b"\xef\xbb\xbf>a\nMK\n"), tmp_path)
+    buffer, read_bytes = bytearray(size), b""
+    while count := stream.readinto(buffer):
+        read_bytes += bytes(buffer[:count])
+    assert read_bytes == b">a\nMK\n"
+
+
+def test_the_checksum_of_a_source_is_that_of_the_file_on_disk(tmp_path, shared_data):
+    source = FastaSource([str(shared_data / "deeploc_valid.fasta.gz")])
+    assert sum(len(batch) for batch in source.batches()) == 1678
+    (file,) = source.finished
+    assert source.bytes_read == source.bytes_total == file.bytes
+    from common.publishing import file_xxh128
+
+    assert file.xxh128 == file_xxh128(shared_data / "deeploc_valid.fasta.gz")

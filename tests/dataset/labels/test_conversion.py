@@ -1,0 +1,276 @@
+"""A labelled store gives back what its files hold, splits as it was told, and is made once, whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError, DataError
+from dataset.batches.splitting import split_records
+from dataset.labels import conversion as labelled_conversion
+from dataset.labels.conversion import ensure_labelled_store
+from dataset.labels.labelled_file import read_labelled
+from dataset.labels.store import LabelledStore
+from dataset.store import writer as store_writer
+from dataset.store.format import signed_json
+from tests.conftest import REPOSITORY
+from tests.dataset.interrupting import interrupted_at
+from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
+from tests.dataset.labels.test_labelled_file import LOCATION, write_table
+from tests.dataset.store_fixtures import write_fasta
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.schema import DataSection, IngestSection, SampleSection
+
+
+def refusal(data: DataSection, root: Path, error: type[Exception] = DataError, **settings) -> str:
+    with pytest.raises(error) as raised:
+        made(data, root / "stores", **settings)
+    assert "\n" not in str(raised.value)
+    assert not list((root / "stores").glob("*")), "nothing was left behind"
+    return str(raised.value).replace(f"{root}/", "")
+
+
+def test_real_proteins_split_by_files_leave_out_the_class_that_training_lacks(tmp_path, shared_data):
+    files = [shared_data / f"deeploc_{part}.fasta.gz" for part in ("train", "valid")]
+    labels = {"header_pattern": LOCATION, "split": "files", "validation_source": [str(files[1])]}
+    message = refusal(data_of(files[0], **labels), tmp_path)
+    assert "the label 'Cytoplasm-Nucleus' stands among held-out records alone" in message
+    assert f"({files[1]}, line " in message
+
+    labelled = made(data_of(files[0], **labels, unseen_labels="skip"), tmp_path)
+    counts = labelled.counts
+    assert labelled.label_space.num_outputs == 10
+    assert (counts.training, counts.validation, counts.records_unseen_label) == (2768, 1678 - 23, 23)
+    assert labelled.training.tolist() == list(range(2768))
+    assert len(labelled) == 2768 + 1678
+    direct = read_labelled(list(map(str, files)), LabelsSection(header_field=1), TokenizerSection(), IngestSection())
+    some = [*labelled.training[::97], *labelled.validation[::97]]
+    assert [labelled.text(index) for index in some] == [direct.texts[index] for index in some]
+    assert labelled.label_space.decode(labelled.targets[some]) == [
+        direct.labels[index].rpartition("-")[0] for index in some
+    ]
+    assert labelled.store.id(int(labelled.validation[0])) == "Q9Y4C2"
+
+
+def test_real_questions_are_split_by_class(tmp_path, shared_data):
+    source = shared_data / "banking77_train.csv"
+    labels = {"text_column": "text", "label_columns": ["category"], "split": "stratified"}
+    labelled = made(data_of(source, share=0.1, **labels), tmp_path, TEXT)
+    assert labelled.label_space.num_outputs == 77
+    assert labelled.training.size + labelled.validation.size == 10_003
+    held_out, all_of_it = Counter(labelled.targets[labelled.validation].tolist()), Counter(labelled.targets.tolist())
+    assert all(abs(held_out[label] - 0.1 * number) < 1.5 for label, number in all_of_it.items())
+    assert labelled.counts.held_out_also_in_training == 0
+    assert labelled.text(0) == "I am still waiting on my card?"
+    assert labelled.label_space.names[labelled.targets[0]] == "card_arrival"
+
+
+def test_the_hash_split_is_that_of_the_sequences(tmp_path, table):
+    labelled = made(data_of(table, share=0.4), tmp_path)
+    training, validation = split_records(labelled.store.sequence_hashes, 0.4)
+    assert labelled.training.tolist() == training.tolist()
+    assert labelled.validation.tolist() == validation.tolist()
+    assert labelled.training.dtype == np.int64
+    assert labelled.test.size == 0
+    assert (labelled.counts.training, labelled.counts.validation) == (training.size, validation.size)
+
+
+def test_a_column_splits_in_three_and_weights_are_kept(tmp_path):
+    parts = ["test", "train", "val", "train", "test"]
+    rows = [*zip(PROTEINS, "xyxxy", parts, "12345", strict=False)]
+    path = write_table(tmp_path / "in.csv", ("sequence", "label", "part", "w"), *rows, ("MKV", "y", "dev", "6"))
+    labelled = made(data_of(path, split="column", split_column="part", weight_column="w"), tmp_path)
+    assert labelled.training.tolist() == [1, 3]
+    assert labelled.validation.tolist() == [2, 5]
+    assert labelled.test.tolist() == [0, 4]
+    assert labelled.weights.tolist() == [1, 2, 3, 4, 5, 6]
+    assert labelled.counts.held_out_also_in_training == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "rows", "targets"),
+    [
+        ("binary", ["a"], [("no",), ("yes",), ("no",)], [0, 1, 0]),
+        ("multilabel", ["a"], [("p;q",), ("q",), ("r",)], [[1, 1, 0], [0, 1, 0], [0, 0, 1]]),
+        ("multilabel", ["b", "a"], [(0, 1), (1, 1), (0, 0)], [[1, 0], [1, 1], [0, 0]]),
+        ("regression", ["b", "a"], [(0.5, 1), (-1, 2), (0, 3)], [[1, 0.5], [2, -1], [3, 0]]),
+        ("per_residue", ["a"], [("HE",), ("H.C",), ("EEE",)], [2, 1, 2, -100, 0, 1, 1, 1]),
+    ],
+)
+def test_targets_of_every_kind_come_back(tmp_path, kind, columns, rows, targets):
+    header = ("sequence", *sorted(columns))
+    path = write_table(tmp_path / "in.csv", header, *((text, *row) for text, row in zip(PROTEINS, rows, strict=False)))
+    labelled = made(data_of(path, share=0.0, kind=kind, label_columns=columns), tmp_path)
+    assert labelled.targets.tolist() == targets
+    assert labelled.targets.dtype == (np.float32 if kind in ("multilabel", "regression") else np.int64)
+    assert labelled.weights is None
+    if kind == "per_residue":
+        assert labelled.residue_targets(1).tolist() == targets[2:5]
+        assert labelled.residue_targets(2).tolist() == targets[5:]
+
+
+def test_letters_that_training_lacks_are_left_out_of_held_out_residues(tmp_path):
+    path = proteins(tmp_path, "HE", "HEC")
+    held_out = proteins(tmp_path, "HE", "IHI", name="valid.csv")
+    labels = {"kind": "per_residue", "split": "files", "validation_source": [str(held_out)]}
+    message = refusal(data_of(path, **labels), tmp_path)
+    assert message.startswith("record 'row4' (valid.csv, row 2): the label 'I' stands among held-out records alone")
+    labelled = made(data_of(path, **labels, unseen_labels="skip"), tmp_path)
+    assert labelled.residue_targets(3).tolist() == [-100, 2, -100]
+    assert labelled.validation.tolist() == [2, 3]
+    assert labelled.counts.residues_unseen_label == 2
+
+
+def test_the_sample_can_be_classified(tmp_path):
+    labelled = made(DataSection(sample=SampleSection(records=60, families=4)), tmp_path)
+    assert labelled.label_space.names[:2] == ("cytoplasm", "endoplasmic_reticulum")
+    assert labelled.path.name.startswith("sample-labelled-")
+
+
+def test_a_store_is_made_once_and_changed_files_or_settings_make_another(tmp_path, table):
+    first = ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
+    written = (first / "labels.json").stat().st_mtime_ns
+    assert first.name.startswith("in-labelled-")
+    assert ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores") == first
+    assert (first / "labels.json").stat().st_mtime_ns == written
+    others = [
+        ensure_labelled_store(data, tokenizer, tmp_path / "stores")
+        for data, tokenizer in (
+            (data_of(table, share=0.5), TokenizerSection()),
+            (data_of(table, split="stratified"), TokenizerSection()),
+            (data_of(table), TEXT),
+            (data_of(table, split="files", validation_source=[str(table)]), TokenizerSection()),
+        )
+    ]
+    proteins(tmp_path, *"xxyyxxyy")
+    changed = ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
+    assert len({first, *others, changed}) == 6
+    assert made(data_of(table), tmp_path / "stores").targets.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, table):
+    held_out = proteins(tmp_path, *"xy", name="valid.csv")
+    files = {"split": "files", "validation_source": [str(held_out)]}
+    store = tmp_path / "store"
+    assert made(data_of(table, store=store, **files), tmp_path).path == store
+    shutil.copy(table, tmp_path / "copy.csv")
+    os.utime(table, (1, 1))
+    assert made(data_of(tmp_path / "copy.csv", store=store, **files), tmp_path).path == store, "the same content"
+    with pytest.raises(DataError, match=r"made with other settings of labels .*choose another data\.store"):
+        made(data_of(table, store=store, **files, missing_labels="skip"), tmp_path)
+    with pytest.raises(DataError, match=r"made of .*in\.csv, not of .*valid\.csv as it is"):
+        made(data_of(held_out, store=store, **files), tmp_path)
+    proteins(tmp_path, *"yx", name="valid.csv")
+    with pytest.raises(DataError, match=r"other files of data\.labels\.validation_source"):
+        made(data_of(table, store=store, **files), tmp_path)
+
+
+def test_a_named_store_of_an_earlier_version_fits_though_it_knew_fewer_settings(tmp_path, table):
+    store = made(data_of(table, store=tmp_path / "store"), tmp_path)
+    settings = dict(store.manifest.settings)
+    settings["labels"] = {name: value for name, value in settings["labels"].items() if name != "labels_file"}
+    settings["ingest"] = {name: value for name, value in settings["ingest"].items() if name != "nucleotides"}
+    older = store.manifest.model_copy(update={"settings": settings})
+    (store.path / "labels.json").write_text(signed_json(older))
+    assert made(data_of(table, store=store.path), tmp_path).manifest.settings == settings
+
+
+def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
+    path = made(data_of(table), tmp_path).path
+    assert made(data_of(path), tmp_path / "elsewhere").path == path
+    assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(DataError, match=r"holds multiclass where data\.labels\.kind says binary"):
+        made(data_of(path, kind="binary"), tmp_path)
+    with pytest.raises(DataError, match=r"holds protein where model\.tokenizer\.content says text"):
+        made(data_of(path), tmp_path, TEXT)
+    with pytest.raises(DataError, match="give it as the only one"):
+        made(data_of(path, table), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "message"),
+    [
+        ("xxxx", {}, "in.csv: the label is 'x' in every one of "),
+        ("xyz", {"kind": "binary", "share": 0.0}, "in.csv: 3 classes where data.labels.kind binary takes two"),
+        ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
+        ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences (8 records)"),
+        (
+            "00",
+            {"weight_column": "label", "share": 0.0, "kind": "regression"},
+            "the weight of every training record is 0",
+        ),
+        ("xy", {"text_column": "text"}, "in.csv: no column 'text'; it has 'sequence', 'label'"),
+    ],
+)
+def test_what_nothing_can_be_learnt_from_is_refused_and_leaves_nothing(tmp_path, labels, settings, message):
+    assert message in refusal(data_of(proteins(tmp_path, *labels), **settings), tmp_path)
+
+
+def test_held_out_files_whose_labels_are_all_unknown_are_refused(tmp_path, table):
+    held_out = proteins(tmp_path, *"uvw", name="valid.csv")
+    labels = {"split": "files", "validation_source": [str(held_out)], "unseen_labels": "skip"}
+    assert "valid.csv: no held-out record has a label" in refusal(data_of(table, **labels), tmp_path)
+
+
+def test_a_split_column_without_training_records_is_refused(tmp_path):
+    path = write_table(tmp_path / "in.csv", ("sequence", "label"), ("MK", "test"), ("MV", "val"))
+    message = refusal(data_of(path, split="column", split_column="label"), tmp_path)
+    assert "in.csv: no record is for training; say 'train' in column 'label'" in message
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "regression", "per_residue"])
+def test_only_classes_can_be_stratified(tmp_path, table, kind):
+    message = refusal(data_of(table, kind=kind, split="stratified"), tmp_path, ConfigError)
+    assert f"stratified needs one class for each record, which {kind} targets do not have: set it to hash" in message
+
+
+def test_an_interrupted_build_leaves_nothing_that_is_incomplete(tmp_path, table):
+    build = partial(ensure_labelled_store, data_of(table), TokenizerSection(), tmp_path / "stores")
+    for line in count(1, 5):
+        if not interrupted_at(line, build, modules=(labelled_conversion, store_writer)):
+            break
+        for left in (path for path in (tmp_path / "stores").glob("*") if not path.name.endswith(".lock")):
+            assert len(LabelledStore(left, verify="full")) == len(PROTEINS), line  # interrupted once it was complete
+            shutil.rmtree(left)
+    assert line > 100
+    assert len(LabelledStore(next((tmp_path / "stores").iterdir()), verify="full")) == len(PROTEINS)
+
+
+def test_two_processes_that_want_one_store_both_get_it(tmp_path, table):
+    script = (
+        "import sys; from pathlib import Path; from dataset.labels.conversion import ensure_labelled_store;"
+        "from train_config.classifier_schema import TokenizerSection; from train_config.schema import DataSection;"
+        "print(ensure_labelled_store(DataSection(source=[sys.argv[1]]), TokenizerSection(), Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", script, str(table), str(tmp_path / "stores")]
+    running = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    (path,) = {process.communicate()[0].strip() for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    assert [str(entry) for entry in (tmp_path / "stores").iterdir()] == [path]
+
+
+def test_the_manifest_is_the_record_of_what_was_done(tmp_path):
+    path = write_fasta(tmp_path / "in.fasta", [("a x", "mk*"), ("b y", "MJ"), ("c x", "ML"), ("d", "MA")])
+    labelled = made(data_of(path, header_field=1, missing_labels="skip", share=0.0), tmp_path)
+    manifest = json.loads((labelled.path / "labels.json").read_text())
+    assert {name: number for name, number in manifest["counts"].items() if number} == {
+        "records_read": 4,
+        "records_upper_cased": 1,
+        "stops_dropped": 1,
+        "j_to_x": 1,
+        "records_skipped_missing_label": 1,
+        "training": 3,
+    }
+    assert manifest["source"][0]["path"] == str(path)
+    assert manifest["settings"]["content"] == "protein"
+    assert manifest["settings"]["labels"]["header_field"] == 1

@@ -1,0 +1,133 @@
+"""Labels of residues in a FASTA file of their own, and a mask beside it, are read as biotrainer and FLIP write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, DataError
+from dataset.labels.conversion import ensure_labelled_store
+from dataset.labels.labelled_file import LabelledRecords
+from tests.dataset.labelled_stores import data_of, made
+from tests.dataset.labels.test_labelled_file import counted, read, refusal
+from tests.dataset.store_fixtures import write_fasta
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+
+SEQUENCES = [("a", "MKV"), ("b", "MKLA"), ("c", "MK*")]
+LABELS = [("b SET=train VALIDATION=True", "HHEC"), ("a SET=train VALIDATION=False", "CHE"), ("c SET=test", "EE")]
+MASK = [("a", "011"), ("b", "1111"), ("c", "10")]
+BY_HEADER = {"split": "column", "split_column": "SET"}
+
+
+@pytest.fixture
+def sequences(tmp_path: Path) -> Path:
+    return write_fasta(tmp_path / "sequences.fasta", SEQUENCES)
+
+
+def files(folder: Path, labels: list = LABELS, mask: list | None = None) -> dict[str, str]:
+    """The settings that name the files that are written."""
+    named = {"kind": "per_residue", "labels_file": str(write_fasta(folder / "labels.fasta", labels))}
+    return named if mask is None else named | {"mask_file": str(write_fasta(folder / "mask.fasta", mask))}
+
+
+def test_labels_find_their_sequences_by_id_and_masked_residues_are_not_known(tmp_path, sequences):
+    records: LabelledRecords = read(sequences, **files(tmp_path))
+    assert list(zip(records.ids, records.labels, strict=True)) == [("a", "CHE"), ("b", "HHEC"), ("c", "EE")]
+    assert read(sequences, **files(tmp_path, mask=MASK)).labels == [".HE", "HHEC", "E."]
+
+
+def test_headers_of_labels_say_who_is_held_out(tmp_path, sequences):
+    records = read(sequences, **files(tmp_path), **BY_HEADER)
+    assert records.parts == ["training", "validation", "test"]
+    assert read(sequences, **files(tmp_path)).parts is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "mask", "message"),
+    [
+        (LABELS[:2], None, "sequences.fasta, line 5, record 3 'c': no labels of this id in labels.fasta; complete or"),
+        (
+            [*LABELS, ("d", "HH"), ("e", "H")],
+            None,
+            "labels.fasta, line 7, record 4 'd': no sequence of data.source has this id, nor have 1 more; add it, or",
+        ),
+        (
+            [*LABELS[:2], ("c", "E")],
+            None,
+            "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta for 2 residues; give each",
+        ),
+        (
+            [*LABELS, ("a", "CCC")],
+            None,
+            "labels.fasta, line 7, record 4 'a': the id 'a' stands already in labels.fasta, l",
+        ),
+        (LABELS, MASK[:2], "labels.fasta, line 5, record 3 'c': no mask of this id in mask.fasta; add it"),
+        (
+            LABELS,
+            [*MASK[:2], ("c", "1")],
+            "mask.fasta, line 5, record 3 'c': a mask of 1 for 2 labels (labels.fasta, l",
+        ),
+        (
+            LABELS,
+            [*MASK[:2], ("c", "1x")],
+            "mask.fasta, line 5, record 3 'c': 'x' in a mask, which consists of 0 and 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_with_its_place(tmp_path, sequences, labels, mask, message):
+    found = refusal(sequences, **files(tmp_path, labels, mask)).replace(f"{tmp_path}/", "")
+    assert found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("c VALIDATION=False", "no SET= in the header; write for example SET=train"),
+        ("c SET=x", "SET: the split 'x' is"),
+    ],
+)
+def test_a_header_that_names_no_part_is_refused_with_its_place(tmp_path, sequences, header, message):
+    labels = files(tmp_path, [*LABELS[:2], (header, "EE")])
+    assert f"labels.fasta, line 5, record 3 'c': {message}" in refusal(sequences, **labels, **BY_HEADER)
+
+
+def test_sequences_without_labels_and_labels_without_sequences_can_be_left_out_counted(tmp_path, sequences):
+    records = read(sequences, **files(tmp_path, [*LABELS[:2], ("d", "HH")]), missing_labels="skip")
+    assert records.ids == ["a", "b"]
+    assert counted(records) == {
+        "stops_dropped": 1,
+        "records_skipped_missing_label": 1,
+        "labels_without_sequence": 1,
+    }
+
+
+def test_a_table_has_its_labels_in_columns(tmp_path):
+    (tmp_path / "in.csv").write_text("sequence,label\nMK,HH\n")
+    message = refusal(tmp_path / "in.csv", error=ConfigError, **files(tmp_path))
+    assert "data.labels.labels_file is for FASTA" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels_file": "l.fasta"}, "labels_file is for kind per_residue, not for multiclass"),
+        ({"mask_file": "m.fasta", "kind": "per_residue"}, "mask_file goes with labels_file"),
+        ({"labels_file": "l.fasta", "kind": "per_residue", "header_field": 1}, "can't both be set"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LabelsSection(**settings)
+
+
+def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):
+    labels, stores = files(tmp_path, LABELS, MASK), tmp_path / "stores"
+    unnamed, named = (data_of(sequences, store=store, share=0.0, **labels) for store in (None, tmp_path / "named"))
+    first = ensure_labelled_store(unnamed, TokenizerSection(), stores)
+    assert made(named, stores).residue_targets(0).tolist() == [-100, 2, 1]
+    assert ensure_labelled_store(unnamed, TokenizerSection(), stores) == first
+    write_fasta(tmp_path / "mask.fasta", [("a", "110"), *MASK[1:]])
+    assert ensure_labelled_store(unnamed, TokenizerSection(), stores) != first
+    with pytest.raises(DataError, match=r"made with other data\.labels\.labels_file or mask_file"):
+        made(named, stores)

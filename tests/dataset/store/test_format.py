@@ -1,0 +1,82 @@
+"""A value or manifest that is not exactly what was written is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+
+import pytest
+
+from common.errors import DataError
+from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, key_bytes, read_manifest, unframe
+
+
+def test_a_frame_gives_back_what_was_framed():
+    found = unframe(memoryview(frame(Kind.BLOCK, 7, 3, [b"ab", memoryview(b"cd")])), Kind.BLOCK)
+    assert (found.first, found.num_items, bytes(found.payload)) == (7, 3, b"abcd")
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 5000, 100_001])
+def test_the_checksum_is_the_crc_32_of_zlib_whoever_computes_it(size):
+    payload = bytes(range(256)) * (size // 256 + 1)
+    value = frame(Kind.BLOCK, 0, 1, [payload[: size // 2], payload[size // 2 : size]])
+    crc_at = HEADER_BYTES - 4
+    expected = zlib.crc32(value[:crc_at] + value[HEADER_BYTES:])
+    assert int.from_bytes(value[crc_at:HEADER_BYTES], "little") == expected
+
+
+def test_any_flipped_bit_of_a_frame_is_noticed():
+    clean = frame(Kind.LENGTHS, 0, 4, [b"sixteen bytes..."])
+    for bit in range(8 * len(clean)):
+        damaged = bytearray(clean)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"header|checksum|bytes"):
+            unframe(memoryview(bytes(damaged)), Kind.LENGTHS)
+
+
+@pytest.mark.parametrize("length", [0, 10, 39, 50])
+def test_a_cut_frame_is_noticed(length):
+    with pytest.raises(ValueError, match=r"header|bytes"):
+        unframe(memoryview(frame(Kind.HASHES, 0, 2, [b"sixteen bytes..."])[:length]), Kind.HASHES)
+
+
+def test_a_frame_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="not that of a HASHES"):
+        unframe(memoryview(frame(Kind.LENGTHS, 0, 0, [])), Kind.HASHES)
+
+
+def test_keys_sort_like_their_integers():
+    keys = [0, 1, 255, 256, 2**40, 2**63, 2**63 + 4]
+    assert sorted(map(key_bytes, keys)) == [key_bytes(key) for key in keys]
+
+
+def test_any_flipped_bit_of_a_manifest_is_noticed(store_path):
+    path = store_path / "manifest.json"
+    clean = path.read_bytes()
+    generator = random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(clean)
+        damaged[generator.randrange(len(clean))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            manifest = read_manifest(store_path)
+        except DataError:
+            continue
+        # A flip between two kinds of white space changes nothing that the manifest says.
+        assert manifest.to_json().encode() == clean
+
+
+def test_a_manifest_of_another_version_says_so(store_path):
+    path = store_path / "manifest.json"
+    content = json.loads(path.read_text()) | {"format_version": FORMAT_VERSION + 1}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
+        read_manifest(store_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "other"}', "[" * 100_000, "\x80"])
+def test_a_manifest_that_is_none_is_refused(store_path, text):
+    (store_path / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match="damaged"):
+        read_manifest(store_path)

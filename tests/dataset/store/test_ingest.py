@@ -1,0 +1,181 @@
+"""Policies apply to the records that they are about, and each application is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+
+from common.errors import DataError
+from dataset.fasta.reader import RecordBatch
+from dataset.store import ingest as ingest_module
+from dataset.store.ingest import CleanBlock, Ingest
+from train_config.schema import IngestSection
+
+
+def batch(*records: tuple[str, str]) -> RecordBatch:
+    return RecordBatch.of([header.encode() for header, _ in records], [sequence.encode() for _, sequence in records])
+
+
+def pairs(block: CleanBlock | None) -> list[tuple[str, str]]:
+    if block is None:
+        return []
+    ends = np.cumsum(block.lengths)
+    return [
+        (name.decode(), block.residues[end - length : end].decode())
+        for name, end, length in zip(block.ids.split(), ends, block.lengths, strict=True)
+    ]
+
+
+def refused(ingest: Ingest, *batches: RecordBatch) -> tuple[str, ...]:
+    with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
+        for one in batches:
+            ingest.clean(one)
+    return raised.value.problems
+
+
+def applied(ingest: Ingest) -> dict[str, int]:
+    return {name: number for name, number in ingest.counts if number and name != "records_read"}
+
+
+def test_plain_records_pass_untouched():
+    ingest = Ingest(IngestSection())
+    block = ingest.clean(batch(("a one", "MKV"), ("b", "ACDEFBUZOX")))
+    assert pairs(block) == [("a", "MKV"), ("b", "ACDEFBUZOX")]
+    assert block.lengths.dtype == np.uint32
+    assert block.hashes.tolist() == [xxhash.xxh3_64_intdigest(b"MKV"), xxhash.xxh3_64_intdigest(b"ACDEFBUZOX")]
+    assert not applied(ingest)
+
+
+def test_repairs_are_counted():
+    ingest = Ingest(IngestSection())
+    block = ingest.clean(batch(("a", "mkv"), ("b", "MK*"), ("c", "MJJ"), ("d", "MKL")))
+    assert pairs(block) == [("a", "MKV"), ("b", "MK"), ("c", "MXX"), ("d", "MKL")]
+    assert applied(ingest) == {"records_upper_cased": 1, "stops_dropped": 1, "j_to_x": 2}
+
+
+def test_bad_characters_become_x():
+    ingest = Ingest(IngestSection(bad_characters="to_x"))
+    assert pairs(ingest.clean(batch(("a", "M-K1*"), ("b", "MKL")))) == [("a", "MXKX"), ("b", "MKL")]
+    assert applied(ingest) == {"bad_characters_to_x": 2, "stops_dropped": 1}
+
+
+def test_records_with_bad_characters_are_skipped_and_leave_their_id_free():
+    ingest = Ingest(IngestSection(bad_characters="skip"))
+    assert pairs(ingest.clean(batch(("a", "M-K"), ("a", "MKL")))) == [("a", "MKL")]
+    assert applied(ingest) == {"records_skipped_bad_characters": 1}
+
+
+def test_records_without_a_sequence_are_skipped():
+    ingest = Ingest(IngestSection(empty_sequences="skip"))
+    assert pairs(ingest.clean(batch(("a", ""), ("b", "*"), ("c", "MK")))) == [("c", "MK")]
+    assert applied(ingest) == {"records_skipped_empty": 2}
+
+
+def test_a_batch_may_be_dropped_whole():
+    assert Ingest(IngestSection(empty_sequences="skip")).clean(batch(("a", ""))) is None
+
+
+def test_the_first_of_an_id_is_kept_within_and_across_batches():
+    ingest = Ingest(IngestSection(duplicate_ids="first"))
+    assert pairs(ingest.clean(batch(("a", "MK"), ("a", "ML"), ("b", "MM")))) == [("a", "MK"), ("b", "MM")]
+    assert pairs(ingest.clean(batch(("b", "MN"), ("c", "MP")))) == [("c", "MP")]
+    assert applied(ingest) == {"records_skipped_duplicate_id": 2}
+
+
+def test_renamed_ids_stay_unique_even_beside_ids_that_look_renamed():
+    ingest = Ingest(IngestSection(duplicate_ids="rename"))
+    names = [name for name, _ in pairs(ingest.clean(batch(("a", "MK"), ("a", "ML"), ("a.2", "MM"), ("a", "MN"))))]
+    names += [name for name, _ in pairs(ingest.clean(batch(("a.2", "MP"), ("a", "MQ"))))]
+    assert names == ["a", "a.3", "a.2", "a.4", "a.2.2", "a.5"]
+    assert applied(ingest) == {"ids_renamed": 4}
+
+
+@pytest.mark.parametrize("policy", ["error", "to_x", "skip"])
+def test_a_header_inside_a_sequence_line_is_refused_under_every_policy(policy):
+    (problem,) = refused(Ingest(IngestSection(bad_characters=policy)), batch(("a", "MKV>b")))
+    assert "'>' inside a sequence line" in problem
+
+
+@pytest.mark.parametrize("header", ["", "   "])
+def test_an_empty_id_is_refused(header):
+    (problem,) = refused(Ingest(IngestSection()), batch(("a", "MK"), (header, "MK")))
+    assert "a header without an id" in problem
+
+
+def test_every_fault_is_counted_and_the_first_ten_are_shown_in_the_order_of_the_records():
+    ingest = Ingest(IngestSection())
+    first = batch(("a", "M-"), ("b", ""), ("a", "MK"), ("", "MK"), ("", "ML"))
+    summary, *shown = refused(ingest, first, batch(*((f"id{number}", "M1") for number in range(20))))
+    assert summary == (
+        "25 faults: 21 records with characters outside the alphabet, 2 headers without an id, 1 header without a "
+        "sequence, 1 id that stood before; the first 10"
+    )
+    assert [line.split(":")[0] for line in shown[:5]] == [
+        "record 'a'",
+        "record 'b'",
+        "record 'a'",
+        "record ''",
+        "record ''",
+    ]
+    assert len(shown) == 10
+
+
+def test_what_ends_the_reading_comes_after_the_faults_before_it():
+    ingest = Ingest(IngestSection())
+    with pytest.raises(DataError) as raised, ingest.faults.raised_at_end():
+        ingest.clean(batch(("a", "M-")))
+        raise DataError("in.fasta: truncated")
+    summary, _, last = raised.value.problems
+    assert summary == "2 faults: 1 record with characters outside the alphabet, 1 fault that ended the reading"
+    assert last == "in.fasta: truncated"
+
+
+PROTEIN = "MKVLAGDESTRNQFPWYHIC" * 20
+DNA = "acgtN" * 80
+
+
+@pytest.mark.parametrize(
+    ("sequences", "number"),
+    [
+        ([DNA, DNA.upper(), "ACGU" * 40], 3),
+        ([DNA[:150]] * 10, 10),  # short reads
+        ([DNA, PROTEIN], 1),
+        ([PROTEIN] * 3, 0),
+        (["GAGAGS" * 60], 0),  # silk
+        (["ACGT", "GATTACA", "TACT"], 0),  # short peptides alone
+        ([PROTEIN, "ACGT"], 0),
+    ],
+)
+def test_records_of_dna_are_counted_and_short_peptides_are_not(sequences, number):
+    records = batch(*((f"id{index}", sequence) for index, sequence in enumerate(sequences)))
+    ingest = Ingest(IngestSection())
+    assert len(ingest.clean(records).lengths) == len(sequences)
+    assert ingest.counts.records_like_nucleotides == number
+    if number:
+        problems = refused(Ingest(IngestSection(nucleotides="error")), records)
+        assert len(problems) == (1 if number == 1 else number + 1)
+        assert "as in DNA or RNA; translate it to protein, or give --data.ingest.nucleotides warn" in problems[-1]
+
+
+def test_the_letters_of_a_batch_of_proteins_are_not_all_looked_at_for_dna(monkeypatch):
+    looked_at = []
+    share = ingest_module._share_of_nucleotides
+    monkeypatch.setattr(ingest_module, "_share_of_nucleotides", lambda text: looked_at.append(len(text)) or share(text))
+    Ingest(IngestSection()).clean(batch(*((f"id{index}", PROTEIN) for index in range(600))))
+    assert sum(looked_at) <= 256
+
+
+def test_a_block_says_which_records_of_its_batch_are_in_it():
+    ingest = Ingest(IngestSection(bad_characters="skip", duplicate_ids="first"))
+    assert ingest.clean(batch(("a", "MK"), ("b", "MV"))).kept is None
+    block = ingest.clean(batch(("c", "MK"), ("a", "MV"), ("d", "M-"), ("e", "ML")))
+    assert pairs(block) == [("c", "MK"), ("e", "ML")]
+    assert block.kept.tolist() == [0, 3]
+
+
+def test_text_is_taken_as_it_is():
+    ingest = Ingest(IngestSection(duplicate_ids="rename", empty_sequences="skip"), content="text")
+    block = ingest.clean(batch(("a", "well, é *"), ("a", "j>"), ("b", "")))
+    assert pairs(block) == [("a", "well, é *"), ("a.2", "j>")]
+    assert applied(ingest) == {"records_skipped_empty": 1, "ids_renamed": 1}

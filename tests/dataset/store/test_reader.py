@@ -1,0 +1,290 @@
+"""A store gives back every record without copying, and a damaged one is refused without a signal."""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import DataError
+from dataset.store.format import DATA_FILE, MANIFEST_FILE, read_manifest
+from dataset.store.reader import Store
+from tests.conftest import REPOSITORY
+from tests.dataset.store_fixtures import make_store
+
+READ_ALL = """
+import sys
+from pathlib import Path
+from dataset.store.reader import Store
+from common.errors import DataError
+
+data_file, verify = Path(sys.argv[1]) / "data.mdb", sys.argv[2]
+clean = data_file.read_bytes()
+for position in map(int, sys.argv[3:]):
+    damaged = bytearray(clean)
+    damaged[position // 8] ^= 1 << position % 8
+    data_file.unlink()  # a new inode for every trial: this process keeps maps of the earlier ones
+    data_file.write_bytes(damaged)
+    try:
+        store = Store(data_file.parent, verify=verify)
+        arrays = store.lengths.sum(), store.sequence_hashes.sum()
+        records = [(store.id(i), store.sequence(i).tobytes()) for i in range(len(store))]
+        print("read", position, flush=True)
+    except DataError:
+        print("refused", position, flush=True)
+"""
+
+
+def contents(store: Store) -> list[tuple[str, str]]:
+    return [(store.id(index), store.sequence(index).tobytes().decode()) for index in range(len(store))]
+
+
+def read_damaged(store_path: Path, verify: str, bits: list[int]) -> list[str]:
+    """What a process says that flips one bit after the other and reads everything; fails the test on a signal."""
+    command = [sys.executable, "-c", READ_ALL, store_path, verify, *map(str, bits)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return [line.split()[0] for line in done.stdout.splitlines()]
+
+
+def test_every_record_comes_back(pristine_store, sample):
+    store = Store(pristine_store, verify="full")
+    assert contents(store) == sample
+    assert store.lengths.tolist() == [len(sequence) for _, sequence in sample]
+    assert store.sequence_hashes.tolist() == [xxhash.xxh3_64_intdigest(sequence.encode()) for _, sequence in sample]
+    assert store.manifest.num_blocks > 2
+    store.verify_blocks()
+
+
+def test_sequences_are_views_of_one_map_and_can_not_be_written(pristine_store):
+    store = Store(pristine_store)
+    first, second = store.sequence(0), store.sequence(1)
+    assert not first.flags.owndata and not first.flags.writeable
+    assert second.ctypes.data == first.ctypes.data + len(first)
+    assert store.lengths.dtype == np.uint32 and not store.lengths.flags.writeable
+    assert store.sequence_hashes.dtype == np.uint64 and not store.sequence_hashes.flags.writeable
+    assert not store.lengths.flags.owndata
+
+
+def test_views_outlive_the_store_that_gave_them(pristine_store, sample):
+    residues = Store(pristine_store).sequence(5)
+    gc.collect()
+    assert residues.tobytes().decode() == sample[5][1]
+
+
+def test_a_tiny_store_gives_aligned_arrays(tmp_path):
+    store = Store(make_store(tmp_path, [("a", "MKV")]))
+    assert store.lengths.flags.aligned and store.sequence_hashes.flags.aligned
+    assert contents(store) == [("a", "MKV")]
+
+
+def test_windows_are_parts_of_the_records_and_views_of_the_map(pristine_store, sample):
+    store = Store(pristine_store)
+    random = np.random.default_rng(0)
+    records = random.permutation(len(sample))
+    starts = random.integers(0, store.lengths[records])
+    lengths = random.integers(0, store.lengths[records] - starts + 1)
+    windows = store.windows(records, starts, lengths)
+    for window, record, start, length in zip(windows, records, starts, lengths, strict=True):
+        assert bytes(window).decode() == sample[record][1][start : start + length]
+    assert all(window.readonly and window.obj is windows[0].obj for window in windows)
+    assert store.windows(records[:0], starts[:0], lengths[:0]) == []
+
+
+@given(records=st.lists(st.text("ACDEFGHIKLMNPQRSTVWY", min_size=1, max_size=30), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_windows_of_a_tiny_store_are_its_records_wherever_lmdb_has_put_them(tmp_path_factory, records):
+    named = [(f"{'i' * index}{index}", sequence) for index, sequence in enumerate(records)]
+    store = Store(make_store(tmp_path_factory.mktemp("tiny"), named))
+    everything = np.arange(len(records))
+    windows = store.windows(everything, np.zeros_like(everything), store.lengths.astype(np.int64))
+    assert [bytes(window).decode() for window in windows] == records
+
+
+@pytest.mark.parametrize("index", [-1, 3000, 10**12])
+def test_windows_of_records_that_are_not_there_are_an_index_error(pristine_store, index):
+    with pytest.raises(IndexError, match="of 3000"):
+        Store(pristine_store).windows(np.array([5, index]), np.zeros(2, np.int64), np.ones(2, np.int64))
+
+
+def test_windows_check_each_block_when_it_is_first_read(store_path):
+    first, last = np.array([0]), np.array([2999])
+    start, length = np.array([0]), np.array([5])
+    damaged = bytearray((store_path / DATA_FILE).read_bytes())
+    damaged[damaged.rindex(Store(store_path).sequence(2999).tobytes())] ^= 1
+    (store_path / DATA_FILE).unlink()  # a new inode: the old one is mapped
+    (store_path / DATA_FILE).write_bytes(damaged)
+    store = Store(store_path)
+    assert bytes(store.windows(first, start, length)[0]) == store.sequence(0)[:5].tobytes()
+    for records in (last, np.array([0, 2999])):
+        with pytest.raises(DataError, match="its checksum does not hold"):
+            store.windows(records, np.zeros_like(records), np.ones_like(records))
+
+
+def test_a_block_whose_records_are_not_as_long_as_the_array_says_is_refused(store_path):
+    store = Store(store_path)
+    store._file.lengths = store.lengths + np.eye(1, len(store), 5, dtype=np.uint32)[0]
+    with pytest.raises(DataError, match="block 0 disagrees with the lengths of its records"):
+        store.windows(np.array([0]), np.array([0]), np.array([1]))
+    with pytest.raises(DataError, match="block 0 disagrees"):
+        store.verify_blocks()
+
+
+@pytest.mark.parametrize("index", [-1, 3000, 10**12])
+def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
+    with pytest.raises(IndexError):
+        Store(pristine_store).sequence(index)
+
+
+def test_the_map_is_opened_when_first_needed_and_once(pristine_store, tmp_path, monkeypatch):
+    path = make_store(tmp_path, [("a", "MKV")])
+    opened = []
+    real_map = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda *args, **options: opened.append(args) or real_map(*args, **options))
+    stores = [Store(path), Store(path)]
+    assert not opened
+    for store in stores:
+        store.sequence(0)
+        assert store.lengths[0] == 3
+    assert len(opened) == 1
+
+
+def test_a_checksum_is_computed_once_a_block(pristine_store, store_path, monkeypatch):
+    import dataset.store.reader as module
+
+    checked = []
+    real = module.unframe
+    monkeypatch.setattr(module, "unframe", lambda value, kind: checked.append(kind) or real(value, kind))
+    store = Store(store_path)
+    for index in range(len(store)):
+        store.sequence(index), store.id(index)
+    assert len(checked) == store.manifest.num_blocks + 2  # lengths, and where blocks start
+    assert len(store.sequence_hashes) == len(store.sequence_hashes) == len(store)
+    assert len(checked) == store.manifest.num_blocks + 3
+
+
+def test_a_pickled_store_opens_the_file_itself(pristine_store, sample):
+    store = Store(pristine_store)
+    store.sequence(0)
+    state = pickle.dumps(store)
+    assert len(state) < 10_000
+    copy = pickle.loads(state)  # noqa: S301 - our own object, to show what it carries
+    assert copy._opened is None
+    assert contents(copy) == sample
+
+
+def test_a_forked_child_opens_the_file_itself_and_inherited_views_stay_valid(pristine_store, sample):
+    store = Store(pristine_store)
+    lengths, residues = store.lengths, store.sequence(2)
+    child = os.fork()
+    if child == 0:
+        correct = (
+            store.sequence(3).tobytes().decode() == sample[3][1]
+            and store._file.pid == os.getpid()
+            and residues.tobytes().decode() == sample[2][1]
+            and lengths.tolist() == [len(sequence) for _, sequence in sample]
+        )
+        os._exit(0 if correct else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.sequence(1).tobytes().decode() == sample[1][1]
+
+
+def test_a_replaced_store_is_read_anew(tmp_path):
+    path = make_store(tmp_path, [("a", "MKV")])
+    assert contents(Store(path)) == [("a", "MKV")]
+    make_store(tmp_path, [("b", "ACD")], overwrite=True)
+    assert contents(Store(path)) == [("b", "ACD")]
+
+
+def test_a_flipped_bit_anywhere_is_refused_in_full_without_a_signal(store_path):
+    generator = random.Random(0)
+    bits = [generator.randrange(8 * (store_path / DATA_FILE).stat().st_size) for _ in range(30)]
+    assert read_damaged(store_path, "full", bits) == ["refused"] * 30
+
+
+def test_a_flipped_bit_where_lmdb_follows_is_refused_in_quick_without_a_signal(store_path):
+    manifest = read_manifest(store_path)
+    page_bits = 8 * manifest.page_bytes
+    generator = random.Random(0)
+    bits = [page * page_bits + generator.randrange(page_bits) for page in manifest.index_pages for _ in range(6)]
+    bits += [bit for byte in (16, 24, 40, 56, 120) for bit in (8 * byte, page_bits + 8 * byte + 5)]
+    assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
+
+
+def test_a_flipped_bit_in_a_value_is_refused_in_quick_when_read(store_path):
+    manifest = read_manifest(store_path)
+    data = (store_path / DATA_FILE).read_bytes()
+    starts = [at for at in range(len(data)) if data.startswith(b"ESMR", at)]
+    assert len(starts) >= manifest.num_blocks
+    bits = [8 * start + bit for start in starts[:4] for bit in (3, 8 * 4 + 1, 8 * 20, 8 * 37, 8 * 45, 8 * 300 + 7)]
+    assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
+
+
+@pytest.mark.parametrize("left", [0, 1, 4096, 8192, 100_000, -4096, -1])
+def test_a_truncated_store_is_refused_before_it_is_mapped(store_path, left, monkeypatch):
+    data_file = store_path / DATA_FILE
+    size = data_file.stat().st_size
+    os.truncate(data_file, left if left >= 0 else size + left)
+    monkeypatch.setattr("dataset.store.reader.mmap.mmap", lambda *_, **__: pytest.fail("mapped"))
+    with pytest.raises(DataError, match="truncated or replaced"):
+        Store(store_path)
+
+
+def test_a_store_truncated_after_the_check_is_refused(store_path):
+    store = Store(store_path)
+    os.truncate(store_path / DATA_FILE, 8192)
+    with pytest.raises(DataError, match="changed since it was checked"):
+        store.sequence(0)
+
+
+def test_a_store_without_its_parts_is_refused(store_path):
+    (store_path / DATA_FILE).unlink()
+    with pytest.raises(DataError, match=r"data\.mdb: can't be read"):
+        Store(store_path)
+    (store_path / MANIFEST_FILE).unlink()
+    with pytest.raises(DataError, match=r"not a store, it has no manifest\.json"):
+        Store(store_path)
+    with pytest.raises(DataError, match="no such store"):
+        Store(store_path / "absent")
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (os._exit, (77,))
+
+
+@pytest.mark.parametrize("name", [DATA_FILE, MANIFEST_FILE])
+def test_a_pickle_planted_as_a_store_never_runs(store_path, name):
+    (store_path / name).write_bytes(pickle.dumps(_Bomb()))
+    with pytest.raises(DataError):
+        Store(store_path)
+
+
+def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
+    # Another file name, layout and map, the same records.
+    lines = [f">{name} described\r\n{sequence[:40]}\r\n{sequence[40:]}\r\n" for name, sequence in sample]
+    (tmp_path / "other.fasta").write_bytes("".join(lines).encode())
+    from dataset.store.conversion import convert
+    from train_config.schema import IngestSection
+
+    convert([str(tmp_path / "other.fasta")], tmp_path / "same", IngestSection(), map_size_bytes=1 << 28)
+    other = make_store(tmp_path, [*sample[:-1], (sample[-1][0], sample[-1][1] + "A")])
+    assert Store(tmp_path / "same").checksum == Store(pristine_store).checksum != Store(other).checksum
+
+
+def test_the_manifest_names_the_engine(pristine_store):
+    assert json.loads((pristine_store / MANIFEST_FILE).read_text())["engine"] == "lmdb-0.9"
+    meta_version = (pristine_store / DATA_FILE).read_bytes()[20:24]
+    assert int.from_bytes(meta_version, "little") == 1  # MDB_DATA_VERSION of LMDB 0.9

@@ -1,0 +1,300 @@
+"""Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from common.errors import ConfigError, DataError, ResourceError
+from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from dataset.tokens.base import (
+    EsmSequenceTokenizer,
+    HuggingFaceTokenizer,
+    SequenceTokenizer,
+    load_tokenizer,
+    open_tokenizer,
+    train_bpe,
+)
+from tests.dataset.tokenizer_folders import FOR_PROTEINS, FOR_TEXT, PROTEINS, TEXTS, ankh, bert, esm, prot_bert
+from train_config.classifier_schema import TokenizerSection
+
+
+def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
+    """Ids of each text with what stands before and after it."""
+    ids_T, lengths_N = tokenizer.encode(texts)
+    assert ids_T.dtype == np.int32 and lengths_N.dtype == np.int64 and lengths_N.sum() == ids_T.size
+    pieces = np.split(ids_T, np.cumsum(lengths_N)[:-1])
+    return [[*tokenizer.prefix, *piece.tolist(), *tokenizer.suffix] for piece in pieces]
+
+
+def as_published(kind: str, sequence: str) -> str:
+    """What the model cards of ProtTrans do to a sequence before they tokenize it."""
+    return " ".join(re.sub(r"[UZOB]", "X", sequence)) if kind.startswith("prot_") else sequence
+
+
+def load(source: str, backbone: str = "esm2_t6_8M", folder: Path = Path("unused"), **section: Any) -> SequenceTokenizer:
+    return load_tokenizer(TokenizerSection(source=source, **section), backbone, lambda: TEXTS * 5, folder)
+
+
+@pytest.fixture(scope="module")
+def trained() -> HuggingFaceTokenizer:
+    return train_bpe(TEXTS * 5, 400)
+
+
+@pytest.mark.parametrize("kind", FOR_PROTEINS)
+def test_tokens_of_proteins_are_those_of_autotokenizer(kind, tmp_path):
+    folder = FOR_PROTEINS[kind](tmp_path / kind)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = load("auto", backbone=str(folder))
+    assert whole(ours, PROTEINS) == [theirs(as_published(kind, protein))["input_ids"] for protein in PROTEINS]
+    assert ours.pad == theirs.pad_token_id and ours.one_token_per_residue
+    assert ours.count_read_as_x(PROTEINS) == (4 if kind.startswith("prot_") else 0)
+
+
+@pytest.mark.parametrize("kind", FOR_TEXT)
+def test_tokens_of_texts_are_those_of_autotokenizer(kind, tmp_path):
+    folder = FOR_TEXT[kind](tmp_path / kind)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = load("auto", backbone=str(folder), content="text")
+    texts = [*TEXTS, "", "[SEP] </s> <|endoftext|>"]
+    assert whole(ours, texts) == [theirs(text)["input_ids"] for text in texts]
+    assert ours.vocabulary_size == len(theirs) and not ours.one_token_per_residue
+
+
+@pytest.mark.parametrize("beside", ["the model", "nothing"])
+@pytest.mark.parametrize("kind", [*FOR_PROTEINS, *FOR_TEXT, "ankh"])
+def test_a_saved_tokenizer_opens_as_what_it_was(kind, beside, tmp_path):
+    made = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
+    ours = open_tokenizer(made)
+    (tmp_path / "to").mkdir()
+    if beside == "the model":
+        (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
+    ours.save(tmp_path / "to")
+    again, theirs = open_tokenizer(tmp_path / "to"), AutoTokenizer.from_pretrained(tmp_path / "to")
+    texts = TEXTS if kind in FOR_TEXT else PROTEINS
+    assert again.fingerprint == ours.fingerprint
+    assert whole(again, texts) == whole(ours, texts)
+    assert whole(ours, texts) == [theirs(as_published(kind, text))["input_ids"] for text in texts]
+
+
+def test_a_vocabulary_of_letters_is_read_a_residue_a_token_whatever_the_class_does(tmp_path):
+    """transformers 5 marks the start of a word in every T5, though Ankh's own file has no such mark."""
+    ours = load("auto", backbone=str(ankh(tmp_path / "ankh")))
+    assert ours.one_token_per_residue and not ours.spaced
+    ids = dict(zip("LAGVESIKRDTPNQFYMHCWXUBZO", range(3, 28), strict=True))
+    assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]]
+
+
+@pytest.mark.parametrize("kind", FOR_PROTEINS)
+def test_a_residue_is_a_token_in_proteins_of_any_length(kind, tmp_path):
+    folder = FOR_PROTEINS[kind](tmp_path / kind)
+    ours, theirs = open_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    draw = np.random.default_rng(0)
+    proteins = ["".join(draw.choice(list(STORE_ALPHABET), size)) for size in (1, 30, 2000, 7)]
+    assert ours.encode(proteins)[1].tolist() == [1, 30, 2000, 7]
+    assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
+
+
+@pytest.mark.parametrize("kind", ["esmc", "prot_bert", "prot_t5", "prot_t5_sentencepiece"])
+def test_what_is_no_residue_is_tokenized_as_autotokenizer_does(kind, tmp_path):
+    folder = FOR_PROTEINS[kind](tmp_path / kind)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    texts = ["MK*T", "MKé", "M-K", ""]
+    expected = [theirs(as_published(kind, text.upper()))["input_ids"] for text in texts]
+    assert whole(open_tokenizer(folder), texts) == expected
+
+
+def test_lower_case_residues_are_read_in_upper_case_where_blanks_are_put(tmp_path):
+    ours = open_tokenizer(prot_bert(tmp_path / "prot_bert"))
+    assert whole(ours, ["mkv"]) == whole(ours, ["MKV"])
+
+
+def test_blanks_may_be_asked_for_and_refused(tmp_path):
+    folder = prot_bert(tmp_path / "prot_bert")
+    assert open_tokenizer(folder).spaced
+    assert not open_tokenizer(folder, spaced=False).spaced
+    with pytest.raises(ConfigError, match=r"takes a protein for one unknown word.*spaced true"):
+        load(str(folder), spaced=False)
+
+
+def test_words_that_are_too_long_for_a_text_tokenizer_are_refused_for_proteins(tmp_path):
+    with pytest.raises(ConfigError, match="takes a protein for one unknown word; it is not one for proteins"):
+        load(str(bert(tmp_path / "bert")))
+
+
+def test_a_forced_choice_of_blanks_is_saved(tmp_path):
+    folder = bert(tmp_path / "bert")
+    (tmp_path / "saved").mkdir()
+    HuggingFaceTokenizer.load(folder, True).save(tmp_path / "saved")
+    assert open_tokenizer(tmp_path / "saved").spaced
+
+
+def test_esm_text_that_is_no_protein_is_tokenized_as_esmtokenizer_does(tmp_path):
+    theirs, ours = AutoTokenizer.from_pretrained(esm(tmp_path / "esm")), EsmSequenceTokenizer()
+    texts = ["MKT", "MK<mask>T", "M K é T", "ñ", "mkt", "", "MJK"]
+    assert whole(ours, texts) == [theirs(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("backbone", ["esm2_t6_8M", "bert", "qwen2", "llama", "t5"])
+def test_proteins_have_the_esm_alphabet_where_weights_are_random(backbone):
+    assert isinstance(load("auto", backbone=backbone), EsmSequenceTokenizer)
+
+
+def test_texts_get_a_trained_tokenizer_where_weights_are_random(tmp_path):
+    ours = load("auto", backbone="qwen2", folder=tmp_path / "bpe", content="text", vocabulary_size=300)
+    assert isinstance(ours, HuggingFaceTokenizer) and ours.vocabulary_size == 300
+
+
+def test_texts_in_the_esm_alphabet_are_refused(tmp_path):
+    for backbone in ("esm2_t6_8M", str(esm(tmp_path / "esm"))):
+        with pytest.raises(ConfigError, match="residues alone; choose a backbone for text"):
+            load("auto", backbone=backbone, content="text")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text())
+def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
+    ids_T, lengths_N = trained.encode([text])
+    assert trained.decode(ids_T) == unicodedata.normalize("NFC", text)
+    assert trained.unknown is None and lengths_N.tolist() == [ids_T.size]
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|pad|>b", "\x00\x7f\u200b", "\r\n\t ", "e\u0301"])
+def test_a_trained_tokenizer_takes_special_tokens_in_a_text_as_text(trained, text):
+    ids_T, _ = trained.encode([text])
+    assert trained.decode(ids_T) == unicodedata.normalize("NFC", text)
+    assert not {trained.pad, *trained.suffix} & set(ids_T.tolist())
+
+
+def test_training_learns_what_is_frequent(trained):
+    assert trained.encode(["money"])[1][0] < len("money")
+    assert trained.encode(["zqxj"])[1][0] == len("zqxj")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama", "mistral", "qwen2", "roberta", "t5", None])
+def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model_type, tmp_path):
+    trained.save(tmp_path)
+    if model_type:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*TEXTS, "", "a <|endoftext|> b", "e\u0301"]
+    assert whole(trained, texts) == [theirs(text)["input_ids"] for text in texts]
+    again = HuggingFaceTokenizer.load(tmp_path)
+    assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
+
+
+def test_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
+    program = (
+        "from tests.dataset.tokenizer_folders import TEXTS; from dataset.tokens.base import train_bpe; "
+        "print(train_bpe(TEXTS * 5, 400).fingerprint)"
+    )
+    assert train_bpe(TEXTS * 5, 400).fingerprint == trained.fingerprint
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == trained.fingerprint
+
+
+def test_a_vocabulary_that_cant_hold_the_bytes_is_refused():
+    with pytest.raises(ConfigError, match=r"vocabulary_size 100 can't hold the 256 bytes.*at least 258"):
+        train_bpe(TEXTS, 100)
+
+
+def test_a_trained_tokenizer_is_found_again(tmp_path):
+    calls: list[int] = []
+
+    def texts() -> list[str]:
+        calls.append(1)
+        return TEXTS * 5
+
+    def get(size: int) -> SequenceTokenizer:
+        section = TokenizerSection(source="train", content="text", vocabulary_size=size)
+        return load_tokenizer(section, "bert", texts, tmp_path / "bpe")
+
+    first, again = get(280), get(280)
+    assert first.fingerprint == again.fingerprint and len(calls) == 1
+    assert get(270).vocabulary_size == 270 and len(calls) == 2
+
+
+def test_training_that_fails_leaves_no_tokenizer(tmp_path):
+    def texts() -> Any:
+        yield TEXTS[0]
+        raise DataError("the store is damaged")
+
+    section = TokenizerSection(source="train", content="text", vocabulary_size=270)
+    with pytest.raises(DataError, match="the store is damaged"):
+        load_tokenizer(section, "bert", texts, tmp_path / "bpe")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_tokenizer_that_does_not_know_the_residues_is_refused_for_proteins(tmp_path):
+    folder = prot_bert(tmp_path / "prot_bert")
+    settings_file = folder / "tokenizer_config.json"
+    settings_file.write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(ConfigError, match=f"does not know {', '.join(AMINO_ACIDS)}.*do_lower_case false"):
+        load(str(folder))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        load(str(tmp_path))
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path):
+    folder = prot_bert(tmp_path / "damaged")
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(ConfigError, match="can't be read") as refusal:
+        load(str(folder))
+    assert "\n" not in str(refusal.value)
+
+
+def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
+    folder = prot_bert(tmp_path / "evil")
+    settings_file = folder / "tokenizer_config.json"
+    settings_file.write_text(
+        '{"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
+    )
+    (folder / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'pwned')!r})\nclass Evil: pass\n")
+    (folder / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}')
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(str(folder))
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_another_esm_vocabulary_is_refused(tmp_path):
+    folder = esm(tmp_path / "esm")
+    (folder / "vocab.txt").write_text("<cls>\n<pad>\n<eos>\n<unk>\nA\n")
+    with pytest.raises(ConfigError, match="is not ESM-2's vocabulary of 33 tokens"):
+        load(str(folder))
+
+
+def test_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
+        load("esmeray-tests/not-there")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("source", ["prot_bert", "/nowhere/at/all"])
+def test_an_unknown_source_is_refused(source):
+    with pytest.raises(ConfigError, match=r"neither a folder nor a hub name|there is no folder"):
+        load(source)
+
+
+def test_importing_the_tokenizers_takes_neither_torch_nor_transformers():
+    found = "{'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    program = f"import sys, dataset.tokens.token_store; print({found})"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

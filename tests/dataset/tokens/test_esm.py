@@ -1,0 +1,152 @@
+"""The table tokenizer gives the ids of transformers' EsmTokenizer on any text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import EsmTokenizer
+
+from common.errors import DataError
+from dataset.tokens.esm import (
+    CLS,
+    EOS,
+    LAST_RESIDUE,
+    MASK,
+    PAD,
+    STANDARD_RESIDUES,
+    UNK,
+    VOCABULARY,
+    decode,
+    encode,
+    pack_sequences,
+    tokenize_packed,
+    tokenize_residues,
+)
+
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
+PIECES = [
+    *VOCABULARY,
+    *"JacdkX*123 \t\n\r\x00\x1c\x85\xa0<>_é中🧬\u2028\u3000",
+    *("<mas", "mask>", "<<mask>>", "<MASK>", "<null_1", "null_1>", "<cls", "< eos >", "xx", "unk", "\ud800"),
+]
+sequences = st.text(alphabet=RESIDUES, max_size=60)
+any_text = st.one_of(sequences, st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> EsmTokenizer:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    return EsmTokenizer(str(path))
+
+
+@settings(deadline=None)
+@given(text=any_text)
+def test_ids_are_those_of_transformers_on_any_text(reference, text):
+    assert encode(text).tolist() == reference(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "MKTAYIAKQR",
+        "mktay",
+        "M K T",
+        "MJK",
+        "MJJJK",
+        "MjJ JK",
+        "M<mask>K",
+        "M <mask> K",
+        " <cls>MK<eos> ",
+        "<mask",
+        "M<mask",
+        "<<mask>",
+        "<null_1>M.-",
+        "M*",
+        "M\u00a0K\u2003xK",
+        "蛋白质M",
+        "<pad><pad>",
+        "<unk>MK",
+        "\u200bM\u200b",
+    ],
+)
+def test_ids_are_those_of_transformers_on_awkward_text(reference, text):
+    assert encode(text).tolist() == reference(text)["input_ids"]
+
+
+def test_special_ids_are_those_of_transformers(reference):
+    theirs = (
+        reference.cls_token_id,
+        reference.pad_token_id,
+        reference.eos_token_id,
+        reference.unk_token_id,
+        reference.mask_token_id,
+    )
+    assert theirs == (CLS, PAD, EOS, UNK, MASK)
+    assert "".join(VOCABULARY[index] for index in STANDARD_RESIDUES) == "LAGVSERTIDPKQNFYMHWC"
+    assert VOCABULARY[LAST_RESIDUE + 1] == "<null_1>"
+    assert len(VOCABULARY) == 33
+
+
+@settings(deadline=None)
+@given(text=sequences)
+def test_decoding_gives_the_residues_back(text):
+    assert decode(encode(text)) == text
+    assert decode(encode(text), skip_special_tokens=False) == f"<cls>{text}<eos>"
+
+
+def test_decoding_refuses_an_id_outside_the_vocabulary():
+    with pytest.raises(IndexError, match="33"):
+        decode([0, 33])
+
+
+@settings(deadline=None)
+@given(texts=st.lists(sequences, max_size=8))
+def test_packed_tokens_are_the_sequences_encoded_one_at_a_time(texts):
+    residues_R = np.frombuffer("".join(texts).encode(), dtype=np.uint8)
+    lengths_N = np.array([len(text) for text in texts], dtype=np.uint32)
+    expected = [token for text in texts for token in encode(text).tolist()]
+    assert tokenize_packed(residues_R, lengths_N).tolist() == expected
+
+
+def test_packing_refuses_lengths_that_do_not_add_up():
+    with pytest.raises(ValueError, match="add up to 3"):
+        tokenize_packed(np.frombuffer(b"MK", dtype=np.uint8), np.array([3]))
+
+
+def test_every_byte_outside_the_alphabet_is_unknown():
+    every_byte = np.arange(256, dtype=np.uint8)
+    known = {byte for byte, index in zip(every_byte, tokenize_residues(every_byte), strict=True) if index != UNK}
+    assert known == set(RESIDUES.encode())
+
+
+def test_packed_text_is_the_sequences_end_to_end():
+    batch = pack_sequences(["MK", "", "M<mask>W"])
+    assert batch.tokens.tolist() == [i for text in ("MK", "", "M<mask>W") for i in encode(text).tolist()]
+    assert batch.cu_seqlens.tolist() == [0, 4, 6, 11]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.max_seqlen == 5
+    assert batch.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4]
+    assert batch.records.tolist() == [0, 1, 2]
+    assert batch.targets is None
+
+
+@settings(deadline=None)
+@given(texts=st.lists(any_text | st.sampled_from(["\xff\xfe", "M\xfe", "\x00\x01"]), min_size=1, max_size=8))
+def test_packed_text_is_each_sequence_encoded_alone_whatever_the_text(texts):
+    batch = pack_sequences(texts)
+    alone = [encode(text).tolist() for text in texts]
+    assert batch.tokens.tolist() == [token for ids in alone for token in ids]
+    assert batch.cu_seqlens.diff().tolist() == [len(ids) for ids in alone]
+    assert batch.positions.tolist() == [position for ids in alone for position in range(len(ids))]
+    assert batch.max_seqlen == max(map(len, alone))
+
+
+def test_packing_no_text_is_refused():
+    with pytest.raises(DataError, match="no sequences to pack"):
+        pack_sequences([])

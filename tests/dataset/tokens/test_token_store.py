@@ -1,0 +1,145 @@
+"""Tokens on disk are those of the tokenizer, made once, and never read damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from dataset.store.reader import Store
+from dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, open_tokenizer, train_bpe
+from dataset.tokens.token_store import LENGTHS_FILE, MANIFEST_FILE, TOKENS_FILE, TokenStore, ensure_tokens
+from tests.dataset import stores
+from tests.dataset.store_fixtures import make_store
+from tests.dataset.tokenizer_folders import prot_bert
+
+PROTEINS = [("one", "MKTAYIAKQR"), ("two", "G"), ("rare", "MUXBZO"), ("long", "ACDEFGHIKLMNPQRSTVWY" * 50)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(make_store(tmp_path, PROTEINS))
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> HuggingFaceTokenizer:
+    return train_bpe([sequence for _, sequence in PROTEINS], 300)
+
+
+def all_pieces(tokens: TokenStore) -> list[list[int]]:
+    return [tokens.piece(record, 0, int(length)).tolist() for record, length in enumerate(tokens.lengths)]
+
+
+def test_tokens_are_those_of_the_tokenizer(store, byte_pairs, tmp_path):
+    for tokenizer in (EsmSequenceTokenizer(), byte_pairs):
+        tokens = ensure_tokens(store, tokenizer, tmp_path / "tokens")
+        expected = [tokenizer.encode([store.text(index)])[0].tolist() for index in range(len(store))]
+        assert all_pieces(tokens) == expected
+        assert (tokens.prefix, tokens.suffix, tokens.pad) == (tokenizer.prefix, tokenizer.suffix, tokenizer.pad)
+        assert tokens.vocabulary_size == tokenizer.vocabulary_size and len(tokens) == len(PROTEINS)
+
+
+def test_many_blocks_are_the_same_as_one(store, tmp_path, monkeypatch):
+    whole = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "whole")
+    monkeypatch.setattr("dataset.tokens.token_store._BLOCK_BYTES", 12)
+    seen: list[tuple[int, int]] = []
+    pieces = ensure_tokens(
+        store, EsmSequenceTokenizer(), tmp_path / "pieces", lambda p: seen.append((p.records, p.bytes_read))
+    )
+    assert all_pieces(pieces) == all_pieces(whole)
+    assert seen == [(2, 11), (3, 17), (4, 1017)]
+
+
+def test_ids_take_the_smallest_type_that_holds_them(store, byte_pairs, tmp_path):
+    small = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    large = ensure_tokens(store, byte_pairs, tmp_path / "tokens")
+    assert small.piece(0, 0, 3).dtype == np.uint8 and byte_pairs.vocabulary_size > 256
+    assert large.piece(0, 0, 3).dtype == np.uint16
+    assert small.lengths.dtype == np.uint32
+
+
+def test_a_piece_is_a_read_only_view_of_the_file(store, tmp_path):
+    tokens = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    piece = tokens.piece(3, 20, 5)
+    assert piece.tolist() == EsmSequenceTokenizer().encode(["ACDEF"])[0].tolist()
+    assert not piece.flags.owndata and not piece.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("record", "start", "length"), [(4, 0, 1), (-1, 0, 1), (1, 0, 2), (1, 1, 1), (0, -1, 2), (0, 5, -1)]
+)
+def test_what_is_not_there_is_refused(store, tmp_path, record, start, length):
+    tokens = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    with pytest.raises(IndexError):
+        tokens.piece(record, start, length)
+
+
+def test_what_the_tokenizer_changes_or_does_not_know_is_counted(store, tmp_path):
+    plain = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    assert (plain.manifest.unknown_tokens, plain.manifest.residues_read_as_x) == (0, 0)
+    tokenizer = open_tokenizer(prot_bert(tmp_path / "prot_bert"))
+    spaced = ensure_tokens(store, tokenizer, tmp_path / "tokens")
+    assert (spaced.manifest.unknown_tokens, spaced.manifest.residues_read_as_x) == (0, 4)
+    unspaced = ensure_tokens(store, open_tokenizer(tmp_path / "prot_bert", spaced=False), tmp_path / "tokens")
+    assert unspaced.manifest.unknown_tokens == 3  # all but "G" are one unknown word each
+
+
+def test_tokens_are_made_once_for_a_store_and_tokenizer(store, byte_pairs, tmp_path):
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_ino for path in (tmp_path / "tokens").rglob("*") if path.is_file()}
+
+    ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    made = files()
+    ensure_tokens(Store(store.path), EsmSequenceTokenizer(), tmp_path / "tokens")
+    assert files() == made
+    ensure_tokens(store, byte_pairs, tmp_path / "tokens")
+    assert len(files()) == 2 * len(made)
+
+
+@pytest.mark.parametrize("name", [TOKENS_FILE, LENGTHS_FILE, MANIFEST_FILE])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_noticed_and_mended(store, tmp_path, name, damage):
+    whole = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    expected, path = all_pieces(whole), whole.path / name
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    if damage != "remove":
+        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
+    with pytest.raises(DataError) as refusal:
+        TokenStore(whole.path)
+    assert "\n" not in str(refusal.value)
+    assert all_pieces(ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")) == expected
+
+
+def test_an_interrupted_tokenizing_leaves_nothing(store, tmp_path):
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens", interrupt)
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_a_damaged_store_is_refused(tmp_path):
+    path = stores.make_store(tmp_path)
+    stores.damage_record(path, 3)
+    with pytest.raises(DataError, match="damaged"):
+        ensure_tokens(Store(path), EsmSequenceTokenizer(), tmp_path / "tokens")
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_a_pickle_and_a_fork_carry_the_path_alone(store, tmp_path):
+    tokens = ensure_tokens(store, EsmSequenceTokenizer(), tmp_path / "tokens")
+    expected = all_pieces(tokens)
+    assert len(pickle.dumps(tokens)) < 3000
+    assert all_pieces(pickle.loads(pickle.dumps(tokens))) == expected  # noqa: S301
+    child = os.fork()
+    if not child:
+        os._exit(0 if all_pieces(tokens) == expected and tokens._map.pid == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

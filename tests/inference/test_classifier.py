@@ -1,0 +1,205 @@
+"""Predictions are those of each text alone, in the order of the texts, whatever shares a batch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError, ResourceError
+from dataset.labels.label_space import LabelSpace
+from inference.classifier import ClassifierPipeline, Predictions
+from inference.exported import config_of, model_folder
+from model.backbones.lora import is_adapted
+from model.metrics.classification import bootstrap_intervals, classification_figures, figures_of_each
+from model.tasks.losses import probabilities
+from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
+from tests.model.support import random_sequences
+
+PROTEINS = random_sequences([30, 1, 90, 12, 90, 5])
+
+
+def pipeline(source="esm2_t6_8M", kind="multiclass", *, model_settings=None, **options) -> ClassifierPipeline:
+    model, tokenizer = tiny_classifier(source, kind, **(model_settings or {}))
+    return ClassifierPipeline(model, tokenizer, device="cpu", **options)
+
+
+def one_at_a_time(made: ClassifierPipeline, texts) -> np.ndarray:
+    return np.concatenate([made.predict([text]).probabilities for text in texts])
+
+
+@pytest.mark.parametrize("kind", list(NAMES))
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert"])
+def test_packed_padded_and_one_at_a_time_agree(source, kind):
+    packed = pipeline(source, kind, batch_tokens=128)
+    padded = pipeline(source, kind, batch_tokens=128, model_settings={"backbone": {"padded": True}})
+    alone = one_at_a_time(packed, PROTEINS)
+    for made in (packed, padded):
+        found = made.predict(PROTEINS).probabilities
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["qwen2", "t5"])
+def test_texts_are_predicted_as_well(source):
+    made = pipeline(source, batch_tokens=16)
+    np.testing.assert_allclose(made.predict(TEXTS).probabilities, one_at_a_time(made, TEXTS), rtol=0, atol=1e-5)
+
+
+@functools.cache
+def shared() -> ClassifierPipeline:
+    return pipeline()
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), budget=st.integers(1, 200))
+def test_the_order_is_kept_whatever_the_budget(lengths, budget):
+    made, texts = shared(), random_sequences(lengths, seed=3)
+    made.batch_tokens = budget
+    np.testing.assert_allclose(made.predict(texts).probabilities, one_at_a_time(made, texts), rtol=0, atol=1e-5)
+
+
+def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
+    made = pipeline(batch_tokens=100)
+    seen = []
+    forward = made.forward
+
+    def watched(batch):
+        seen.append(torch.diff(batch.cu_seqlens).tolist())
+        return forward(batch)
+
+    monkeypatch.setattr(made, "forward", watched)
+    made.predict(PROTEINS)
+    assert seen == [[92], [92], [32, 14, 7, 3]]
+
+
+def test_no_texts_give_no_predictions():
+    found = shared().predict([])
+    assert found.probabilities.shape == (0, 3) and found.labels() == [] and len(found) == 0
+
+
+def test_progress_ends_with_all_texts():
+    told: list[tuple[int, int]] = []
+    made = pipeline(batch_tokens=100)
+    made.predict(PROTEINS, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 6), (2, 6), (6, 6)]
+
+
+@pytest.mark.parametrize(("amp_dtype", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
+def test_half_precision_gives_nearly_the_same_in_fp32(amp_dtype, tolerance):
+    found = pipeline(amp_dtype=amp_dtype).predict(PROTEINS).probabilities
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, shared().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
+
+
+def test_casting_keeps_the_frequencies_of_rotary_positions():
+    made = pipeline("qwen2", amp_dtype="bf16")
+    buffers = {name: buffer for name, buffer in made.model.named_buffers() if "inv_freq" in name}
+    assert buffers and all(buffer.dtype == torch.float32 for buffer in buffers.values())
+    assert all(parameter.dtype == torch.bfloat16 for parameter in made.model.parameters())
+
+
+def test_an_adapter_is_merged():
+    lora = {"backbone": {"lora": {"rank": 4}}}
+    model, _ = tiny_classifier(**lora)
+    with torch.no_grad():
+        expected = torch.cat([model.logits(shared().pack([text])) for text in PROTEINS]).softmax(-1)
+    assert is_adapted(model.backbone)
+    made = pipeline(model_settings=lora)
+    assert not is_adapted(made.model.backbone)
+    np.testing.assert_allclose(made.predict(PROTEINS).probabilities, expected.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("crop", ["start", "ends"])
+def test_longer_texts_are_cropped_and_counted(crop):
+    made = pipeline(max_length=20, crop=crop)
+    cut = [text if len(text) <= 20 else text[:20] if crop == "start" else text[:10] + text[-10:] for text in PROTEINS]
+    found = made.predict(PROTEINS)
+    assert found.cropped.tolist() == [10, 0, 70, 0, 70, 0]
+    np.testing.assert_allclose(found.probabilities, made.predict(cut).probabilities, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("crop", ["start", "ends"])
+def test_each_residue_gets_a_letter_and_a_cropped_one_a_question_mark(crop):
+    made = pipeline(kind="per_residue", max_length=21, crop=crop)
+    found = made.predict(PROTEINS)
+    letters = found.labels()
+    assert [len(one) for one in letters] == [len(text) for text in PROTEINS]
+    assert found.probabilities.shape == (21 + 1 + 21 + 12 + 21 + 5, 3)
+    assert letters[0][11:20] == "?" * 9 if crop == "ends" else letters[0][21:] == "?" * 9
+    likeliest = found.probabilities.argmax(-1)
+    assert "".join(letters).replace("?", "") == "".join("CEH"[index] for index in likeliest)
+    np.testing.assert_allclose(found.probabilities.sum(-1), 1, atol=1e-5)
+
+
+def test_labels_say_what_is_predicted():
+    def said(kind, rows):
+        array = np.array(rows, dtype=np.float32)
+        return Predictions(LabelSpace(kind, NAMES[kind]), array, None, np.zeros(len(rows), np.int64)).labels("|")
+
+    assert said("multiclass", [[0.2, 0.5, 0.3]]) == ["membrane"]
+    assert said("multilabel", [[0.6, 0.5, 0.9], [0, 0, 0]]) == ["GO:1|GO:3", ""]
+    assert said("regression", [[1.5, -2]]) == ["1.5|-2"]
+
+
+def test_a_label_at_a_probability_of_a_half_is_called_nowhere():
+    model, _ = tiny_classifier(kind="multilabel")
+    logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
+    targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    batch = replace(pipeline().pack(["MK", "MKV"]), targets=targets)
+    in_training = model.figures(model.output_of(logits, batch).metrics)
+    scores = probabilities(logits, "multilabel").numpy()
+    in_report = classification_figures("multilabel", scores, targets)
+    for figures in (in_training, in_report):
+        assert (figures["accuracy"], figures["f1_micro"]) == (1.0, 1.0)
+    assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
+    assert [figures["predicted"] for figures in figures_of_each("multilabel", scores, targets)] == [0, 0, 2]
+    assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
+    assert model.label_space.decode(scores) == [["GO:3"], ["GO:3"]]
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_the_batch(monkeypatch):
+    made = pipeline(batch_tokens=100)
+
+    def full(_):
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(made.model, "logits", full)
+    with pytest.raises(ResourceError, match=r"a batch of 92 tokens .* does not fit .* lower --batch-tokens"):
+        made.predict(PROTEINS)
+
+
+def test_a_run_is_as_good_as_its_export(tmp_path):
+    folder = export_tiny(tmp_path / "run" / "export", classifier_config(max_length=20, crop="ends"))
+    assert model_folder(tmp_path / "run") == model_folder(folder) == folder
+    made = ClassifierPipeline.load(tmp_path / "run", device="cpu")
+    assert (made.max_length, made.crop) == (20, "ends")
+    expected = pipeline(max_length=20, crop="ends").predict(PROTEINS).probabilities
+    np.testing.assert_array_equal(made.predict(PROTEINS).probabilities, expected)
+
+
+def test_settings_of_the_run_can_be_given_anew(tmp_path):
+    folder = export_tiny(tmp_path / "model", classifier_config(max_length=20))
+    config = config_of(folder, ["--data.max_length", "10"])
+    assert config.data.max_length == 10
+    assert ClassifierPipeline.load(folder, config=config, device="cpu").max_length == 10
+
+
+def test_a_folder_without_a_classifier_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no exported classifier.*tools export"):
+        ClassifierPipeline.load(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        ClassifierPipeline.load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")]
+)
+def test_a_device_that_is_not_there_is_refused(tmp_path, device, message):
+    with pytest.raises(ConfigError, match=message):
+        ClassifierPipeline.load(export_tiny(tmp_path / "model"), device=device)

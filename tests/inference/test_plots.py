@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from sklearn import metrics
+
+from inference import plots as classification_plots
+from inference.plots import (
+    IGNORED,
+    draw_confusion,
+    draw_predictions,
+    draw_reliability,
+    draw_roc_pr,
+    ranking_curves,
+)
+
+
+def case(rows=300, classes=5, seed=0):
+    generator = np.random.default_rng(seed)
+    targets = generator.integers(classes, size=rows)
+    scores = generator.random((rows, classes)).round(2)
+    scores[np.arange(rows), targets] += 0.5
+    return scores / scores.sum(axis=1, keepdims=True), targets, tuple(f"class_{c}" for c in range(classes))
+
+
+def drawn(path):
+    """Pixels of a picture that shows something and was left complete."""
+    pixels = image.imread(path)
+    colours = (pixels[..., :3] * 255).astype(np.int64) @ [1, 256, 65536]
+    assert np.unique(colours).size > 20
+    assert [other.name for other in path.parent.iterdir() if other.name.startswith(".")] == []
+    return pixels
+
+
+@pytest.mark.parametrize("classes", [2, 5, 30])
+def test_pictures_show_something(tmp_path, classes):
+    scores, targets, names = case(classes=classes)
+    counts = metrics.confusion_matrix(targets, scores.argmax(axis=1), labels=range(classes))
+    draw_confusion(tmp_path / "confusion.png", counts, names)
+    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
+    draw_reliability(tmp_path / "reliability.png", scores, targets)
+    for name in ("confusion", "ranking", "reliability"):
+        drawn(tmp_path / f"{name}.png")
+
+
+@pytest.fixture
+def figures(monkeypatch) -> list[Figure]:
+    """What would have been saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(classification_plots, "save", lambda figure, path: saved.append(figure))
+    return saved
+
+
+@pytest.mark.parametrize("classes", [2, 8])
+def test_no_text_of_the_confusion_matrix_is_clipped(figures, classes):
+    draw_confusion("unused.png", np.eye(classes, dtype=int) * 1000, tuple("abcdefgh"[:classes]))
+    figures[0].draw_without_rendering()
+    for text in figures[0].findobj(Text):
+        left, bottom, right, top = text.get_window_extent().extents
+        assert left >= 0 and bottom >= 0 and right <= figures[0].bbox.x1 and top <= figures[0].bbox.y1, text.get_text()
+
+
+def test_axes_of_the_reliability_plot_are_named(figures):
+    draw_reliability("unused.png", *case()[:2])
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["share that is right", "share of all"]
+
+
+def test_seventy_seven_classes_have_room_for_their_names(tmp_path):
+    names = tuple(f"request_refund_not_showing_up_{c}" for c in range(77))
+    draw_confusion(tmp_path / "confusion.png", np.eye(77, dtype=int) * 20 + np.eye(77, k=5, dtype=int), names)
+    height, width, _ = drawn(tmp_path / "confusion.png").shape
+    assert min(height, width) / 77 > 12  # pixels a line; at 7 points a letter is 12 high
+
+
+def test_of_very_many_classes_the_most_confused_are_shown(tmp_path):
+    counts = np.eye(3000, dtype=int)
+    counts[7, 2999] = 4
+    draw_confusion(tmp_path / "confusion.png", counts, tuple(map(str, range(3000))))
+    assert max(drawn(tmp_path / "confusion.png").shape) < 5000
+
+
+def test_labels_and_numbers_have_pictures(tmp_path):
+    generator = np.random.default_rng(0)
+    targets = (generator.random((80, 12)) < 0.3).astype(float)
+    targets[:5, 0] = np.nan
+    scores = generator.random((80, 12))
+    names = tuple(f"GO:{c}" for c in range(12))
+    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
+    draw_reliability(tmp_path / "reliability.png", scores, targets)
+    draw_predictions(tmp_path / "predictions.png", scores, targets, names)
+    draw_predictions(tmp_path / "many.png", generator.random((4000, 1)), generator.random((4000, 1)), ("stability",))
+    for name in ("ranking", "reliability", "predictions", "many"):
+        drawn(tmp_path / f"{name}.png")
+
+
+def test_curves_are_those_of_scikit_learn():
+    scores, targets, names = case()
+    targets[:20] = IGNORED
+    known = targets != IGNORED
+    curves = ranking_curves(scores, targets, names)
+    assert [curve.name for curve in curves] == list(names)
+    for index, curve in enumerate(curves):
+        truth = targets[known] == index
+        assert curve.auroc == pytest.approx(metrics.roc_auc_score(truth, scores[known, index]))
+        expected = metrics.average_precision_score(truth, scores[known, index])
+        assert curve.average_precision == pytest.approx(expected)
+
+
+def test_a_class_that_never_occurs_has_no_curve_and_no_picture_fails(tmp_path):
+    scores, targets, names = case(rows=6)
+    targets[:] = 0
+    assert ranking_curves(scores, targets, names) == []
+    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
+    draw_reliability(tmp_path / "reliability.png", scores, targets)
+    draw_confusion(tmp_path / "confusion.png", np.zeros((5, 5), int), names)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_names_with_signs_of_mathematics_or_an_underscore_in_front_are_drawn_as_they_are(tmp_path):
+    scores, targets, _ = case(classes=3)
+    names = ("_hidden", r"cost_$x^$_{", "a\nb" + "long" * 30)
+    draw_confusion(tmp_path / "confusion.png", np.eye(3, dtype=int), names)
+    draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,180 @@
+"""The compiled attention is attention within each sequence, forward and backward, to the rounding of its dtype."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from common import compiled_code
+from model.attention import cpu as module
+from model.attention.cpu import cpu_attention, kernel_takes
+from model.attention.rotary import rotary_tables, rotate
+
+LENGTHS = [5, 1, 64, 130, 17, 16, 200]
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+"""Relative, in the norm: a few roundings of the dtype."""
+
+pytestmark = pytest.mark.skipif(not kernel_takes(torch.empty(1, 1, 8), torch.empty(1, 1, 8)), reason="no C++ compiler")
+
+
+def offsets(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def heads(lengths: list[int], head: int, dtype=torch.float32, count: int = 4, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(sum(lengths), 3, head, generator=generator).to(dtype) for _ in range(count)]
+
+
+def reference(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float) -> Tensor:
+    """One sequence after another, in fp64."""
+    parts = zip(*(x.double().transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)), strict=True)
+    outputs = [functional.scaled_dot_product_attention(*part, scale=scaling) for part in parts]
+    return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+def rotated(x_THd: Tensor, lengths: list[int]) -> Tensor:
+    tables = rotary_tables(frequencies(x_THd.shape[-1]), max(lengths))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return rotate(x_THd, *(table[positions].unsqueeze(1) for table in tables))
+
+
+def frequencies(head: int) -> Tensor:
+    return 10_000.0 ** (-torch.arange(0, head, 2) / head)
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours.double() - theirs).norm() / theirs.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("head", [2, 8, 24])
+@pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
+def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
+    *inputs, d_out = heads(LENGTHS, head, dtype)
+    exact = [x.double().requires_grad_() for x in inputs]
+    query, key = (rotated(x.float(), LENGTHS) if turned else x for x in exact[:2])
+    if turned:  # rotate() works in fp32, which is exact enough here
+        query, key = query.double(), key.double()
+    expected = reference(query, key, exact[2], LENGTHS, 0.3)
+    expected.backward(d_out.double())
+    ours = [x.clone().requires_grad_() for x in inputs]
+    tables = rotary_tables(frequencies(head), max(LENGTHS)) if turned else None
+    out = cpu_attention(*ours, offsets(LENGTHS), 0.3, tables)
+    out.backward(d_out)
+    tolerance = TOLERANCES[dtype]
+    assert out.dtype == dtype and error(out.detach(), expected.detach()) < tolerance
+    for tensor, exactly in zip(ours, exact, strict=True):
+        assert error(tensor.grad, exactly.grad) < tolerance
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names a kind of x86 processor")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_processor_without_avx512_gets_the_same(dtype, monkeypatch, tmp_path):
+    *inputs, d_out = heads(LENGTHS, 8, dtype)
+
+    def run() -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = cpu_attention(*leaves, offsets(LENGTHS), 0.3)
+        out.backward(d_out)
+        return [out.detach(), *(x.grad for x in leaves)]
+
+    here = run()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (("-march=x86-64-v3",),))
+    compiled_code.load.cache_clear()
+    try:
+        there = run()
+    finally:
+        compiled_code.load.cache_clear()
+    assert all(error(one, other.double()) < TOLERANCES[dtype] for one, other in zip(there, here, strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any), seed=st.integers(0, 99))
+def test_any_lengths_even_none(lengths, seed):
+    query, key, value, _ = heads(lengths, 8, seed=seed)
+    out = cpu_attention(query, key, value, offsets(lengths), 0.5)
+    assert error(out, reference(query, key, value, [n for n in lengths if n], 0.5)) < 2e-6
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    query, key, value, _ = heads([70], 8)
+    out = cpu_attention(100 * query, 100 * key, value, offsets([70]), 1.0)
+    assert error(out, reference(100 * query, 100 * key, value, [70], 1.0)) < 1e-3
+
+
+def test_a_nan_stays_in_its_sequence_and_is_not_hidden():
+    query, key, value, _ = heads([9, 40], 8)
+    query[3, 1, 2] = float("nan")
+    key[20, 0, 0] = float("inf")
+    out = cpu_attention(query, key, value, offsets([9, 40]), 1.0)
+    assert out[3, 1].isnan().all() and out[:3].isfinite().all() and out[4:9].isfinite().all()
+    assert not out[9:, 0].isfinite().all() and out[9:, 1:].isfinite().all()
+
+
+def test_heads_may_lie_in_a_wider_tensor():
+    joined = torch.randn(29, 9, 8)
+    query, key, value = joined.split(3, dim=1)
+    out = cpu_attention(query, key, value, offsets([9, 20]), 0.5)
+    assert torch.equal(out, cpu_attention(query.clone(), key.clone(), value.clone(), offsets([9, 20]), 0.5))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_changes_no_bit(threads):
+    *inputs, d_out = heads(LENGTHS, 8)
+
+    def run(count: int) -> list[Tensor]:
+        torch.set_num_threads(count)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = cpu_attention(*leaves, offsets(LENGTHS), 0.25)
+        out.backward(d_out)
+        return [out.detach(), *(x.grad for x in leaves)]
+
+    before = torch.get_num_threads()
+    try:
+        assert all(map(torch.equal, run(threads), run(2)))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [[0, 5], [0, 12, 9], [1, 9], [0, -3, 9]])
+def test_offsets_that_are_none_are_refused_before_any_memory_is_touched(wrong):
+    query, key, value, _ = heads([9], 8)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        cpu_attention(query, key, value, torch.tensor(wrong, dtype=torch.int32), 1.0)
+
+
+def test_rotary_tables_that_end_too_early_are_refused():
+    query, key, value, _ = heads([9], 8)
+    with pytest.raises(ValueError, match="rotary tables"):
+        cpu_attention(query, key, value, offsets([9]), 1.0, rotary_tables(frequencies(8), 8))
+
+
+def test_no_memory_is_kept_for_a_backward_that_will_not_come(monkeypatch):
+    calls = []
+    call = module._call
+    monkeypatch.setattr(module, "_call", lambda *arguments: (calls.append(arguments), call(*arguments)))
+    query, key, value, _ = heads([9], 8)
+    cpu_attention(query, key, value, offsets([9]), 1.0)
+    assert calls[0][3] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        (torch.empty(4, 2, 7), torch.empty(4, 2, 7)),
+        (torch.empty(4, 2, 8, dtype=torch.float16), torch.empty(4, 2, 8, dtype=torch.float16)),
+        (torch.empty(4, 4, 8), torch.empty(4, 2, 8)),
+        (torch.empty(4, 2, 8, device="meta"), torch.empty(4, 2, 8, device="meta")),
+    ],
+    ids=["odd head", "fp16", "grouped queries", "another device"],
+)
+def test_what_the_kernel_does_not_take_is_left_to_others(query, key):
+    assert not kernel_takes(query, key)

@@ -1,0 +1,137 @@
+"""Packed attention is attention within each sequence, and refuses what it can't honour."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoModel, BertConfig, Qwen2Config
+
+from model.attention.packed import PACKED_ATTENTION, packed_attention
+from tests.model.support import assert_near
+
+
+def attend(q, k, v, cu_seqlens, **kwargs):
+    return packed_attention(nn.Identity(), q, k, v, None, cu_seqlens=cu_seqlens, max_seqlen=64, **kwargs)[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    causal=st.booleans(),
+    scaling=st.sampled_from([None, 1.0]),
+)
+def test_each_sequence_attends_to_itself_alone(lengths, causal, scaling):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    q, k, v = (torch.randn(1, 2, sum(lengths), 8, generator=generator) for _ in range(3))
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    packed = attend(q, k, v, cu_seqlens, is_causal=causal, scaling=scaling)
+    start = 0
+    for length in lengths:
+        part = slice(start, start + length)
+        scores = q[:, :, part] @ k[:, :, part].transpose(-1, -2) * (scaling or 8**-0.5)
+        if causal:
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        alone = (scores.softmax(-1) @ v[:, :, part]).transpose(1, 2)
+        assert_near(packed[:, part], alone)
+        start += length
+
+
+def test_gradients_stay_within_their_sequence():
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    out = attend(q, k, v, torch.tensor([0, 4, 9], dtype=torch.int32))
+    out[:, :4].sum().backward()
+    assert all(tensor.grad[:, :, 4:].eq(0).all() for tensor in (q, k, v))
+    assert v.grad[:, :, :4].ne(0).any()
+
+
+def test_dropout_drops_scores():
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert not torch.equal(attend(q, k, v, cu_seqlens, dropout=0.5), attend(q, k, v, cu_seqlens))
+
+
+@pytest.mark.parametrize("kwargs", [{"sliding_window": 4}, {"softcap": 30.0}])
+def test_what_packed_attention_cant_honour_is_refused(kwargs):
+    q = torch.randn(1, 2, 9, 8)
+    with pytest.raises(ValueError, match="supports neither"):
+        attend(q, q, q, torch.tensor([0, 9], dtype=torch.int32), **kwargs)
+
+
+def test_a_plain_call_without_sequence_bounds_is_refused():
+    q = torch.randn(1, 2, 9, 8)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        packed_attention(nn.Identity(), q, q, q, None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=40),
+        Qwen2Config(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            vocab_size=40,
+        ),
+    ],
+    ids=["bert (bidirectional)", "qwen2 (causal, grouped queries)"],
+)
+def test_other_transformers_become_padding_free_with_it(config):
+    torch.manual_seed(0)
+    reference = AutoModel.from_config(config).eval()
+    packed = AutoModel.from_config(copy.deepcopy(config), attn_implementation=PACKED_ATTENTION).eval()
+    packed.load_state_dict(reference.state_dict())
+    rows = [torch.randint(0, 40, (length,)) for length in (7, 1, 12)]
+    with torch.no_grad():
+        together = packed(
+            torch.cat(rows)[None],
+            position_ids=torch.cat([torch.arange(len(row)) for row in rows])[None],
+            cu_seqlens=torch.tensor([0, 7, 8, 20], dtype=torch.int32),
+            max_seqlen=12,
+        ).last_hidden_state[0]
+        alone = torch.cat([reference(row[None]).last_hidden_state[0] for row in rows])
+    assert_near(together, alone)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
+    """The kernel needs a GPU; what it is called with is checked against its documented meaning."""
+
+    def documented(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        assert cu_seq_q is cu_seq_k and (max_q, max_k) == (64, 64)
+        rows = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+        kwargs = {"scaling": scale, "is_causal": window_size == (-1, 0)}
+        assert enable_gqa == (query.shape[1] != key.shape[1])
+        return attend(*rows, cu_seq_q, **kwargs)[0]
+
+    q = torch.randn(1, 4, 9, 8)
+    k, v = (torch.randn(1, 2, 9, 8) for _ in range(2))
+    cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+    expected = attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal)
+    with monkeypatch.context() as patch:
+        patch.setattr("model.attention.packed.varlen_attn", documented)
+        takes = iter([True, False])  # the packed call, then the one within the stand-in
+        patch.setattr("model.attention.packed._flash_takes", lambda *_: next(takes))
+        assert torch.equal(attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flash_kernel_agrees_with_sdpa_without_synchronising(causal):
+    q, k, v = (torch.randn(1, 4, 99, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    cu_seqlens = torch.tensor([0, 40, 41, 99], dtype=torch.int32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash = attend(q, k, v, cu_seqlens, is_causal=causal)
+        flash.float().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    exact = attend(q.float(), k.float(), v.float(), cu_seqlens, is_causal=causal)
+    torch.testing.assert_close(flash.float(), exact, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,182 @@
+"""Adapters stand around the layers they should, start as nothing, learn alone, and are merged or kept as by peft."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModel
+
+from common.errors import ConfigError, DataError
+from dataset.tokens.esm import pack_sequences
+from model.backbones.huggingface import build_backbone
+from model.backbones.lora import adapt, is_adapted, load_adapter, merge, merged_state, save_adapter, target_layers
+from tests.model.support import assert_near, random_sequences
+from train_config.classifier_schema import LoraSection
+from train_config.schema import BackboneSection
+
+SIZE = {"layers": 2, "hidden_size": 32, "heads": 4}
+BATCH = pack_sequences(random_sequences([12, 1, 40]))
+BERT = {"attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"}
+LLAMA = {f"self_attn.{name}_proj" for name in "qkvo"}
+
+
+def backbone(source="esm2_t6_8M", seed=0, **changes):
+    return build_backbone(BackboneSection(source=source, **SIZE | changes), seed).eval()
+
+
+def adapted(source="esm2_t6_8M", learnt=True, **settings):
+    """A backbone whose adapter has learnt something."""
+    made = backbone(source)
+    torch.manual_seed(1)
+    adapt(made, LoraSection(**{"rank": 4, **settings}))
+    if learnt:
+        with torch.no_grad():
+            for parameter in made.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(std=0.1)
+    return made.eval()
+
+
+def trainable(module):
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("source", "in_layer"),
+    [("esm2_t6_8M", BERT), ("bert", BERT), ("qwen2", LLAMA), ("llama", LLAMA)],
+)
+def test_attention_means_its_four_projections_in_each_layer(source, in_layer):
+    layers = target_layers(backbone(source).model, ["attention"])
+    assert len(layers) == 2 * 4
+    assert {layer.partition(".0.")[2] for layer in layers if ".0." in layer} == in_layer
+
+
+def test_attention_of_t5_means_q_k_v_and_o():
+    layers = target_layers(backbone("t5").model, ["attention"])
+    assert {layer.rpartition(".")[2] for layer in layers} == set("qkvo") and len(layers) == 8
+
+
+def test_all_linear_leaves_out_heads_that_no_loss_reaches():
+    made = backbone()
+    layers = target_layers(made.model, ["all-linear"])
+    assert len(layers) == 2 * 6
+    assert not [layer for layer in layers if "contact_head" in layer or "pooler" in layer]
+
+
+def test_layers_can_be_named_and_are_taken_once():
+    layers = target_layers(backbone().model, ["query", "intermediate.dense", "self.query"])
+    assert [layer.partition(".0.")[2] for layer in layers if ".0." in layer] == [
+        "attention.self.query",
+        "intermediate.dense",
+    ]
+
+
+@pytest.mark.parametrize("name", ["querry", "attention.self", "embeddings"])
+def test_a_target_that_is_no_linear_layer_is_refused_with_those_there_are(name):
+    with pytest.raises(ConfigError, match=rf"no linear layer is called '{name}'.*attention\.self\.query") as refusal:
+        adapt(backbone(), LoraSection(rank=2, targets=[name]))
+    assert "\n" not in str(refusal.value)
+
+
+def test_rank_0_adapts_nothing():
+    made = backbone()
+    before = trainable(made)
+    adapt(made, LoraSection(rank=0))
+    assert trainable(made) == before and not is_adapted(made)
+
+
+def test_a_frozen_backbone_can_not_be_adapted():
+    with pytest.raises(ConfigError, match=r"frozen .* can't both be set"):
+        adapt(backbone(frozen=True), LoraSection(rank=2))
+
+
+def test_a_second_adapter_is_refused():
+    with pytest.raises(ConfigError, match="has an adapter already"):
+        adapt(adapted(), LoraSection(rank=2))
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+def test_an_adapter_starts_as_nothing_and_learns_alone(source):
+    plain, made = backbone(source)(BATCH), adapted(source, learnt=False)
+    assert_near(made(BATCH), plain)
+    learning = trainable(made)
+    assert learning and all("lora_A" in name or "lora_B" in name for name in learning)
+    made = adapted(source)
+    made(BATCH).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in made.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+@torch.no_grad()
+def test_merging_keeps_the_features_and_removes_the_adapter(source):
+    made = adapted(source)
+    features = made(BATCH)
+    assert not torch.allclose(features, backbone(source)(BATCH), atol=1e-2)
+    names = backbone(source).state_dict().keys()
+    merge(made)
+    assert_near(made(BATCH), features)
+    assert made.state_dict().keys() == names and not is_adapted(made) and not trainable(made)
+
+
+def test_the_merged_state_is_that_of_merging_and_changes_nothing():
+    made = adapted()
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    state = merged_state(made.model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
+    merge(made)
+    merged = made.model.state_dict()
+    assert state.keys() == merged.keys()
+    assert_near(list(state.values()), [merged[name] for name in state])
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2"])
+@torch.no_grad()
+def test_peft_opens_what_was_saved(source, tmp_path):
+    made = adapted(source)
+    (tmp_path / "base").mkdir()
+    backbone(source).model.save_pretrained(tmp_path / "base")
+    save_adapter(made, tmp_path, base="base")
+    network = PeftModel.from_pretrained(AutoModel.from_pretrained(tmp_path / "base"), str(tmp_path)).eval()
+    tokens = BATCH.tokens[-42:]
+    assert_near(network(tokens[None]).last_hidden_state[0], made(BATCH)[-42:])
+
+
+def test_an_adapter_is_restored_whole(tmp_path):
+    made = adapted(targets=["all-linear"], alpha=3.0)
+    save_adapter(made, tmp_path)
+    restored = backbone()
+    load_adapter(restored, tmp_path)
+    state = restored.eval().state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in made.state_dict().items())
+    assert torch.equal(restored(BATCH), made(BATCH))
+
+
+def test_the_same_adapter_is_saved_as_the_same_files(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_adapter(adapted(), tmp_path / name)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_an_adapter_of_another_backbone_is_refused(tmp_path):
+    save_adapter(adapted(), tmp_path)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"r": 2}))
+    with pytest.raises(DataError, match="does not fit the backbone"):
+        load_adapter(backbone(), tmp_path)
+
+
+def test_a_damaged_adapter_is_refused(tmp_path):
+    save_adapter(adapted(), tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"no")
+    with pytest.raises(DataError, match="can't be read"):
+        load_adapter(backbone(), tmp_path)
+
+
+def test_saving_without_an_adapter_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no adapter"):
+        save_adapter(backbone(), tmp_path)

@@ -1,0 +1,228 @@
+"""An exported folder opens with transformers and with Esmeray, gives the same output, and never runs a pickle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForMaskedLM, EsmTokenizer
+
+from common.errors import ConfigError, DataError, ResourceError
+from dataset.tokens.esm import encode
+from model.backbones.esm2 import load_network
+from model.export.backbone import export
+from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.registry import build_model
+from tests.model.backbones.test_esm2_sizes import Malicious
+from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
+from train_config.schema import BackboneSection
+
+SEQUENCES = random_sequences([25, 1, 60])
+
+
+@pytest.fixture
+def masked_lm():
+    return build_model(tiny_section("masked_lm"), seed=4)
+
+
+@pytest.fixture
+def autoencoder():
+    model = build_model(tiny_section("autoencoder"), seed=4)
+    assert isinstance(model, ESM2Autoencoder)
+    statistics = model.new_statistics()
+    model.measure(residue_batch(SEQUENCES), statistics)
+    model.set_normalization(statistics)
+    return model
+
+
+@pytest.fixture
+def batch():
+    return residue_batch(SEQUENCES)
+
+
+@torch.no_grad()
+def assert_same_output(packed, batch, alone):
+    """``alone`` gives the same as ``packed`` for each sequence by itself."""
+    for ours, tokens in zip(segments(packed, batch), segments(batch.tokens, batch), strict=True):
+        assert_near(ours, alone(tokens[None])[0])
+
+
+def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_path, masked_lm, batch):
+    folder = export(masked_lm.eval(), tmp_path / "model")
+    with torch.no_grad():
+        logits, features = masked_lm.logits(batch), masked_lm.backbone(batch)
+    for opener in (EsmForMaskedLM, AutoModelForMaskedLM):
+        network = opener.from_pretrained(folder).eval()
+        assert_same_output(logits, batch, lambda tokens, network=network: network(tokens).logits)
+    bare = AutoModel.from_pretrained(folder).eval()
+    assert_same_output(features, batch, lambda tokens: bare(tokens).last_hidden_state)
+
+
+def test_an_autoencoder_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
+    folder = export(autoencoder.eval(), tmp_path / "model")
+    network = AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        features = autoencoder.backbone(batch)
+    assert_same_output(features, batch, lambda tokens: network(tokens).last_hidden_state)
+
+
+def test_an_autoencoder_is_restored_whole(tmp_path, autoencoder):
+    folder = export(autoencoder.eval(), tmp_path / "model")
+    before = torch.random.get_rng_state()
+    restored = ESM2Autoencoder.from_pretrained(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not restored.training and restored.section == autoencoder.section
+    state = restored.state_dict()
+    assert state.keys() == autoencoder.state_dict().keys()
+    assert all(torch.equal(value, state[name]) for name, value in autoencoder.state_dict().items())
+    latents = autoencoder.encode(SEQUENCES)
+    assert all(torch.equal(a, b) for a, b in zip(latents, restored.encode(SEQUENCES), strict=True))
+    for ours, theirs in zip(autoencoder.decode(latents), restored.decode(latents), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
+def test_an_export_is_a_backbone_to_go_on_from(tmp_path, task):
+    model = build_model(tiny_section(task), seed=4)
+    network = load_network(BackboneSection(source=str(export(model, tmp_path / "model"))), seed=0)
+    mine = model.backbone.model.state_dict()
+    assert all(torch.equal(value, mine[name]) for name, value in network.esm.state_dict().items())
+
+
+def test_the_tokenizer_opens_and_gives_the_same_ids(tmp_path, masked_lm):
+    folder = export(masked_lm, tmp_path / "model")
+    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
+        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
+        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
+
+
+@pytest.mark.parametrize(("task", "architecture"), [("autoencoder", "EsmModel"), ("masked_lm", "EsmForMaskedLM")])
+def test_nothing_of_esmeray_is_left_in_the_config(tmp_path, task, architecture):
+    folder = export(build_model(tiny_section(task), seed=0), tmp_path / "model")
+    text = (folder / "config.json").read_text()
+    assert "esmeray" not in text and "attn" not in text
+    assert json.loads(text)["architectures"] == [architecture]
+
+
+def test_an_export_leaves_the_model_as_it_was(tmp_path, masked_lm, batch):
+    before = masked_lm(batch).loss_sum
+    export(masked_lm, tmp_path / "model")
+    assert torch.equal(masked_lm(batch).loss_sum, before)
+    assert masked_lm.training
+    masked_lm(batch).loss_sum.backward()
+
+
+def test_card_and_config_tell_of_the_run(tmp_path, autoencoder):
+    facts = {"training_data": "10,000 proteins", "metrics": {"feature_r2": 0.912345678, "residue|recovery": 0.5}}
+    folder = export(autoencoder, tmp_path / "model", resolved_config="run:\n  name: a\n", model_card_facts=facts)
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "from 32 to 8 channels (4 times)" in card and "10,000 proteins" in card
+    assert "| feature_r2 | 0.912346 |" in card and "| torch |" in card and "residue\\|recovery" in card
+    assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
+
+
+@pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
+def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task):
+    folder = export(request.getfixturevalue(task), tmp_path / "model")
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == (2 if task == "autoencoder" else 1)
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())
+    transformers.logging.add_handler(handler)
+    try:
+        for block in blocks:
+            exec(compile(block.replace("FOLDER", str(folder)), "card", "exec"), {})  # noqa: S102
+    finally:
+        transformers.logging.remove_handler(handler)
+    assert logged == [], "such as weights of a pooler that are made up"
+
+
+def test_no_file_of_an_export_is_a_pickle(tmp_path, autoencoder):
+    folder = export(autoencoder, tmp_path / "model")
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors", ".txt", ".md"}
+
+
+def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path, autoencoder, masked_lm):
+    folder = export(autoencoder, tmp_path / "model")
+    with pytest.raises(ConfigError, match="exists"):
+        export(masked_lm, folder)
+    assert (folder / "autoencoder.safetensors").exists()
+    export(masked_lm, folder, overwrite=True)
+    assert not (folder / "autoencoder.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))  # as a full disk: writing fails part of the way
+    try:
+        with pytest.raises(ResourceError, match="can't be exported"):
+            export(masked_lm, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, masked_lm, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.export.backbone._write_tokenizer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export(masked_lm, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
+    folder = export(autoencoder, tmp_path / "model")
+    payload = pickle.dumps(Malicious(tmp_path / "pwned"))
+    for name in ("pytorch_model.bin", "autoencoder.bin", "autoencoder.pt", "training_args.bin"):
+        (folder / name).write_bytes(payload)
+    ESM2Autoencoder.from_pretrained(folder)
+    (folder / "autoencoder.safetensors").write_bytes(payload)
+    with pytest.raises(DataError, match=r"autoencoder\.safetensors can't be read"):
+        ESM2Autoencoder.from_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(payload)
+    with pytest.raises(DataError, match="can't be read"):
+        ESM2Autoencoder.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="a pickle"):
+        ESM2Autoencoder.from_pretrained(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_folder_without_an_autoencoder_is_refused(tmp_path, masked_lm):
+    with pytest.raises(DataError, match="holds no autoencoder"):
+        ESM2Autoencoder.from_pretrained(export(masked_lm, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"format_version": 1', '"format_version": 2', "format version 2"),
+        ('"format_version": 1,', "", "is damaged"),
+        ('"hidden_sizes"', '"hidden"', "is damaged"),
+        ("{", "", "is damaged"),
+        ("24", "23", "does not fit"),
+    ],
+)
+def test_damaged_autoencoder_settings_are_refused(tmp_path, autoencoder, old, new, message):
+    folder = export(autoencoder, tmp_path / "model")
+    rewrite(folder / "autoencoder_config.json", old, new)
+    with pytest.raises(DataError, match=message):
+        ESM2Autoencoder.from_pretrained(folder)

@@ -1,0 +1,283 @@
+"""An exported classifier opens with transformers and peft alone, gives the same outputs, and is restored whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from common.errors import ConfigError, DataError
+from dataset.tokens.base import EsmSequenceTokenizer
+from inference.classifier import ClassifierPipeline
+from model.backbones.lora import is_adapted
+from model.export.classifier import export_classifier, load_classifier
+from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
+from tests.model.backbones.test_esm2_sizes import Malicious
+from tests.model.support import assert_near, random_sequences, save_network
+
+PROTEINS = random_sequences([25, 3, 60])
+KINDS = list(NAMES)
+LORA = {"rank": 4, "targets": ["attention"]}
+
+
+def packed(tokenizer, text):
+    from dataset.packed_batch import PackedBatch
+
+    inner, _ = tokenizer.encode([text])
+    tokens = torch.tensor([*tokenizer.prefix, *inner.tolist(), *tokenizer.suffix])
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+    return PackedBatch(tokens, bounds, len(tokens), torch.arange(len(tokens)), torch.zeros(1, dtype=torch.int64))
+
+
+def card_names(folder: Path, text: str) -> dict:
+    """What the last Python lines of the card compute, for this text, by name."""
+    lines = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[-1]
+    assert "esmeray" not in lines and "from model" not in lines and "from dataset" not in lines
+    lines = lines.replace('"FOLDER"', repr(str(folder)))
+    lines, replaced = re.subn(r'tokenizer\(".*?", ', f"tokenizer({text!r}, ", lines)
+    assert replaced == 1
+    names: dict = {}
+    exec(compile(lines, "card", "exec"), names)  # noqa: S102
+    return names
+
+
+@torch.no_grad()
+def own_logits(model, tokenizer, text):
+    logits = model.logits(packed(tokenizer, text))
+    if not model.per_residue:
+        return logits[0]
+    return logits[len(tokenizer.prefix) : len(logits) - len(tokenizer.suffix)]
+
+
+def assert_card_gives_the_same(folder, model, tokenizer):
+    for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+        expected = own_logits(model, tokenizer, text)
+        assert_near(card_names(folder, text)["logits"], expected)
+
+
+@pytest.mark.parametrize("form", ["none", "merged", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+def test_the_card_rebuilds_the_outputs_without_esmeray(tmp_path, source, form):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert (folder / "adapter_config.json").exists() == (form == "adapter")
+    assert_card_gives_the_same(folder, model, tokenizer)
+
+
+@pytest.mark.parametrize("crop", ["random", "start", "ends"])
+@pytest.mark.parametrize(
+    ("source", "kind"), [("esm2_t6_8M", "multiclass"), ("esm2_t6_8M", "per_residue"), ("qwen2", "multiclass")]
+)
+def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, crop):
+    kept = 5
+    folder = export_tiny(tmp_path / "model", classifier_config(kind, max_length=kept, crop=crop), source=source)
+    made = ClassifierPipeline.load(folder, device="cpu")
+    texts = random_sequences([4, 5, 6, 30]) if source.startswith("esm2") else TEXTS
+    cropped = made.predict(texts).cropped
+    assert cropped.any() and not cropped.all()
+    for text in texts:
+        expected = torch.from_numpy(made.predict([text]).probabilities)
+        found = card_names(folder, text)["result"].reshape(-1, expected.shape[1])
+        assert_near(found, expected)
+    card = " ".join((folder / "README.md").read_text().split())
+    part = "the first 3 and the last 2 are looked at" if crop == "ends" else "the first 5 are looked at"
+    assert f"Of a text of more than 5 tokens, special ones not counted, {part}" in card
+    assert ("A residue that is left out has no row in `result`." in card) == (kind == "per_residue")
+
+
+def test_the_card_of_a_run_without_a_config_says_nothing_of_cropping(tmp_path):
+    model, tokenizer = tiny_classifier()
+    card = (export_classifier(model, tmp_path / "model", tokenizer) / "README.md").read_text()
+    assert "looked at" not in card and "torch.cat" not in card
+
+
+@pytest.mark.parametrize("form", ["none", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert"])
+def test_transformers_loads_what_the_card_says_without_a_report(tmp_path, source, form, caplog, monkeypatch):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    card_names(folder, PROTEINS[0])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last", "light_attention"])
+def test_the_card_knows_every_pooling_and_head(tmp_path, pooling, head):
+    model, tokenizer = tiny_classifier(classifier={"pooling": pooling, "head": head, "light_attention_kernel": 4})
+    assert_card_gives_the_same(export_classifier(model, tmp_path / "model", tokenizer), model, tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_card_knows_every_kind_of_labels(tmp_path, kind):
+    model, tokenizer = tiny_classifier(kind=kind)
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert_card_gives_the_same(folder, model, tokenizer)
+    config = AutoConfig.from_pretrained(folder)
+    assert config.id2label == dict(enumerate(NAMES[kind])) and config.num_labels == len(NAMES[kind])
+    assert config.label2id == {name: index for index, name in enumerate(NAMES[kind])}
+
+
+@pytest.mark.parametrize("form", ["none", "merged", "adapter"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+def test_a_classifier_is_restored_whole(tmp_path, source, form):
+    lora = {} if form == "none" else {"lora": {**LORA, "export": form}}
+    model, tokenizer = tiny_classifier(source, backbone=lora, classifier={"head": "mlp"})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    before = torch.random.get_rng_state()
+    restored, same_tokenizer = load_classifier(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not restored.training and is_adapted(restored.backbone) == (form == "adapter")
+    assert (restored.section, restored.label_space) == (model.section, model.label_space)
+    assert same_tokenizer.fingerprint == tokenizer.fingerprint
+    for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+        expected, actual = own_logits(model, tokenizer, text), own_logits(restored, same_tokenizer, text)
+        if form == "merged":
+            assert_near(actual, expected)
+        else:
+            assert torch.equal(actual, expected)
+
+
+def test_a_padded_classifier_is_restored_as_one(tmp_path):
+    model, tokenizer = tiny_classifier("bert", backbone={"padded": True})
+    restored, _ = load_classifier(export_classifier(model, tmp_path / "model", tokenizer))
+    assert type(restored.backbone) is type(model.backbone)
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path, form):
+    save_network(tmp_path / "base")
+    model, tokenizer = tiny_classifier(str(tmp_path / "base"), backbone={"lora": {**LORA, "export": form}})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    assert not (folder / "base").exists()
+    assert_card_gives_the_same(folder, model, tokenizer)
+    if form == "adapter":
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(tmp_path / "base")
+        assert not (folder / "model.safetensors").exists()
+        (tmp_path / "base").rename(tmp_path / "gone")
+        with pytest.raises(DataError, match=r"the base of the adapter, .*base, is gone"):
+            load_classifier(folder)
+
+
+def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_path):
+    model, tokenizer = tiny_classifier(backbone={"lora": {**LORA, "export": "adapter"}})
+    revision = "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"
+    model.backbone.config._name_or_path = f"/cache/hub/models--facebook--esm2_t6_8M_UR50D/snapshots/{revision}"
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("facebook/esm2_t6_8M_UR50D", revision)
+    assert not (folder / "base").exists()
+    card = (folder / "README.md").read_text()
+    assert f"from_pretrained('facebook/esm2_t6_8M_UR50D', revision='{revision}', add_pooling_layer=False)" in card
+
+
+def test_the_tokenizer_in_the_folder_is_that_of_transformers(tmp_path):
+    for source in ("esm2_t6_8M", "bert", "qwen2"):
+        model, tokenizer = tiny_classifier(source)
+        automatic = AutoTokenizer.from_pretrained(export_classifier(model, tmp_path / source, tokenizer))
+        for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
+            assert automatic(text)["input_ids"] == packed(tokenizer, text).tokens.tolist()
+
+
+def test_nothing_of_esmeray_is_left_in_the_backbone_s_config(tmp_path):
+    for source in ("esm2_t6_8M", "bert", "qwen2"):
+        model, tokenizer = tiny_classifier(source)
+        text = (export_classifier(model, tmp_path / source, tokenizer) / "config.json").read_text()
+        assert "esmeray" not in text and "_attn_implementation" not in text
+
+
+def test_an_export_leaves_the_model_as_it_was(tmp_path):
+    model, tokenizer = tiny_classifier(backbone={"lora": LORA})
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    export_classifier(model, tmp_path / "model", tokenizer)
+    state = model.state_dict()
+    assert state.keys() == before.keys() and all(torch.equal(state[name], before[name]) for name in before)
+    assert model.training and model.backbone.config.num_labels == 2
+    assert trainable == [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_no_file_of_an_export_is_a_pickle(tmp_path, form):
+    model, tokenizer = tiny_classifier(backbone={"lora": {**LORA, "export": form}})
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".txt", ".md"}
+    (folder / "pytorch_model.bin").write_bytes(__import__("pickle").dumps(Malicious(tmp_path / "pwned")))
+    load_classifier(folder)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_card_and_config_tell_of_the_run(tmp_path):
+    model, tokenizer = tiny_classifier()
+    facts = {"data": "10,000 proteins", "metrics": {"mcc": 0.912345678}}
+    folder = export_classifier(model, tmp_path / "model", tokenizer, "run:\n  name: a\n", facts)
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for words in ("cytoplasm, membrane, nucleus", "10,000 proteins", "| mcc | 0.912346 |", "| torch |"):
+        assert words in card
+    assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
+
+
+def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    with pytest.raises(ConfigError, match="exists"):
+        export_classifier(model, folder, tokenizer)
+    other, _ = tiny_classifier(kind="binary")
+    export_classifier(other, folder, EsmSequenceTokenizer(), overwrite=True)
+    assert load_classifier(folder)[0].label_space.kind == "binary"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.export.classifier.classifier_card", interrupt)
+    model, tokenizer = tiny_classifier()
+    with pytest.raises(KeyboardInterrupt):
+        export_classifier(model, tmp_path / "model", tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_classifier_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no classifier"):
+        load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("classifier_config.json", '"format_version": 1', '"format_version": 2', "format version 2"),
+        ("classifier_config.json", '"pooling"', '"pulling"', "is damaged"),
+        ("classifier_config.json", "{", "", "is damaged"),
+        ("classifier_config.json", '"linear"', '"mlp"', "does not fit"),
+        ("label_mappings.json", "{", "", "damaged"),
+    ],
+)
+def test_damaged_settings_are_refused(tmp_path, file, old, new, message):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match=message):
+        load_classifier(folder)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    model, tokenizer = tiny_classifier()
+    folder = export_classifier(model, tmp_path / "model", tokenizer)
+    (folder / "classifier.safetensors").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"classifier\.safetensors can't be read"):
+        load_classifier(folder)

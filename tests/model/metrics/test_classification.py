@@ -1,0 +1,374 @@
+"""Against scikit-learn and SciPy, loops written out, and the law that a record of weight 2 stands there twice."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+from sklearn import metrics
+
+from common.errors import DivergenceError
+from dataset.packed_batch import IGNORED_TARGET
+from model.metrics.classification import (
+    bootstrap_intervals,
+    classification_figures,
+    confusion_matrix,
+    figures_of_each,
+)
+from model.metrics.weighted import weighted_figures
+from model.tasks.losses import probabilities
+
+KINDS = ("multiclass", "binary", "multilabel", "regression", "per_residue")
+cases = given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(2, 70),
+    classes=st.integers(2, 6),
+    decimals=st.sampled_from([1, 8]),
+)
+few = settings(max_examples=25, deadline=None)
+
+
+def class_case(seed, rows, classes, decimals=8, occurring=None):
+    """Probabilities with few decimals have ties; targets are drawn from the first ``occurring`` classes."""
+    generator = np.random.default_rng(seed)
+    scores = generator.random((rows, classes)).round(decimals) + 1e-3
+    targets = generator.integers(occurring or classes, size=rows)
+    scores[np.arange(rows), targets] += generator.random(rows).round(decimals)
+    return scores / scores.sum(axis=1, keepdims=True), targets
+
+
+def label_case(seed, rows, labels, decimals=8):
+    generator = np.random.default_rng(seed)
+    targets = (generator.random((rows, labels)) < 0.4).astype(np.float64)
+    scores = (0.6 * generator.random((rows, labels)) + 0.4 * targets * generator.random((rows, labels))).round(decimals)
+    return scores, targets
+
+
+def number_case(seed, rows, columns, decimals=8):
+    generator = np.random.default_rng(seed)
+    measured = generator.normal(5.0, 0.01, size=(rows, columns)).round(decimals + 2)
+    return measured + generator.normal(0, 0.01, size=measured.shape).round(decimals + 2), measured
+
+
+def case_of(kind, seed=0, rows=40, columns=4):
+    if kind == "regression":
+        return number_case(seed, rows, columns)
+    if kind == "multilabel":
+        return label_case(seed, rows, columns)
+    return class_case(seed, rows, 2 if kind == "binary" else columns)
+
+
+def close(found, expected):
+    assert found == pytest.approx(expected, abs=1e-6, nan_ok=False)
+
+
+def mean_over_classes(function, truth, scores, needs_negatives=True, **arguments):
+    values = [
+        function(truth[:, c], scores[:, c], **arguments)
+        for c in range(truth.shape[1])
+        if truth[:, c].any() and not (needs_negatives and truth[:, c].all())
+    ]
+    return np.mean(values) if values else None
+
+
+@cases
+@few
+@pytest.mark.filterwarnings("ignore")
+def test_class_figures_are_those_of_scikit_learn(seed, rows, classes, decimals):
+    scores, targets = class_case(seed, rows, classes, decimals, occurring=max(1, classes - seed % 2))
+    predicted = scores.argmax(axis=1)
+    truth = np.eye(classes)[targets]
+    found = classification_figures("multiclass", torch.from_numpy(scores), torch.from_numpy(targets))
+
+    close(found["accuracy"], metrics.accuracy_score(targets, predicted))
+    close(found["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted))
+    close(found["f1_macro"], metrics.f1_score(targets, predicted, average="macro"))
+    close(found["f1_micro"], metrics.f1_score(targets, predicted, average="micro"))
+    close(found["mcc"], metrics.matthews_corrcoef(targets, predicted))
+    close(found.get("auroc"), mean_over_classes(metrics.roc_auc_score, truth, scores))
+    expected = mean_over_classes(metrics.average_precision_score, truth, scores, needs_negatives=False)
+    close(found["average_precision"], expected)
+    if classes > 2 and len(np.unique(targets)) == classes:
+        close(found["auroc"], metrics.roc_auc_score(targets, scores, multi_class="ovr", average="macro"))
+
+
+@cases
+@few
+def test_figures_of_two_classes_rank_the_second(seed, rows, classes, decimals):
+    scores, targets = class_case(seed, rows, 2, decimals)
+    targets[:2] = 0, 1
+    found = classification_figures("binary", scores, targets)
+    close(found["auroc"], metrics.roc_auc_score(targets, scores[:, 1]))
+    close(found["average_precision"], metrics.average_precision_score(targets, scores[:, 1]))
+    close(found["mcc"], metrics.matthews_corrcoef(targets, scores.argmax(axis=1)))
+
+
+@cases
+@few
+@pytest.mark.filterwarnings("ignore")
+def test_label_figures_are_those_of_scikit_learn(seed, rows, classes, decimals):
+    scores, targets = label_case(seed, rows, classes, decimals)
+    if seed % 3 == 0:
+        targets[:, 0] = 0
+    predicted = scores > 0.5
+    found = classification_figures("multilabel", scores, targets)
+    close(found["accuracy"], metrics.accuracy_score(targets, predicted))
+    close(found["f1_macro"], metrics.f1_score(targets, predicted, average="macro", zero_division=0))
+    if targets.any() or predicted.any():
+        close(found["f1_micro"], metrics.f1_score(targets, predicted, average="micro", zero_division=0))
+    close(found.get("auroc"), mean_over_classes(metrics.roc_auc_score, targets, scores))
+    expected = mean_over_classes(metrics.average_precision_score, targets, scores, needs_negatives=False)
+    close(found.get("average_precision"), expected)
+
+
+@cases
+@few
+def test_number_figures_are_those_of_scikit_learn_and_scipy(seed, rows, classes, decimals):
+    predicted, measured = number_case(seed, rows + 2, classes, decimals=2 if decimals == 1 else 8)
+    found = classification_figures("regression", predicted, measured)
+    close(found["mse"], metrics.mean_squared_error(measured, predicted))
+    close(found["mae"], metrics.mean_absolute_error(measured, predicted))
+    varying = [c for c in range(classes) if np.ptp(measured[:, c]) > 0 and np.ptp(predicted[:, c]) > 0]
+    for name, function in (("spearman", spearmanr), ("pearson", pearsonr)):
+        each = [function(predicted[:, c], measured[:, c]).statistic for c in varying]
+        close(found.get(name), np.mean(each) if each else None)
+    if len(varying) == classes:
+        assert found["r2"] == pytest.approx(metrics.r2_score(measured, predicted), rel=1e-6, abs=1e-6)
+
+
+@cases
+@few
+def test_calibration_error_is_the_gap_of_each_bin_by_its_share(seed, rows, classes, decimals):
+    scores, targets = class_case(seed, rows, classes, decimals)
+    confidences, right = scores.max(axis=1), scores.argmax(axis=1) == targets
+    edges = np.linspace(0, 1, 16)
+    error = 0.0
+    for low, high in zip(edges, np.append(edges[1:-1], 2.0), strict=False):
+        inside = (confidences >= low) & (confidences < high)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidences[inside].mean())
+    close(classification_figures("multiclass", scores, targets)["ece"], error)
+
+
+def fmax_by_loops(scores, targets):
+    """Radivojac et al. 2013: precision over records with a prediction, recall over all that have a label."""
+    best = 0.0
+    annotated = [row for row in range(len(targets)) if (targets[row] == 1).any()]
+    for step in range(1, 101):
+        precisions, recalls = [], []
+        for row in annotated:
+            known = np.isfinite(targets[row])
+            predicted = {c for c in np.flatnonzero(known) if np.float32(scores[row, c]) >= np.float32(step / 100)}
+            truth = set(np.flatnonzero(targets[row] == 1))
+            if predicted:
+                precisions.append(len(predicted & truth) / len(predicted))
+            recalls.append(len(predicted & truth) / len(truth))
+        precision, recall = np.mean(precisions) if precisions else 0.0, np.mean(recalls)
+        if precision + recall > 0:
+            best = max(best, 2 * precision * recall / (precision + recall))
+    return best
+
+
+@cases
+@settings(max_examples=10, deadline=None)
+def test_fmax_is_that_of_cafa(seed, rows, classes, decimals):
+    scores, targets = label_case(seed, rows, classes, 2 if decimals == 1 else 8)
+    targets[0] = 0
+    targets[1, 0] = 1
+    targets[-1, -1] = np.nan
+    close(classification_figures("multilabel", scores, targets)["fmax"], fmax_by_loops(scores, targets))
+
+
+def test_fmax_counts_precision_of_records_with_a_prediction_alone():
+    scores = np.array([[0.9, 0.0], [0.0, 0.0]])
+    found = classification_figures("multilabel", scores, np.array([[1.0, 0.0], [0.0, 1.0]]))
+    close(found["fmax"], 2 * 1.0 * 0.5 / 1.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_record_of_weight_two_is_a_record_that_stands_there_twice(kind, seed):
+    predictions, targets = case_of(kind, seed)
+    weights = np.random.default_rng(seed).integers(0, 4, size=len(targets))
+    weighted = classification_figures(kind, predictions, targets, weights)
+    repeated = classification_figures(kind, predictions.repeat(weights, axis=0), targets.repeat(weights, axis=0))
+    assert weighted == pytest.approx(repeated, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weighted_figures_are_those_of_scikit_learn(seed):
+    scores, targets = class_case(seed, 60, 4, decimals=1)
+    weights = np.random.default_rng(seed).random(60)
+    predicted, truth = scores.argmax(axis=1), np.eye(4)[targets]
+    found = classification_figures("multiclass", scores, targets, weights)
+    close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
+    close(found["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted, sample_weight=weights))
+    close(found["f1_macro"], metrics.f1_score(targets, predicted, average="macro", sample_weight=weights))
+    close(found["mcc"], metrics.matthews_corrcoef(targets, predicted, sample_weight=weights))
+    close(found["auroc"], mean_over_classes(metrics.roc_auc_score, truth, scores, sample_weight=weights))
+    expected = mean_over_classes(metrics.average_precision_score, truth, scores, sample_weight=weights)
+    close(found["average_precision"], expected)
+    numbers, measured = number_case(seed, 60, 2)
+    found = classification_figures("regression", numbers, measured, weights)
+    close(found["r2"], metrics.r2_score(measured, numbers, sample_weight=weights))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unweighted_figures_have_the_same_names_and_values_as_weights_of_one(kind):
+    predictions, targets = case_of(kind, seed=3)
+    plain = classification_figures(kind, predictions, targets)
+    assert plain == pytest.approx(classification_figures(kind, predictions, targets, np.ones(len(targets))), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_target_do_not_count(kind):
+    predictions, targets = case_of(kind, seed=1)
+    expected = classification_figures(kind, predictions, targets)
+    unknown = np.full_like(targets[:7], np.nan if targets.ndim == 2 else IGNORED_TARGET)
+    mixed = np.concatenate([unknown, targets])
+    assert classification_figures(kind, np.concatenate([predictions[:7], predictions]), mixed) == expected
+    assert classification_figures(kind, predictions[:7], unknown) == {}
+
+
+def test_unknown_labels_and_numbers_are_left_out_one_by_one():
+    scores, targets = label_case(0, 30, 3)
+    targets[:10, 1] = np.nan
+    found = figures_of_each("multilabel", scores, targets)
+    assert found[1]["records"] == targets[10:, 1].sum()
+    close(found[1]["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
+    numbers, measured = number_case(0, 30, 2)
+    measured[:10, 1] = np.nan
+    close(
+        figures_of_each("regression", numbers, measured)[1]["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1])
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind, rows):
+    columns = 2 if kind == "binary" else 3
+    by_number = kind in ("multilabel", "regression")
+    constant = np.full((rows, columns), 1 / columns)
+    for value in (0, 1):
+        targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
+        found = classification_figures(kind, constant, targets)
+        assert np.isfinite(list(found.values())).all()
+        assert not {"auroc", "spearman", "pearson", "r2"} & set(found)
+        intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
+        assert np.isfinite(list(intervals.values())).all()
+        assert set(intervals) <= set(found)
+
+
+@pytest.mark.parametrize("predicted", [[0, 0, 0], [1, 1, 1]])
+def test_matthews_coefficient_is_zero_where_all_is_one_class(predicted):
+    scores = np.eye(2)[predicted]
+    assert classification_figures("binary", scores, np.array([0, 0, 0]))["mcc"] == 0
+    assert classification_figures("binary", scores, np.array([0, 1, 0]))["mcc"] == 0
+
+
+def test_r2_of_numbers_that_vary_little_is_not_rounded():
+    measured = np.array([[1e-4], [2e-4], [3e-4]])
+    close(classification_figures("regression", measured + 1e-5, measured)["r2"], 1 - 3e-10 / 2e-8)
+
+
+def test_a_prediction_of_nan_is_refused():
+    with pytest.raises(DivergenceError, match="1 of 2 records are NaN"):
+        classification_figures("binary", np.array([[0.5, 0.5], [np.nan, 0.5]]), np.array([0, 1]))
+
+
+def test_logits_are_refused():
+    with pytest.raises(ValueError, match="no probabilities"):
+        classification_figures("binary", np.array([[-3.0, 4.0]]), np.array([0]))
+
+
+def test_probabilities_of_each_kind():
+    logits = torch.tensor([[0.0, 2.0]], dtype=torch.bfloat16)
+    torch.testing.assert_close(probabilities(logits, "multiclass").sum(-1), torch.ones(1))
+    torch.testing.assert_close(probabilities(logits, "multilabel"), torch.tensor([[0.5, 1 / (1 + math.exp(-2.0))]]))
+    torch.testing.assert_close(probabilities(logits, "regression"), torch.tensor([[0.0, 2.0]]))
+
+
+def test_figures_of_uneven_batches_come_from_their_concatenation():
+    scores, targets = (torch.from_numpy(values) for values in class_case(5, 23, 4))
+    batches = list(zip(scores.split(8), targets.split(8), strict=True))
+    together = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+    whole = classification_figures("multiclass", scores, targets)
+    assert classification_figures("multiclass", *together) == whole
+    averaged = np.mean([classification_figures("multiclass", *batch)["f1_macro"] for batch in batches])
+    assert abs(averaged - whole["f1_macro"]) > 1e-3
+
+
+def test_confusion_matrix_has_the_truth_in_rows():
+    scores, targets = class_case(0, 50, 3)
+    expected = metrics.confusion_matrix(targets, scores.argmax(axis=1))
+    np.testing.assert_array_equal(confusion_matrix(scores, np.append(targets, [])), expected)
+
+
+def test_figures_of_each_class_are_those_of_scikit_learn():
+    scores, targets = class_case(2, 60, 4)
+    each = figures_of_each("multiclass", scores, targets)
+    precision, recall, f1, records = metrics.precision_recall_fscore_support(targets, scores.argmax(axis=1))
+    for c, found in enumerate(each):
+        expected = {"precision": precision[c], "recall": recall[c], "f1": f1[c], "records": records[c]}
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interval_holds_the_figures_of_resampled_records(kind):
+    predictions, targets = case_of(kind, seed=2)
+    generator = np.random.default_rng(11)
+    draws = [generator.integers(len(targets), size=len(targets)) for _ in range(40)]
+    resampled = [classification_figures(kind, predictions[drawn], targets[drawn]) for drawn in draws]
+    intervals = bootstrap_intervals(kind, predictions, targets, samples=40, seed=11)
+    assert set(intervals) == set(classification_figures(kind, predictions, targets))
+    for name, interval in intervals.items():
+        assert interval == pytest.approx(tuple(np.quantile([one[name] for one in resampled], [0.025, 0.975])), abs=1e-6)
+
+
+def test_intervals_do_not_depend_on_how_many_resamplings_are_worked_on_together(monkeypatch):
+    predictions, targets = case_of("multiclass")
+    expected = bootstrap_intervals("multiclass", predictions, targets, samples=30, seed=5)
+    monkeypatch.setattr("model.metrics.classification._NUMBERS_AT_ONCE", 7 * len(targets))
+    found = bootstrap_intervals("multiclass", predictions, targets, samples=30, seed=5)
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(list(found.values()), list(expected.values()))
+
+
+def test_intervals_cover_the_known_accuracy_about_as_often_as_they_say():
+    generator = np.random.default_rng(0)
+    accuracy, experiments, covered = 0.7, 200, 0
+    for experiment in range(experiments):
+        right = generator.random(150) < accuracy
+        scores = np.eye(2)[np.where(right, 1, 0)]
+        low, high = bootstrap_intervals("binary", scores, np.ones(150, int), samples=200, seed=experiment)["accuracy"]
+        covered += low <= accuracy <= high
+    assert 0.90 <= covered / experiments <= 0.99
+
+
+def test_residues_are_drawn_by_whole_records():
+    right = np.repeat(np.random.default_rng(0).random(40) < 0.5, 25)
+    scores, targets = np.eye(2)[right.astype(int)], np.ones(1000, int)
+    records = np.repeat(np.arange(40), 25)
+    alone = bootstrap_intervals("per_residue", scores, targets, samples=200, seed=0)["accuracy"]
+    together = bootstrap_intervals("per_residue", scores, targets, samples=200, seed=0, groups=records)["accuracy"]
+    assert (together[1] - together[0]) > 3 * (alone[1] - alone[0])
+
+
+def test_weights_count_in_resamplings():
+    predictions, targets = case_of("multiclass")
+    certain = (predictions.argmax(axis=1) == targets).astype(float)
+    intervals = bootstrap_intervals("multiclass", predictions, targets, samples=20, seed=0, weights=certain)
+    assert intervals["accuracy"] == (1.0, 1.0)
+
+
+def test_many_weightings_are_what_each_is_alone():
+    predictions, targets = case_of("multilabel", seed=4)
+    weights = np.random.default_rng(0).random((len(targets), 3))
+    figures_of = weighted_figures("multilabel", predictions, targets)
+    together = figures_of(weights)
+    for column in range(3):
+        alone = figures_of(weights[:, column : column + 1])
+        assert {n: v[0] for n, v in alone.items()} == pytest.approx({n: v[column] for n, v in together.items()})

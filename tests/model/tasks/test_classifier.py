@@ -1,0 +1,377 @@
+"""A classifier gives each sequence what it would get alone, and its loss and figures are sums over the targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from common.errors import ConfigError
+from dataset.labels.label_space import LabelSpace
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch, has_target
+from dataset.tokens.esm import pack_sequences
+from model.backbones.esm2 import load_backbone
+from model.backbones.huggingface import build_backbone
+from model.parameter_groups import parameter_groups
+from model.tasks.classifier import Classifier
+from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, random_sequences, segments
+from train_config.classifier_schema import ClassifierSection
+from train_config.schema import BackboneSection
+
+NAMES = {"binary": ("no", "yes"), "per_residue": ("C", "E", "H")}
+KINDS = ["multiclass", "binary", "multilabel", "regression", "per_residue"]
+POOLINGS = ["mean", "max", "cls", "last", "light_attention"]
+LENGTHS = [12, 1, 40, 3, 7]
+
+
+def build(kind="multiclass", *, frozen=False, class_weights=None, seed=0, around=(1, 1), **settings) -> Classifier:
+    section = ClassifierSection(**{"dropout": 0.0, "hidden_size": 16} | settings)
+    backbone = load_backbone(TINY.model_copy(update={"frozen": frozen}), seed)
+    space = LabelSpace(kind=kind, names=NAMES.get(kind, ("a", "b", "c")))
+    torch.manual_seed(seed)
+    return Classifier(backbone, section, space, class_weights, num_prefix=around[0], num_suffix=around[1])
+
+
+def with_targets(batch: PackedBatch, kind: str, seed: int = 0) -> PackedBatch:
+    """The batch with drawn targets, of which every fifth is ignored."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = batch.num_tokens if kind == "per_residue" else batch.num_sequences
+    if kind == "regression":
+        targets = torch.randn(rows, 3, generator=draw)
+    elif kind == "multilabel":
+        targets = torch.rand(rows, 3, generator=draw).round()
+    else:
+        targets = torch.randint(2, (rows,), generator=draw)
+    targets[4::5] = math.nan if targets.is_floating_point() else IGNORED_TARGET
+    if kind == "per_residue":
+        targets[batch.tokens < 4] = IGNORED_TARGET
+    return dataclasses.replace(batch, targets=targets)
+
+
+def labelled(kind: str, lengths=LENGTHS, seed: int = 0) -> PackedBatch:
+    return with_targets(pack_sequences(random_sequences(lengths)), kind, seed)
+
+
+def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:
+    """Each sequence in a batch of its own, with its targets."""
+    alone = []
+    for index, tokens in enumerate(segments(batch.tokens, batch)):
+        place = batch_of_lengths([len(tokens)])
+        rows = (
+            slice(*batch.cu_seqlens[index : index + 2].tolist()) if kind == "per_residue" else slice(index, index + 1)
+        )
+        weights = None if batch.weights is None else batch.weights[index : index + 1]
+        alone.append(dataclasses.replace(place, tokens=tokens, targets=batch.targets[rows], weights=weights))
+    return alone
+
+
+def added(outputs) -> dict[str, torch.Tensor]:
+    return {name: sum(output.metrics[name] for output in outputs) for name in outputs[0].metrics}
+
+
+def gradients(model: Classifier, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_packed_equals_one_at_a_time_in_outputs_loss_and_gradients(pooling, head):
+    model, batch = build(pooling=pooling, head=head), labelled("multiclass")
+    alone = one_by_one(batch, "multiclass")
+    expected = torch.cat([model.logits(one) for one in alone])
+    assert_near(model.logits(batch), expected)
+    packed_loss, alone_loss = model(batch).loss_sum, sum(model(one).loss_sum for one in alone)
+    assert_near(packed_loss, alone_loss)
+    packed, separate = gradients(model, packed_loss), gradients(model, alone_loss)
+    assert_near(list(packed.values()), list(separate.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
+    model, batch = build(kind), labelled(kind)
+    whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
+    assert model.figures(added(parts)) == pytest.approx(model.figures(whole.metrics), rel=1e-5)
+    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_are_detached_fp64_sums(kind):
+    output = build(kind)(labelled(kind))
+    assert all(value.dtype == torch.float64 and value.ndim <= 1 for value in output.metrics.values())
+    assert not any(value.requires_grad for value in output.metrics.values())
+    assert output.loss_sum.dtype == torch.float32 and output.loss_sum.ndim == 0
+    assert output.num_targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "binary", "per_residue"])
+def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
+    model, batch = build(kind), labelled(kind)
+    figures, logits = model.figures(model(batch).metrics), model.logits(batch)
+    assert figures["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
+    known = batch.targets != IGNORED_TARGET
+    right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
+    assert figures["accuracy"] == pytest.approx(right)
+
+
+def test_figures_of_labels_are_those_over_all_sequences():
+    model, batch = build("multilabel"), labelled("multilabel")
+    known = has_target(batch.targets)
+    logits, targets = model.logits(batch)[known], batch.targets[known]
+    figures = model.figures(model(batch).metrics)
+    expected = functional.binary_cross_entropy_with_logits(logits, targets).item()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    called = logits > 0
+    assert figures["accuracy"] == pytest.approx((called == targets.bool()).all(-1).float().mean().item())
+    hits = (called & targets.bool()).sum().item()
+    assert figures["f1_micro"] == pytest.approx(2 * hits / (called.sum() + targets.sum()).item())
+
+
+def test_figures_of_numbers_are_those_over_all_sequences():
+    model, batch = build("regression"), labelled("regression")
+    known = has_target(batch.targets)
+    outputs, targets = model.logits(batch)[known], batch.targets[known]
+    figures = model.figures(model(batch).metrics)
+    assert figures["loss"] == pytest.approx(functional.mse_loss(outputs, targets).item(), rel=1e-5)
+    assert figures["mse"] == pytest.approx(figures["loss"], rel=1e-5)
+    unexplained = (outputs - targets).square().sum(0) / (targets - targets.mean(0)).square().sum(0)
+    assert figures["r2"] == pytest.approx((1 - unexplained).mean().item(), rel=1e-4)
+
+
+def test_the_error_of_numbers_is_over_those_that_are_known():
+    model, batch = build("regression"), labelled("regression")
+    batch.targets[0, 1] = batch.targets[2, 0] = math.nan
+    errors = (model.logits(batch) - batch.targets).square()
+    figures = model.figures(model(batch).metrics)
+    assert figures["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
+    assert figures["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
+
+
+def test_a_column_that_does_not_vary_has_no_r2():
+    model, batch = build("regression"), labelled("regression", [5] * 8)
+    batch.targets[has_target(batch.targets), 1] = 3.3  # of seven, whose squares do not add up to the last bit
+    assert "r2" not in model.figures(model(batch).metrics)
+
+
+def test_labels_of_which_some_are_unknown_are_judged_by_the_others():
+    model, batch = build("multilabel"), labelled("multilabel", [5, 5])
+    right = (model.logits(batch) > 0).float()
+    targets = right.clone()
+    targets[0, 0], targets[1, 2] = math.nan, 1 - right[1, 2]
+    output = model(dataclasses.replace(batch, targets=targets))
+    assert output.metrics["correct"] == 1 and output.num_targets == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("per_residue", "mean"), *((k, p) for k in KINDS[:-1] for p in POOLINGS)]
+)
+@pytest.mark.parametrize("lengths", [[3], [1], [2, 9]])
+def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
+    model = build(kind, pooling=pooling, head="mlp").train()
+    batch = with_targets(batch_of_lengths(lengths), kind)
+    batch.targets.fill_(math.nan if batch.targets.is_floating_point() else IGNORED_TARGET)
+    output = model(dataclasses.replace(batch, weights=torch.zeros(len(lengths))))
+    output.loss_sum.backward()
+    assert output.loss_sum == 0 and output.num_targets == 0
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
+    assert model.figures(output.metrics) == {}
+
+
+def test_a_frozen_backbone_trains_the_head_alone():
+    model = build(frozen=True)
+    model(labelled("multiclass")).loss_sum.backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {"head.output.weight", "head.output.bias"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_sequences_multiply_their_loss_and_nothing_else(kind):
+    model, batch = build(kind), labelled(kind)
+    weights = torch.tensor([2.0, 0.0, 0.5, 1.0, 3.0])
+    weighted = model(dataclasses.replace(batch, weights=weights))
+    plain = model(batch)
+    parts = [model(one).loss_sum for one in one_by_one(batch, kind)]
+    expected = sum(weight * loss for weight, loss in zip(weights, parts, strict=True))
+    assert_near(weighted.loss_sum, expected)
+    assert weighted.num_targets == plain.num_targets
+    assert all(torch.equal(weighted.metrics[n], plain.metrics[n]) for n in plain.metrics if n != "loss")
+
+
+def test_class_weights_multiply_the_loss_of_their_class():
+    weights = torch.tensor([0.5, 2.0, 1.0])
+    model, plain, batch = build(class_weights=weights), build(), labelled("multiclass")
+    expected = functional.cross_entropy(plain.logits(batch), batch.targets, weight=weights, reduction="sum")
+    assert_near(model(batch).loss_sum, expected)
+    assert model(batch).num_targets == plain(batch).num_targets
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last"])
+def test_stored_features_give_the_same_as_the_backbone(pooling):
+    model, batch = build(pooling=pooling), labelled("multiclass")
+    features = model.backbone(batch)
+    pooled = model.pool(features, batch)
+    assert torch.equal(model.head_on(features, batch), model.logits(batch))
+    assert torch.equal(model.head_on(pooled, batch), model.logits(batch))
+    assert torch.equal(model(batch, pooled).loss_sum, model(batch).loss_sum)
+
+
+def test_features_of_residues_are_not_pooled():
+    model, batch = build("per_residue"), labelled("per_residue")
+    features = model.backbone(batch)
+    assert torch.equal(model.head_on(features, batch), model.head(features))
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "channels"),
+    [({}, 3, 32), ({}, 5, 31), ({"pooling": "light_attention"}, 5, 32), ({"kind": "per_residue"}, 5, 32)],
+)
+def test_features_of_another_shape_are_refused(settings, rows, channels):
+    with pytest.raises(ValueError, match=rf"features have shape \({rows}, {channels}\)"):
+        build(**settings).head_on(torch.zeros(rows, channels), labelled("multiclass"))
+
+
+def test_predicting_runs_the_backbone_once():
+    model, batch, calls = build(), labelled("multiclass"), []
+    model.backbone.register_forward_hook(lambda *_: calls.append(1))
+    logits, output = model.predict(batch)
+    assert len(calls) == 1
+    assert torch.equal(logits, model.logits(batch)) and torch.equal(output.loss_sum, model(batch).loss_sum)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "light_attention"])
+@pytest.mark.parametrize("around", [(0, 0), (0, 1), (2, 1)])
+def test_what_counts_as_special_is_the_tokenizers_to_say(pooling, around):
+    model, batch = build(pooling=pooling, around=around), batch_of_lengths([9, 5])
+    features = torch.randn(batch.num_tokens, 32)
+    rows = [row[around[0] : len(row) - around[1]] for row in segments(features, batch)]
+    inner = batch_of_lengths([len(row) for row in rows])
+    torch.testing.assert_close(
+        model.pool(features, batch), build(pooling=pooling, around=(0, 0)).pool(torch.cat(rows), inner)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "per_residue", "pooling": "max"}, "residues are not pooled"),
+        ({"pooling": "cls", "around": (0, 1)}, "puts no token before a sequence"),
+        ({"loss": "mse"}, "model.classifier.loss mse"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**settings)
+
+
+def test_the_first_token_of_a_decoder_is_refused():
+    decoder = build_backbone(BackboneSection(source="qwen2", layers=1, hidden_size=32, heads=4), 0, 33)
+    space = LabelSpace(kind="binary", names=NAMES["binary"])
+    with pytest.raises(ConfigError, match="the first token of a decoder sees nothing"):
+        Classifier(decoder, ClassifierSection(pooling="cls"), space)
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("multiclass", torch.zeros(4, dtype=torch.int64)),
+        ("multiclass", torch.zeros(5)),
+        ("multilabel", torch.zeros(5, 2)),
+        ("regression", torch.zeros(5, dtype=torch.int64)),
+        ("per_residue", torch.zeros(5, dtype=torch.int64)),
+    ],
+)
+def test_targets_of_another_kind_are_refused(kind, targets):
+    with pytest.raises(ValueError, match=f"targets of {kind} must be"):
+        build(kind)(dataclasses.replace(labelled("multiclass"), targets=targets))
+
+
+def test_a_batch_without_any_targets_field_is_refused():
+    with pytest.raises(ValueError, match="needs a batch with targets"):
+        build()(pack_sequences(["MKT"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_gives_an_fp32_loss_close_to_fp32(kind):
+    model, batch = build(kind, head="mlp"), labelled(kind)
+    exact = model(batch).loss_sum
+    rounded = model.bfloat16()(batch).loss_sum
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+
+
+def test_what_is_learnt_beside_the_backbone_is_its_own_state():
+    state = build(pooling="light_attention", head="mlp", class_weights=torch.ones(3)).own_state()
+    convolutions = {
+        f"light_attention.{n}_convolution.{p}" for n in ("feature", "attention") for p in ("weight", "bias")
+    }
+    layers = {f"head.{layer}.{p}" for layer in ("hidden", "norm", "output") for p in ("weight", "bias")}
+    assert set(state) == convolutions | layers
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(pooling):
+    model, counts = build(pooling=pooling), []
+    for sequences in (2, 3, 40):
+        batch = labelled("multiclass", [10] * sequences)
+        with Operators() as operators:
+            model(batch).loss_sum.backward()
+        counts.append(operators.counts)
+    assert counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
+def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape(pooling):
+    model = build(pooling=pooling)
+    counters = torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+    counters.clear()
+    model.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
+    graphs = []
+    try:
+        for sequences in (2, 3, 4, 5, 6, 10):
+            batch = labelled("multiclass", [10] * sequences)
+            model(batch, torch.randn(batch.num_tokens, 32)).loss_sum.backward()
+            graphs.append(counters["unique_graphs"])
+    finally:
+        torch._dynamo.reset()
+    assert graphs[-1] == graphs[1] > 0
+
+
+@pytest.mark.parametrize(("pooling", "head"), [("mean", "linear"), ("max", "mlp"), ("light_attention", "mlp")])
+def test_training_learns_what_sequences_are_made_of(pooling, head):
+    model = build("binary", pooling=pooling, head=head, light_attention_kernel=3)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=3e-3)
+    batch = pack_sequences(["ALEKAAL" * 2, "GPSG" * 3, "LLAEKLA", "SGPGSP", "AEKL", "GSGP"])
+    batch = dataclasses.replace(batch, targets=torch.tensor([1, 0, 1, 0, 1, 0]))
+    for _ in range(30):
+        output = model(batch)
+        (output.loss_sum / output.num_targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    held_out = dataclasses.replace(pack_sequences(["EKALAEKL", "PGSGGSPG"]), targets=torch.tensor([1, 0]))
+    assert model.figures(model.eval()(held_out).metrics)["accuracy"] == 1
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("multiclass", 1.066631), ("regression", 1.072969)])
+def test_the_loss_at_a_fixed_seed_is_the_known_one(kind, loss):
+    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    output = build(kind)(labelled(kind))
+    assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_never_waits_for_the_device(kind):
+    pooling = "mean" if kind == "per_residue" else "light_attention"
+    model, batch = build(kind, pooling=pooling).cuda().bfloat16(), labelled(kind)
+    batch = dataclasses.replace(batch, weights=torch.ones(len(LENGTHS))).to("cuda")
+    model(batch).loss_sum.backward()  # what is set up once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(batch).loss_sum.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

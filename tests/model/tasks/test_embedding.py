@@ -1,0 +1,69 @@
+"""Embeddings are those of Hugging Face's model, one protein at a time, in any packing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import DataError
+from dataset.tokens.esm import pack_sequences
+from model.backbones.esm2 import EsmBackbone, load_network
+from model.backbones.prepacked import PrepackedLinear
+from model.tasks.embedding import embed, optimize_for_inference
+from tests.model.support import assert_near, random_sequences
+from train_config.schema import BackboneSection
+
+SEQUENCES = random_sequences([40, 3, 130, 1, 63, 250])
+
+
+@pytest.fixture(scope="module")
+def network():
+    return load_network(BackboneSection(source="esm2_t6_8M", layers=3), seed=3).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(network):
+    with torch.inference_mode():
+        states = [network.esm(pack_sequences([s]).tokens[None]).last_hidden_state[0] for s in SEQUENCES]
+    return torch.stack([state[1:-1].mean(0) for state in states])
+
+
+@pytest.fixture
+def backbone(network):
+    return EsmBackbone(copy.deepcopy(network.esm)).eval()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 150, 10_000])
+def test_fp32_agrees_with_transformers_in_any_packing(backbone, expected, max_tokens):
+    ours = embed(backbone, SEQUENCES, max_tokens=max_tokens)
+    assert ((ours - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-5
+
+
+def test_bf16_points_the_same_way_for_each_protein(backbone, expected):
+    ours = embed(optimize_for_inference(backbone), SEQUENCES)
+    assert nn.functional.cosine_similarity(ours, expected).min() >= 0.999
+
+
+def test_prepacked_layers_give_the_same(network, backbone):
+    plain = EsmBackbone(copy.deepcopy(network.esm)).eval().bfloat16()
+    optimized = optimize_for_inference(backbone)
+    packs = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # not so on a processor without AVX-512
+    assert any(isinstance(module, PrepackedLinear) for module in optimized.modules()) == packs
+    assert_near(embed(optimized, SEQUENCES), embed(plain, SEQUENCES), 2e-2)
+
+
+def test_fp32_layers_are_left_as_they_are(backbone):
+    optimize_for_inference(backbone, torch.float32)
+    assert not any(isinstance(module, PrepackedLinear) for module in backbone.modules())
+
+
+def test_no_sequences_give_no_rows(backbone):
+    assert embed(backbone, []).shape == (0, backbone.hidden_size)
+
+
+def test_what_is_no_residue_is_refused(backbone):
+    with pytest.raises(DataError, match="sequence 1 "):
+        embed(backbone, ["ACD", "AC1"])

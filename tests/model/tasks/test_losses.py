@@ -1,0 +1,217 @@
+"""The losses are torch's and scikit-learn's own where these have them, and nothing where a target is ignored."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional
+
+from common.errors import ConfigError
+from dataset.packed_batch import IGNORED_TARGET, has_target
+from model.tasks.classifier_settings import loss_name
+from model.tasks.losses import (
+    TargetLoss,
+    balanced_class_weights,
+    binary_cross_entropy,
+    binary_focal,
+    cross_entropy,
+    focal,
+    squared_error,
+)
+from train_config.classifier_schema import ClassifierSection
+
+ROWS, CLASSES = 6, 4
+CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
+CLASS_LOSSES = {
+    "cross_entropy": cross_entropy,
+    "smoothed": lambda *given: cross_entropy(*given, label_smoothing=0.2),
+    "focal": lambda logits, targets, weights=None: focal(logits, targets, 2.0, weights),
+}
+COLUMN_LOSSES = {
+    "bce": binary_cross_entropy,
+    "focal": lambda logits, targets, weights=None: binary_focal(logits, targets, 2.0, weights),
+    "mse": lambda outputs, targets, weights=None: squared_error(outputs, targets),
+}
+
+
+@pytest.fixture
+def logits():
+    torch.manual_seed(0)
+    return torch.randn(ROWS, CLASSES, requires_grad=True)
+
+
+@pytest.fixture
+def classes():
+    return torch.tensor([0, 3, 1, 1, 2, 3])
+
+
+@pytest.fixture
+def labels():
+    return torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_cross_entropy_is_torchs(logits, classes, weights, smoothing):
+    expected = functional.cross_entropy(logits, classes, weight=weights, label_smoothing=smoothing, reduction="none")
+    assert torch.equal(cross_entropy(logits, classes, weights, smoothing), expected)
+
+
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_focal_with_gamma_0_is_cross_entropy(logits, classes, labels, weights):
+    torch.testing.assert_close(focal(logits, classes, 0.0, weights), cross_entropy(logits, classes, weights))
+    torch.testing.assert_close(
+        binary_focal(logits, labels, 0.0, weights), binary_cross_entropy(logits, labels, weights)
+    )
+
+
+def test_focal_is_the_papers(logits, classes):
+    p = logits.softmax(-1)[torch.arange(ROWS), classes]
+    torch.testing.assert_close(
+        focal(logits, classes, 2.0, CLASS_WEIGHTS), -CLASS_WEIGHTS[classes] * (1 - p) ** 2 * p.log()
+    )
+
+
+def test_binary_focal_is_the_papers(logits, labels):
+    p = torch.where(labels == 1, logits.sigmoid(), 1 - logits.sigmoid())
+    alpha = torch.where(labels == 1, CLASS_WEIGHTS, 1.0)
+    expected = (-alpha * (1 - p) ** 2 * p.log()).mean(-1)
+    torch.testing.assert_close(binary_focal(logits, labels, 2.0, CLASS_WEIGHTS), expected)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_of_certain_answers_has_finite_gradients(gamma):
+    logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
+    focal(logits, torch.tensor([0, 0]), gamma).sum().backward()
+    binary_focal(logits, torch.tensor([[1.0, 1.0], [1.0, 0.0]]), gamma).sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_binary_cross_entropy_is_torchs(logits, labels, weights):
+    expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    torch.testing.assert_close(binary_cross_entropy(logits, labels, weights).mean(), expected)
+
+
+def test_squared_error_is_torchs(logits, labels):
+    torch.testing.assert_close(squared_error(logits, labels).mean(), functional.mse_loss(logits, labels))
+
+
+@pytest.mark.parametrize("loss", CLASS_LOSSES.values(), ids=CLASS_LOSSES)
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, loss, weights):
+    ignored = torch.tensor([False, True, False, False, True, False])
+    expected = loss(logits, classes, weights)
+    losses = loss(logits, classes.masked_fill(ignored, IGNORED_TARGET), weights)
+    losses.sum().backward()
+    assert losses[ignored].eq(0).all() and logits.grad[ignored].eq(0).all()
+    torch.testing.assert_close(losses[~ignored], expected[~ignored])
+
+
+@pytest.mark.parametrize("loss", COLUMN_LOSSES.values(), ids=COLUMN_LOSSES)
+def test_unknown_columns_are_left_out_of_the_mean(logits, labels, loss):
+    labels[0, 1] = labels[0, 3] = labels[2, 0] = math.nan
+    labels[4] = math.nan
+    losses = loss(logits, labels)
+    losses.sum().backward()
+    alone = [loss(logits[:, [column]], labels[:, [column]]) for column in range(CLASSES)]
+    known = ~labels.isnan()
+    expected = torch.stack(alone, 1).sum(1) / known.sum(1).clamp(min=1)
+    torch.testing.assert_close(losses, expected)
+    assert losses[4] == 0 and logits.grad[~known].eq(0).all() and logits.grad[known].ne(0).all()
+    assert has_target(labels).tolist() == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "meant"),
+    [
+        ("multiclass", "auto", "cross_entropy"),
+        ("binary", "auto", "cross_entropy"),
+        ("per_residue", "auto", "cross_entropy"),
+        ("multilabel", "auto", "bce"),
+        ("regression", "auto", "mse"),
+        ("multilabel", "focal", "focal"),
+        ("per_residue", "focal", "focal"),
+    ],
+)
+def test_auto_means_the_usual_loss_of_a_kind(kind, loss, meant):
+    assert loss_name(ClassifierSection(loss=loss), kind) == meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "key"),
+    [
+        ("multiclass", {"loss": "bce"}, "loss bce is not for data.labels.kind multiclass"),
+        ("multilabel", {"loss": "cross_entropy"}, "choose auto or bce or focal"),
+        ("regression", {"loss": "focal"}, "choose auto or mse"),
+        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, not for bce"),
+        ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
+        ("regression", {"class_weights": "balanced"}, "class_weights"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(kind, settings, key):
+    with pytest.raises(ConfigError, match=key):
+        loss_name(ClassifierSection(**settings), kind)
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
+def test_balanced_weights_are_scikit_learns(kind):
+    targets = torch.tensor([0, 0, 0, 1, 2, 2, IGNORED_TARGET])
+    known = targets[:-1].numpy()
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=known)
+    torch.testing.assert_close(balanced_class_weights(kind, targets, 3), torch.tensor(expected).float())
+
+
+def test_balanced_weights_of_labels_are_the_ratio_of_scikit_learns(labels):
+    labels[0, 0] = math.nan
+    weights = balanced_class_weights("multilabel", labels, CLASSES)
+    for column in range(CLASSES):
+        y = labels[:, column][~labels[:, column].isnan()].numpy()
+        negative, positive = compute_class_weight("balanced", classes=np.arange(2), y=y)
+        assert weights[column].item() == pytest.approx(positive / negative)
+
+
+def test_classes_that_never_occur_count_as_they_are():
+    assert balanced_class_weights("multiclass", torch.tensor([0, 0, 2]), 4)[[1, 3]].tolist() == [1, 1]
+    alike = torch.tensor([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]])
+    assert balanced_class_weights("multilabel", alike, 3).tolist() == [1, 1, 1]
+
+
+def test_numbers_have_no_balanced_weights():
+    with pytest.raises(ConfigError, match="regression has no classes"):
+        balanced_class_weights("regression", torch.zeros(3, 1), 1)
+
+
+def test_class_weights_stay_fp32_and_out_of_the_saved_state():
+    loss = TargetLoss(ClassifierSection(), "multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
+    assert torch.equal(loss.class_weights, (CLASS_WEIGHTS.double() / 3).float())
+    assert loss.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"label_smoothing": 0.3}, lambda *given: cross_entropy(*given, label_smoothing=0.3)),
+        ({"loss": "focal", "focal_gamma": 3.0}, lambda x, t, w: focal(x, t, 3.0, w)),
+    ],
+)
+def test_a_section_gives_its_loss_of_classes(logits, classes, settings, expected):
+    loss = TargetLoss(ClassifierSection(**settings), "multiclass", CLASS_WEIGHTS)
+    assert torch.equal(loss(logits, classes), expected(logits, classes, CLASS_WEIGHTS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("multilabel", {}, binary_cross_entropy),
+        ("multilabel", {"loss": "focal", "focal_gamma": 3.0}, lambda x, t, w: binary_focal(x, t, 3.0, w)),
+        ("regression", {}, lambda x, t, w: squared_error(x, t)),
+    ],
+)
+def test_a_section_gives_its_loss_of_columns(logits, labels, kind, settings, expected):
+    loss = TargetLoss(ClassifierSection(**settings), kind, None if kind == "regression" else CLASS_WEIGHTS)
+    assert torch.equal(loss(logits, labels), expected(logits, labels, CLASS_WEIGHTS))

@@ -1,0 +1,88 @@
+"""Feature statistics are exact, additive over workers and safe for constant channels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.errors import DataError
+from model.tasks.normalization import FeatureNormalization, FeatureStatistics
+from tests.model.support import assert_near
+
+
+@pytest.fixture
+def features():
+    generator = torch.Generator().manual_seed(0)
+    offsets, scales = torch.tensor([0.0, 500.0, -3.0, 7.0]), torch.tensor([1.0, 20.0, 0.01, 0.0])
+    return torch.randn(1000, 4, generator=generator) * scales + offsets
+
+
+def everything(features):
+    return torch.ones(len(features), dtype=torch.bool)
+
+
+def measured(*parts):
+    statistics = FeatureStatistics(4)
+    for part in parts:
+        statistics.update(part, everything(part))
+    return statistics
+
+
+def test_mean_and_scale_are_those_of_the_tokens(features):
+    mean, scale = measured(features).finalize()
+    torch.testing.assert_close(mean, features.double().mean(0).float())
+    torch.testing.assert_close(scale[:3], features.double().std(0, correction=0).float()[:3])
+
+
+def test_sums_of_workers_add_up_to_those_of_one(features):
+    one = measured(features)
+    first, second = measured(features[:300]), measured(features[300:])
+    for ours, theirs in zip(first.tensors, second.tensors, strict=True):
+        ours += theirs
+    for added, whole in zip(first.finalize(), one.finalize(), strict=True):
+        torch.testing.assert_close(added, whole, rtol=1e-5, atol=0)
+
+
+def test_masked_tokens_are_not_counted_whatever_they_hold(features):
+    mask = torch.arange(len(features)) % 2 == 0
+    features[~mask] = torch.nan
+    statistics = FeatureStatistics(4)
+    statistics.update(features, mask)
+    assert statistics.count == 500
+    torch.testing.assert_close(statistics.finalize()[0], features[mask].double().mean(0).float())
+
+
+def test_a_constant_channel_keeps_a_scale_away_from_zero(features):
+    scale = measured(features).finalize()[1]
+    assert scale[3] >= 1e-6
+    normalization = FeatureNormalization(4)
+    normalization.set(measured(features))
+    assert normalization(features)[:, 3].abs().max() < 0.1
+
+
+def test_normalising_and_back_is_identity(features):
+    normalization = FeatureNormalization(4)
+    normalization.set(measured(features))
+    normal = normalization(features)
+    torch.testing.assert_close(normal[:, :3].mean(0), torch.zeros(3), atol=2e-3, rtol=0)
+    torch.testing.assert_close(normal[:, :3].std(0, correction=0), torch.ones(3), atol=2e-3, rtol=0)
+    assert_near(normalization.inverse(normal), features)
+
+
+def test_scales_stay_fp32_when_the_model_is_cast(features):
+    normalization = FeatureNormalization(4)
+    normalization.set(measured(features))
+    expected = normalization.scale.clone()
+    cast = normalization.bfloat16()
+    assert cast.scale.dtype == torch.float32 and torch.equal(cast.scale, expected)
+    assert cast(features.bfloat16()).dtype == torch.float32
+
+
+def test_no_token_at_all_is_refused():
+    with pytest.raises(DataError, match="no residue"):
+        FeatureStatistics(4).finalize()
+
+
+def test_features_that_are_not_finite_are_refused():
+    with pytest.raises(DataError, match="not finite"):
+        measured(torch.full((3, 4), torch.inf)).finalize()

@@ -1,0 +1,238 @@
+"""A log is whole to its last sample, read as it was written, and refused with the name of a column that is absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import DataError, ResourceError
+from monitoring.gpu_log.columns import COLUMNS
+from monitoring.gpu_log.reader import GpuLogWriter, read_gpu_log
+from monitoring.sampling.nvml import GpuSample
+
+SMI_QUERY = (
+    "timestamp, index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB], temperature.gpu, "
+    "power.draw [W], enforced.power.limit [W], clocks.current.sm [MHz], clocks.max.sm [MHz], "
+    "clocks_event_reasons.active"
+)
+
+
+def gpu(index: int = 0, **figures: float) -> GpuSample:
+    return GpuSample(index=index, uuid=f"GPU-{index}", name="NVIDIA H200", **figures)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.csv"
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def smi(second: int, index: int = 0, *, util: str = "93 %", reasons: str = "0x0000000000000004") -> str:
+    clock = f"2024/05/01 12:00:{second:02d}.250"
+    return (
+        f"{clock}, {index}, NVIDIA H100, {util}, 40960 MiB, 81559 MiB, 61, 512.33 W, 700.00 W, 1700 MHz, 1980 MHz, "
+        f"{reasons}"
+    )
+
+
+def test_samples_are_read_as_they_were_written(path):
+    with GpuLogWriter(path) as log:
+        for second in range(3):
+            figures = {"cpu_percent": 12.5 + second, "host_used_bytes": 7 * 2**40}
+            gpus = [gpu(0, util_percent=90 + second, power_w=512.25, throttle_reasons=4), gpu(1, util_percent=1)]
+            log.append(1000.0 + second, "node", figures, gpus)
+    log = read_gpu_log(path)
+    first, second_gpu = log.gpus
+    assert (first.gpu, first.name, first.host) == ("0", "NVIDIA H200", "node")
+    assert first.time_s.tolist() == [0, 1, 2]
+    assert first.get("util_percent").tolist() == [90, 91, 92]
+    assert first.get("power_w").tolist() == [512.25] * 3
+    assert first.get("cpu_percent").tolist() == [12.5, 13.5, 14.5]
+    assert not second_gpu.has("power_w")
+    assert np.isnan(second_gpu.get("power_w")).all()
+    (host,) = log.hosts
+    assert host.get("host_used_bytes").tolist() == [7 * 2**40] * 3
+
+
+def test_machine_without_a_gpu_has_a_row_a_sample_with_no_gpu_in_it(path):
+    with GpuLogWriter(path) as log:
+        log.append(1000.0, "node", {"cpu_percent": 50.0}, [])
+    header, row = path.read_text().splitlines()
+    cells = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (cells["gpu"], cells["uuid"], cells["cpu_percent"]) == ("", "", "50")
+    assert read_gpu_log(path).gpus == ()
+    assert read_gpu_log(path).hosts[0].get("cpu_percent").tolist() == [50]
+
+
+def test_log_is_gone_on_with_and_a_killed_writers_last_line_dropped(path):
+    with GpuLogWriter(path) as log:
+        log.append(1.0, "node", {}, [gpu()])
+    complete = path.read_bytes()
+    path.write_bytes(complete + b"2.0,node,0,GPU")
+    with GpuLogWriter(path) as log:
+        log.append(3.0, "node", {}, [gpu()])
+    assert path.read_bytes().startswith(complete + b"3.000,node,0,GPU-0,")
+    assert path.read_text().count("time,host") == 1
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_file_killed_within_its_header_begins_anew(path, kept):
+    path.write_bytes(",".join(COLUMNS).encode()[:kept])
+    with GpuLogWriter(path) as log:
+        log.append(1.0, "node", {}, [gpu()])
+    assert len(read_gpu_log(path).gpus) == 1
+
+
+def test_every_sample_is_in_the_file_at_once(path):
+    with GpuLogWriter(path) as log:
+        for count in range(1, 4):
+            log.append(float(count), "node", {}, [gpu(0), gpu(1)])
+            assert path.read_bytes().count(b"\n") == 1 + 2 * count
+
+
+def test_some_other_file_is_left_as_it_is(path):
+    path.write_text("my,own,table\n1,2,3\n")
+    with pytest.raises(DataError, match="holds something else"):
+        GpuLogWriter(path)
+    assert path.read_text() == "my,own,table\n1,2,3\n"
+
+
+def test_two_writers_of_one_file_are_refused(path):
+    with GpuLogWriter(path), pytest.raises(ResourceError, match="another process logs to it"):
+        GpuLogWriter(path)
+    GpuLogWriter(path).close()
+
+
+def test_folder_in_the_files_place_is_refused(tmp_path):
+    with pytest.raises(ResourceError, match="can't be written"):
+        GpuLogWriter(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_full_disk_is_said(path):
+    log = GpuLogWriter(path)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, log._descriptor)
+    os.close(full)
+    with pytest.raises(ResourceError, match="No space left"):
+        log.append(1.0, "node", {}, [])
+    log.close()
+
+
+def test_nvidia_smi_logs_are_read_with_their_units(path):
+    write(path, SMI_QUERY, *(smi(second, index) for second in range(3) for index in (0, 1)))
+    log = read_gpu_log(path)
+    assert log.start == "2024/05/01 12:00:00.250"
+    assert [trace.gpu for trace in log.gpus] == ["0", "1"]
+    trace = log.gpus[0]
+    assert trace.time_s.tolist() == [0, 1, 2]
+    assert trace.get("mem_used_bytes")[0] == 40960 * 2**20
+    assert trace.get("power_limit_w")[0] == 700
+    assert trace.get("sm_clock_mhz")[0] == 1700
+    assert trace.get("throttle_reasons")[0] == 4
+    assert log.hosts == ()
+
+
+def test_nvidia_smi_without_units_means_the_same(path):
+    with_units = write(path, SMI_QUERY, smi(0), smi(1))
+    bare = [line.replace(" %,", ",").replace(" MiB", "").replace(" W,", ",") for line in (smi(0), smi(1))]
+    without = write(path.with_name("bare.csv"), SMI_QUERY, *[line.replace(" MHz", "") for line in bare])
+    for name, values in read_gpu_log(with_units).gpus[0].figures.items():
+        assert read_gpu_log(without).gpus[0].get(name).tolist() == values.tolist(), name
+
+
+def test_reasons_in_columns_of_their_own_are_put_together(path):
+    header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
+    header += ", clocks_throttle_reasons.hw_thermal_slowdown"
+    lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
+    trace = read_gpu_log(write(path, header, *lines)).gpus[0]
+    assert trace.get("throttle_reasons").tolist() == [0x44, 0x40]
+
+
+def test_what_the_driver_does_not_know_is_not_a_number(path):
+    write(path, SMI_QUERY, smi(0, util="[N/A]"), smi(1, util="[GPU is lost]"), smi(2))
+    values = read_gpu_log(path).gpus[0].get("util_percent")
+    assert np.isnan(values).tolist() == [True, True, False]
+
+
+def test_missing_and_differently_named_columns_are_named_with_what_is_near_and_what_is_there(path):
+    write(path, "time,gpu,util_percent,mem_used,mem_total_bytes,temp,power_w", "1,0,2,3,4,5,6")
+    with pytest.raises(DataError) as error:
+        read_gpu_log(path)
+    message = str(error.value)
+    assert "mem_used_bytes or memory.used (nearest: mem_used" in message
+    assert "temperature_c or temperature.gpu (nearest: temp" in message
+    assert "sm_clock_mhz or clocks.sm" in message
+    assert "The log has: time, gpu, util_percent, mem_used, mem_total_bytes, temp, power_w." in message
+    assert "util_percent or" not in message
+    assert "\n" not in message
+
+
+def test_column_that_is_not_there_at_all_has_no_nearest(path):
+    write(path, "a,b", "1,2")
+    with pytest.raises(DataError, match=r"sm_clock_mhz or clocks.sm[;.] .*The log has: a, b\."):
+        read_gpu_log(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0], lines[1].replace("93 %", "high"), lines[2]], "line 2, column 'utilization.gpu [%]'"),
+        (lambda lines: [lines[0], lines[1], lines[2].replace(", 61", "")], "line 3: 11 cells where the header has 12"),
+        (lambda lines: [lines[0], lines[1].replace("2024/05/01", "yesterday")], "line 2, column 'timestamp'"),
+        (lambda lines: [lines[0], lines[1].replace("512.33 W", "0.5 kW")], "'0.5 kW' is not a number"),
+        (lambda lines: lines[:1], "a header and no samples"),
+    ],
+)
+def test_damage_is_told_with_line_and_column(path, change, message):
+    write(path, *change([SMI_QUERY, smi(0), smi(1)]))
+    with pytest.raises(DataError) as error:
+        read_gpu_log(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00binary"])
+def test_file_that_is_no_log_is_a_data_error(path, content):
+    path.write_bytes(content)
+    with pytest.raises(DataError):
+        read_gpu_log(path)
+
+
+def test_absent_file_is_a_data_error(path):
+    with pytest.raises(DataError, match="No such file"):
+        read_gpu_log(path)
+
+
+def test_partial_last_line_repeated_headers_and_windows_line_ends_are_passed_over(path):
+    text = "\r\n".join([SMI_QUERY, smi(0), SMI_QUERY, smi(1)]) + "\r\n" + smi(2)[:40]
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_gpu_log(path).gpus[0].time_s.tolist() == [0, 1]
+
+
+def test_clock_that_was_set_back_leaves_the_samples_in_order(path):
+    write(path, SMI_QUERY, smi(5), smi(6), smi(2), smi(3))
+    assert read_gpu_log(path).gpus[0].time_s.tolist() == [0, 1, 3, 4]
+
+
+def without_index(line: str) -> str:
+    cells = line.split(", ")
+    return ", ".join([cells[0], *cells[2:]])
+
+
+def test_one_gpu_needs_no_index(path):
+    write(path, without_index(SMI_QUERY), *(without_index(smi(second)) for second in range(9)))
+    assert [trace.gpu for trace in read_gpu_log(path).gpus] == ["0"]
+
+
+def test_several_gpus_that_nothing_tells_apart_are_refused(path):
+    lines = [without_index(smi(second)).replace(".250", f".25{index}") for second in range(9) for index in range(4)]
+    write(path, without_index(SMI_QUERY), *lines)
+    with pytest.raises(DataError, match=r"several GPUs.*'index'"):
+        read_gpu_log(path)

@@ -1,0 +1,159 @@
+"""Host figures are those of psutil and the cgroup; a worker's are summed over what it started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from monitoring.sampling import host
+from monitoring.sampling.host import HostSampler, Memory, ProcessSampler, descendants, memory_of_this_machine
+
+HELD_BYTES = 64 << 20
+HOLD = f"""
+import subprocess, sys
+held = b"x" * {HELD_BYTES}
+print("held", flush=True)
+sys.stdin.read()
+"""
+GIB = 1 << 30
+Bytes = namedtuple("Bytes", "read_bytes write_bytes")
+Traffic = namedtuple("Traffic", "bytes_sent bytes_recv")
+Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
+
+
+@pytest.fixture
+def loader() -> Iterator[subprocess.Popen[str]]:
+    """A child process that holds memory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+
+
+@pytest.fixture
+def cgroups(tmp_path, monkeypatch) -> Path:
+    """A machine with 8 GiB, 6 of them available, and no cgroup yet."""
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    groups.mkdir()
+    monkeypatch.setattr(host, "_PROC", proc)
+    monkeypatch.setattr(host, "_CGROUPS", groups)
+    machine = namedtuple("machine", "total available")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine(8 * GIB, 6 * GIB))
+    return tmp_path
+
+
+def test_resident_memory_of_a_worker_includes_its_loaders(loader):
+    with_loader = ProcessSampler().read()["rss_bytes"]
+    alone = psutil.Process().memory_info().rss
+    assert with_loader - alone > HELD_BYTES
+    assert loader.pid in [process.pid for process in descendants(psutil.Process())]
+
+
+def test_children_are_found_where_the_kernel_does_not_list_them(loader, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "_PROC", tmp_path)
+    assert loader.pid in [process.pid for process in descendants(psutil.Process())]
+
+
+def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
+    now, used = 100.0, 5.0
+    times = namedtuple("times", "user system")
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: times(used, 1.0))
+    monkeypatch.setattr(host, "descendants", lambda process: [])  # other tests may have started some
+    sampler = ProcessSampler(clock=lambda: now)
+    assert "cpu_percent" not in sampler.read()  # nothing to compare with
+    now, used = 104.0, 11.0
+    assert sampler.read()["cpu_percent"] == pytest.approx(150.0)
+
+
+def test_disk_and_network_are_rates_between_readings(monkeypatch):
+    now, disk, net = 10.0, Bytes(1000, 2000), Traffic(300, 400)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {"one": disk})
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: net)
+    sampler = HostSampler(clock=lambda: now)
+    assert not [name for name in sampler.read() if "per_s" in name]
+    now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the network's counter of sent bytes began anew
+    rates = {name: value for name, value in sampler.read().items() if "per_s" in name}
+    assert rates == {
+        "disk/read_bytes_per_s": 250.0,
+        "disk/write_bytes_per_s": 0.0,
+        "net/received_bytes_per_s": 50.0,
+    }
+
+
+def test_bytes_on_a_volume_of_a_disk_are_counted_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "_BLOCKS", tmp_path)
+    (tmp_path / "sda" / "device").mkdir(parents=True)
+    (tmp_path / "dm-0").mkdir()
+    disks = {"sda": Bytes(500, 100), "dm-0": Bytes(500, 100)}
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: disks)
+    assert host._disks() == [disks["sda"]]
+    (tmp_path / "sda" / "device").rmdir()
+    assert len(host._disks()) == 2, "in a container that shows no devices, all there is"
+
+
+def test_machine_without_disks_or_network_has_no_such_figures(monkeypatch):
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {})
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
+    sampler = HostSampler()
+    sampler.read()
+    assert {name.split("/")[0] for name in sampler.read()} <= {"mem", "cpu"}
+
+
+def test_cpu_of_the_machine_counts_neither_waiting_nor_guests_twice(monkeypatch):
+    times = Times(user=10, nice=0, system=5, idle=80, iowait=5, guest=0, guest_nice=0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    sampler = HostSampler()
+    assert "cpu/percent" not in sampler.read()
+    times = Times(user=30, nice=0, system=10, idle=140, iowait=20, guest=20, guest_nice=0)
+    assert sampler.read()["cpu/percent"] == pytest.approx(25.0)
+
+
+def test_memory_used_and_available_are_the_whole():
+    figures = HostSampler().read()
+    used, available = figures["mem/host_used_bytes"], figures["mem/host_available_bytes"]
+    assert used + available == figures["mem/host_total_bytes"]
+    assert used > 0
+
+
+def test_tighter_limit_of_a_container_counts(cgroups):
+    (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
+    (cgroups / "cgroup" / "memory.max").write_text(f"{2 * GIB}\n")
+    (cgroups / "cgroup" / "memory.current").write_text(f"{GIB}\n")
+    (cgroups / "cgroup" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\n")
+    assert memory_of_this_machine() == Memory(2 * GIB, GIB + GIB // 2)
+
+
+def test_limit_of_a_group_above_counts_too(cgroups):
+    (cgroups / "proc" / "self" / "cgroup").write_text("0::/slice/job\n")
+    above, own = cgroups / "cgroup" / "slice", cgroups / "cgroup" / "slice" / "job"
+    own.mkdir(parents=True)
+    (own / "memory.max").write_text("max\n")
+    (own / "memory.current").write_text("5\n")
+    (above / "memory.max").write_text(f"{4 * GIB}\n")
+    (above / "memory.current").write_text(f"{3 * GIB}\n")
+    assert memory_of_this_machine() == Memory(4 * GIB, GIB)
+
+
+def test_limit_of_the_older_cgroups_counts(cgroups):
+    (cgroups / "proc" / "self" / "cgroup").write_text("5:devices:/\n4:memory:/job\n0::/\n")
+    own = cgroups / "cgroup" / "memory" / "job"
+    own.mkdir(parents=True)
+    (own / "memory.limit_in_bytes").write_text(f"{GIB}\n")
+    (own / "memory.usage_in_bytes").write_text(f"{2 * GIB}\n")
+    (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0\n")
+    assert memory_of_this_machine() == Memory(GIB, GIB // 2)
+
+
+def test_looser_limit_or_none_leaves_the_machines_memory(cgroups):
+    (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
+    (cgroups / "cgroup" / "memory.max").write_text(f"{100 * GIB}\n")
+    (cgroups / "cgroup" / "memory.current").write_text("0\n")
+    assert memory_of_this_machine() == Memory(8 * GIB, 6 * GIB)

@@ -1,0 +1,301 @@
+"""All GPUs are read; what one can't say is left out, what is lost is one warning. NVML is faked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from monitoring.sampling import nvml
+from monitoring.sampling.nvml import PCIE_EVERY_S, THROTTLE_REASONS, NvmlDevices, describe_throttling
+
+FIGURES = {
+    "util_percent": 87,
+    "mem_util_percent": 31,
+    "mem_used_bytes": 30,
+    "mem_total_bytes": 100,
+    "temperature_c": 61,
+    "power_w": 350.5,
+    "power_limit_w": 700.0,
+    "sm_clock_mhz": 1755,
+    "sm_clock_max_mhz": 1980,
+    "memory_clock_mhz": 2619,
+    "throttle_reasons": 0x24,
+    "ecc_corrected": 3,
+    "ecc_uncorrected": 1,
+    "processes": 2,
+}
+
+
+class Driver:
+    """What the faked NVML answers for each GPU, and with which errors it fails."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self.now_s = 0.0
+        self.init: int | None = None
+        self.failing: dict[tuple[int, str] | str, int] = {}
+        """Error codes by (GPU, function) or by function."""
+        self.asked: list[tuple[int, str]] = []
+        self.links_kib = [1000, 500]
+        self.open = 0
+
+    def answer(self, gpu: int, function: str, value: Any) -> Any:
+        self.asked.append((gpu, function))
+        code = self.failing.get((gpu, function)) or self.failing.get((gpu, "*")) or self.failing.get(function)
+        if code is not None:
+            raise pynvml.NVMLError(code)
+        return value
+
+    def pcie_asked(self) -> list[int]:
+        return [gpu for gpu, function in self.asked if function == "nvmlDeviceGetPcieThroughput"]
+
+
+@pytest.fixture
+def driver(monkeypatch) -> Driver:
+    driver = Driver(gpus=2)
+
+    def init() -> None:
+        if driver.init is not None:
+            raise pynvml.NVMLError(driver.init)
+        driver.open += 1
+
+    def shut_down() -> None:
+        driver.open -= 1
+
+    def fields(gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
+        assert [scope for _, scope in asked] == [0xFFFFFFFF] * 2
+        code = driver.failing.get((gpu, "links"), pynvml.NVML_SUCCESS)
+        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(ullVal=kib)) for kib in driver.links_kib]
+
+    clocks = {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}
+    answers = {
+        "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu:04d}",
+        "nvmlDeviceGetName": lambda gpu: "NVIDIA H200",
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=87, memory=31),
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=100, free=70, used=30),
+        "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,
+        "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 700_000,
+        "nvmlDeviceGetClockInfo": lambda gpu, clock: clocks[clock],
+        "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: 1980,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x24,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x44,
+        "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
+        "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=10 + gpu), SimpleNamespace(pid=5)],
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=20 + gpu)],
+        "nvmlDeviceGetGraphicsRunningProcesses_v3": lambda gpu: [SimpleNamespace(pid=30 + gpu)],
+        "nvmlDeviceGetPcieThroughput": lambda gpu, way: 5000 + way,
+        "nvmlDeviceGetFieldValues": fields,
+        "nvmlDeviceGetHandleByIndex": lambda gpu: gpu,
+    }
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", shut_down)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: driver.gpus)
+    for name, value in answers.items():
+        monkeypatch.setattr(
+            pynvml,
+            name,
+            lambda gpu, *more, name=name, value=value: driver.answer(gpu, name, value(gpu, *more)),
+        )
+    return driver
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+def opened(driver: Driver, warnings: list[str]) -> NvmlDevices:
+    return NvmlDevices.open(warnings.append, clock=lambda: driver.now_s)
+
+
+def without_traffic(figures: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if "link" not in name and "pcie" not in name}
+
+
+def test_all_gpus_of_the_machine_are_read_whichever_are_visible(driver, warnings, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    samples = opened(driver, warnings).read()
+    assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
+    assert [without_traffic(sample.figures()) for sample in samples] == [FIGURES] * 2
+    assert warnings == []
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(driver, warnings, code):
+    driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
+    devices = opened(driver, warnings)
+    for _ in range(3):
+        whole, slice_ = (without_traffic(sample.figures()) for sample in devices.read())
+        assert whole == FIGURES
+        assert FIGURES.keys() - slice_.keys() == {
+            "util_percent",
+            "mem_util_percent",
+            "ecc_corrected",
+            "ecc_uncorrected",
+        }
+    assert driver.asked.count((1, "nvmlDeviceGetUtilizationRates")) == 1
+    assert warnings == []
+
+
+def test_function_that_this_version_of_the_package_lacks_is_left_out(driver, warnings, monkeypatch):
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetTotalEccErrors")
+    assert "ecc_corrected" not in opened(driver, warnings).read()[0].figures()
+    assert warnings == []
+
+
+def test_older_driver_is_asked_for_throttling_by_the_older_name(driver, warnings):
+    driver.failing = {"nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    assert opened(driver, warnings).read()[0].throttle_reasons == 0x44
+
+
+def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
+    devices = opened(driver, warnings)
+    devices.read()
+    driver.failing = {(0, "*"): pynvml.NVML_ERROR_GPU_IS_LOST}
+    assert [[sample.index for sample in devices.read()] for _ in range(3)] == [[1]] * 3
+    assert warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
+    devices.close()
+    assert driver.open == 0
+
+
+def test_gpu_that_can_not_be_opened_is_one_warning_and_the_others_are_read(driver, warnings):
+    driver.failing = {(0, "nvmlDeviceGetHandleByIndex"): pynvml.NVML_ERROR_GPU_IS_LOST}
+    assert [sample.index for sample in opened(driver, warnings).read()] == [1]
+    assert warnings == ["GPU 0 is not watched: NVML can't open it (GPU is lost)"]
+
+
+def test_figure_that_fails_once_is_asked_again(driver, warnings):
+    devices = opened(driver, warnings)
+    driver.failing = {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT}
+    assert devices.read()[0].power_w is None
+    driver.failing = {}
+    assert devices.read()[0].power_w == 350.5
+    assert warnings == []
+
+
+def test_driver_that_is_replaced_in_mid_run_is_one_warning_for_all_gpus(driver, warnings):
+    devices = opened(driver, warnings)
+    driver.failing = {(gpu, "*"): pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH for gpu in range(2)}
+    assert [devices.read() for _ in range(2)] == [[], []]
+    (warning,) = warnings
+    assert "version mismatch" in warning
+
+
+def test_driver_that_does_not_fit_its_library_is_one_warning(driver, warnings):
+    driver.init = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    devices = opened(driver, warnings)
+    assert [devices.read() for _ in range(2)] == [[], []]
+    (warning,) = warnings
+    assert "mismatch" in warning and "gpu_check" in warning
+    devices.close()
+    assert driver.open == 0
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+@pytest.mark.parametrize("there_is_a_gpu", [False, True])
+def test_missing_driver_is_a_warning_only_where_there_is_a_gpu(
+    driver, warnings, monkeypatch, tmp_path, code, there_is_a_gpu
+):
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "vendor").write_text("0x10de\n" if there_is_a_gpu else "0x8086\n")
+    node = tmp_path / "nvidiactl"
+    if there_is_a_gpu:
+        node.touch()
+    monkeypatch.setattr(nvml, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(nvml, "_DRIVER_NODE", node)
+    driver.init = code
+    assert opened(driver, warnings).read() == []
+    assert len(warnings) == int(there_is_a_gpu)
+
+
+@pytest.mark.parametrize("there_is_a_gpu", [False, True])
+def test_missing_package_is_a_warning_only_where_there_is_a_gpu(warnings, monkeypatch, tmp_path, there_is_a_gpu):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "_DRIVER_NODE", Path("/dev/null") if there_is_a_gpu else tmp_path / "nvidiactl")
+    devices = NvmlDevices.open(warnings.append)
+    assert devices.read() == []
+    devices.close()
+    assert ["pip install" in warning for warning in warnings] == [True] * there_is_a_gpu
+
+
+def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(driver, warnings):
+    devices = opened(driver, warnings)
+    seen = []
+    for driver.now_s in (0.0, 1.0, PCIE_EVERY_S, PCIE_EVERY_S + 1.0, 2 * PCIE_EVERY_S):
+        seen.append([sample.pcie_rx_bytes_per_s for sample in devices.read()])
+    tx, rx = pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES
+    measured, none = (5000.0 + rx) * 1000, None
+    assert tx != rx
+    assert seen == [[measured, none], [none, none], [none, measured], [none, none], [measured, none]]
+    assert driver.pcie_asked() == [0, 0, 1, 1, 0, 0]
+
+
+def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
+    devices = opened(driver, warnings)
+    assert devices.read()[0].nvlink_tx_bytes_per_s is None  # nothing to compare with
+    driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
+    sample = devices.read()[0]
+    assert (sample.nvlink_tx_bytes_per_s, sample.nvlink_rx_bytes_per_s) == (5 * 1024, 2 * 1024)
+    driver.now_s, driver.links_kib = 3.0, [0, 0]  # reset
+    assert devices.read()[0].nvlink_tx_bytes_per_s is None
+
+
+def test_gpu_without_links_has_no_link_traffic(driver, warnings):
+    driver.failing = {(0, "links"): pynvml.NVML_ERROR_NOT_SUPPORTED}
+    devices = opened(driver, warnings)
+    devices.read()
+    driver.now_s = 1.0
+    without, with_ = devices.read()
+    assert (without.nvlink_tx_bytes_per_s, with_.nvlink_tx_bytes_per_s) == (None, 0)
+    assert without_traffic(without.figures()) == FIGURES
+
+
+@pytest.mark.parametrize(
+    ("pids", "used"), [({5}, {0, 1}), ({11, 99}, {1}), ({20}, {0}), ({31}, {1}), ({10, 31}, {0, 1}), ({99}, set())]
+)
+def test_gpus_of_a_process_are_those_on_which_it_computes_or_draws(driver, warnings, pids, used):
+    assert opened(driver, warnings).used_by(pids) == used
+
+
+def test_processes_that_nvml_does_not_tell_are_on_no_gpu(driver, warnings, monkeypatch):
+    driver.failing = {"nvmlDeviceGetComputeRunningProcesses_v3": pynvml.NVML_ERROR_NO_PERMISSION}
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    devices = opened(driver, warnings)
+    assert devices.used_by({5, 10, 20}) == set()
+    assert devices.used_by({30}) == {0}
+    assert warnings == []
+
+
+def test_closing_lets_go_of_nvml_and_may_be_repeated(driver, warnings):
+    devices = opened(driver, warnings)
+    assert driver.open == 1
+    devices.close()
+    devices.close()
+    assert driver.open == 0
+    assert devices.read() == []
+
+
+def test_throttling_in_words_tells_heat_from_power_and_leaves_idling_out():
+    assert describe_throttling(0x001 | 0x002) == []
+    assert describe_throttling(0x040 | 0x001) == ["hardware thermal slowdown"]
+    assert describe_throttling(0x004) == ["software power cap"]
+
+
+def test_throttling_bits_are_those_of_nvml():
+    named = {getattr(pynvml, name) for name in dir(pynvml) if name.startswith("nvmlClocksEventReason")}
+    assert THROTTLE_REASONS.keys() == {bit for bit in named if bit and bit & (bit - 1) == 0}
+
+
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs a GPU")
+def test_real_gpus_can_be_read(warnings):
+    devices = NvmlDevices.open(warnings.append)
+    for sample in devices.read():
+        assert sample.uuid and sample.mem_total_bytes is not None and sample.mem_total_bytes > 0
+    devices.close()
+    assert warnings == []

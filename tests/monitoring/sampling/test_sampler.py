@@ -1,0 +1,329 @@
+"""A worker's samples hold what can be read of it, and nothing that goes wrong reaches the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from monitoring.sampling import sampler as sampler_module
+from monitoring.sampling.metric_names import find
+from monitoring.sampling.nvml import GpuSample, NvmlDevices
+from monitoring.sampling.sampler import Sampler
+from run_folder.metrics_log import Record, read_metrics
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 1)
+NEVER_S = 1e6
+STEP = {
+    "loss": 2.5,
+    "tokens": 4000,
+    "tokens_per_s": 1000.0,
+    "step_s": 4.0,
+    "data_wait_s": 0.1,
+    "forward_s": 1.0,
+    "backward_s": 2.0,
+    "optimizer_s": 0.5,
+    "communication_s": 0.2,
+    "checkpoint_s": 0.0,
+    "padding_share": 0.03,
+    "loader_queue_depth": 2,
+    "feature_cache_hit_rate": 0.75,
+}
+Make = Callable[..., Sampler]
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "run" / "monitoring" / "worker-00003.jsonl"
+
+
+@pytest.fixture
+def make(path, warnings) -> Make:
+    def make(**changes: Any) -> Sampler:
+        settings: dict[str, Any] = {
+            "worker": 3,
+            "device": CPU,
+            "node": False,
+            "interval_s": NEVER_S,
+            "prometheus": False,
+            "warn": warnings.append,
+        }
+        return Sampler(path, **{**settings, **changes})
+
+    return make
+
+
+class Cuda:
+    """torch.cuda of a GPU that is not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peak = 900
+        monkeypatch.setattr(torch.cuda, "memory_stats", self.stats)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
+
+    def reset(self, device: torch.device) -> None:
+        assert device == GPU
+        self.peak = 600
+
+    def stats(self, device: torch.device) -> dict[str, int]:
+        assert device == GPU
+        return {
+            "allocated_bytes.all.current": 600,
+            "allocated_bytes.all.peak": self.peak,
+            "reserved_bytes.all.current": 800,
+            "num_alloc_retries": 4,
+        }
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def only_sample(path: Path) -> Record:
+    (record,) = read_metrics(path)
+    return record
+
+
+def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
+    sampler = make(clock=lambda: 1234.5)
+    sampler.note(7, 1, STEP)
+    sampler.note(8, 1, STEP)
+    sampler.sample()
+    record = only_sample(path)
+    figures = record["figures"]
+    assert {name: record[name] for name in ("kind", "step", "epoch", "time", "worker")} == {
+        "kind": "sample",
+        "step": 8,
+        "epoch": 1,
+        "time": 1234.5,
+        "worker": 3,
+    }
+    assert figures["worker/3/rss_bytes"] > 10 << 20
+    assert figures["worker/3/forward_s"] == 1.0
+    assert figures["worker/3/loader_queue_depth"] == 2
+    assert figures["worker/3/feature_cache_hit_rate"] == 0.75
+    assert all(find(name) is not None for name in figures)
+    assert {name.split("/")[0] for name in figures} == {"worker"}
+    assert warnings == []
+
+
+def test_worker_0_tells_of_the_run(make, path):
+    sampler = make(worker=0, flops_per_token=2e9, peak_tflops=10.0, world_size=2)
+    sampler.note(8, 1, STEP)
+    sampler.sample()
+    figures = only_sample(path)["figures"]
+    assert {name: value for name, value in figures.items() if not name.startswith("worker/")} == {
+        "perf/tokens_per_s": 1000.0,
+        "perf/step_s": 4.0,
+        "perf/padding_share": 0.03,
+        "perf/mfu": pytest.approx(0.1),
+        "train/loss": 2.5,
+    }
+
+
+def test_utilization_of_an_unknown_device_is_left_out(make, path, warnings):
+    sampler = make(worker=0, flops_per_token=2e9)
+    sampler.note(1, 0, STEP)
+    sampler.sample()
+    assert "perf/mfu" not in only_sample(path)["figures"]
+    assert warnings == []
+
+
+def test_utilization_of_a_known_gpu_needs_no_setting(make, path, cuda):
+    sampler = make(worker=0, device=GPU, flops_per_token=756.5e9 / 4, amp_dtype="bf16")
+    sampler.note(1, 0, STEP)
+    sampler.sample()
+    assert only_sample(path)["figures"]["perf/mfu"] == pytest.approx(0.25)
+
+
+def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
+    gpus = [GpuSample(index, f"GPU-{index}", "H200", util_percent=50.0 + index, power_w=300.0) for index in (0, 1)]
+    closed = []
+    devices = SimpleNamespace(read=lambda: gpus, close=lambda: closed.append(True))
+    monkeypatch.setattr(NvmlDevices, "open", lambda warn: devices)
+    sampler = make(node=True).start()
+    sampler.close()
+    figures = read_metrics(path)[-1]["figures"]
+    assert {name: value for name, value in figures.items() if name.startswith("gpu/")} == {
+        "gpu/0/util": 50.0,
+        "gpu/0/power_w": 300.0,
+        "gpu/1/util": 51.0,
+        "gpu/1/power_w": 300.0,
+    }
+    assert figures["mem/host_rss_bytes"] == figures["worker/3/rss_bytes"]
+    assert figures["mem/host_total_bytes"] > figures["mem/host_available_bytes"]
+    assert all(find(name) is not None for name in figures)
+    assert closed == [True]
+    assert warnings == []
+
+
+def test_torch_figures_are_those_of_the_workers_gpu(make, path, cuda):
+    make(device=GPU).sample()
+    figures = only_sample(path)["figures"]
+    assert {name.removeprefix("worker/3/torch_"): v for name, v in figures.items() if "torch" in name} == {
+        "allocated_bytes": 600,
+        "reserved_bytes": 800,
+        "peak_bytes": 900,
+        "alloc_retries": 4,
+        "fragmentation": pytest.approx(0.25),
+    }
+
+
+def test_peaks_begin_anew_with_each_epoch_and_the_last_one_of_an_epoch_is_told(make, path, cuda):
+    sampler = make(device=GPU)
+    sampler.note(1, 0, STEP)
+    sampler.sample()
+    cuda.peak = 1500  # after the sample, before the epoch ends
+    sampler.note(2, 1, STEP)  # the epoch's last step: the run would go on at the next epoch
+    sampler.new_epoch()
+    sampler.sample()
+    sampler.note(3, 1, STEP)
+    sampler.new_epoch()
+    sampler.sample()
+    peaks = [(record["epoch"], record["figures"]["worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
+    assert peaks == [(0, 900), (0, 1500), (1, 600), (1, 600), (1, 600)]
+
+
+def test_loss_that_is_not_finite_is_written_as_null(make, path, warnings):
+    sampler = make(worker=0)
+    sampler.note(1, 0, {**STEP, "loss": float("nan")})
+    sampler.sample()
+    record = only_sample(path)
+    assert record["figures"]["train/loss"] is None
+    assert record["nonfinite"] is True
+    assert warnings == []
+
+
+def test_thread_samples_at_once_and_again_when_it_is_closed(make, path):
+    sampler = make().start()
+    sampler.note(41, 2, STEP)
+    sampler.close()
+    sampler.close()
+    records = read_metrics(path)
+    assert records[-1]["step"] == 41
+    assert len(records) in (1, 2)  # the first look may have come after close() was called
+    assert "sampler" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_thread_samples_again_and_again(make, path, monkeypatch):
+    enough = threading.Event()
+    written: list[Record] = []
+    append = sampler_module._SampleFile.append
+
+    def counted(file: Any, record: Record) -> None:
+        append(file, record)
+        written.append(record)
+        if len(written) >= 5:
+            enough.set()
+
+    monkeypatch.setattr(sampler_module._SampleFile, "append", counted)
+    sampler = make(interval_s=0.01).start()
+    assert enough.wait(30)
+    sampler.close()
+    times = [record["time"] for record in read_metrics(path)]
+    assert len(times) >= 5
+    assert times == sorted(times)
+    assert "worker/3/cpu_percent" in written[-1]["figures"]
+
+
+def test_disk_that_can_not_be_written_is_one_warning_and_is_tried_again(make, path, warnings):
+    path.parent.parent.mkdir()
+    path.parent.write_text("a file where the folder should be")
+    sampler = make()
+    for _ in range(3):
+        sampler.sample()
+    (warning,) = warnings
+    assert "file of samples" in warning and str(path.parent) in warning
+    path.parent.unlink()
+    sampler.sample()
+    assert only_sample(path)["kind"] == "sample"
+
+
+def test_full_disk_is_one_warning(make, warnings, monkeypatch):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    monkeypatch.setattr("run_folder.metrics_log.MetricsLog._drop_partial_line", lambda log: None)
+    sampler = Sampler(
+        full, worker=0, device=CPU, node=False, interval_s=1.0, prometheus=False, warn=warnings.append
+    ).start()
+    sampler.close()
+    (warning,) = warnings
+    assert "No space left" in warning
+
+
+def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monkeypatch, warnings):
+    def fail(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr(sampler_module.ProcessSampler, "read", fail)
+    sampler = make(node=True)
+    sampler.note(1, 0, STEP)
+    for _ in range(2):
+        sampler.sample()
+    assert len(warnings) == 1 and "AccessDenied" in warnings[0]
+    records = read_metrics(path)
+    told = [record for record in records if record["kind"] == "event"]
+    assert [(event["event"], event["message"]) for event in told] == [("warning", f"worker 3: {warnings[0]}")]
+    for record in (record for record in records if record["kind"] == "sample"):
+        assert record["figures"]["worker/3/step_s"] == 4.0
+        assert "mem/host_used_bytes" in record["figures"]
+        assert "worker/3/rss_bytes" not in record["figures"]
+
+
+def test_warning_that_can_not_be_told_does_not_reach_the_run(make, path):
+    def fail(message: str) -> None:
+        raise OSError("the log is gone")
+
+    path.parent.parent.mkdir()
+    path.parent.write_text("")
+    sampler = make(warn=fail).start()
+    sampler.close()
+
+
+def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings):
+    hanging, released = threading.Event(), threading.Event()
+
+    def hang(warn: Callable[[str], None]) -> None:
+        hanging.set()
+        released.wait(60)
+
+    monkeypatch.setattr(NvmlDevices, "open", hang)
+    monkeypatch.setattr(sampler_module, "CLOSE_LIMIT_S", 0.05)
+    sampler = make(node=True).start()
+    assert hanging.wait(30)
+    sampler.close()
+    assert "hangs" in warnings[0]
+    released.set()
+    sampler._thread.join(30)
+
+
+def test_resumed_run_appends_and_drops_the_line_that_a_killed_one_left(make, path):
+    make().sample()
+    with path.open("ab") as file:
+        file.write(b'{"kind":"sample","st')
+    sampler = make()
+    sampler.note(9, 0, {})
+    sampler.sample()
+    assert [record["step"] for record in read_metrics(path)] == [0, 9]
+
+
+def test_sampler_that_was_never_started_can_be_closed(make, path, warnings):
+    make().close()
+    assert not path.exists()
+    assert warnings == []

@@ -1,0 +1,135 @@
+import io
+
+import pytest
+
+from monitoring.watch.progress import ProgressSink, describe_event
+
+
+def train(step: int, **values) -> dict:
+    defaults = {"loss": 2.5, "tokens_per_s": 12_345.0, "learning_rate": 1e-3, "time": 100.0 + step}
+    return {"kind": "train", "step": step, **defaults, **values}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_line_holds_step_loss_speed_rate_and_time_left():
+    stream = io.StringIO()
+    sink = ProgressSink(100, stream=stream, clock=Clock())
+    sink.write(train(1))
+    sink.write(train(2))
+    sink.close()
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "step 2/100 · loss 2.5000 · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
+
+
+def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
+    clock, stream = Clock(), io.StringIO()
+    sink = ProgressSink(1000, stream=stream, plain_every_s=10, clock=clock)
+    for step in range(1, 101):
+        clock.now = float(step)
+        sink.write(train(step))
+    sink.write({"kind": "validation", "step": 100, "loss": 1.0, "residue_recovery": 0.5})
+    sink.close()
+    lines = stream.getvalue().splitlines()
+    assert 11 <= len(lines) <= 13  # one of them says what recovery is
+    assert "step 100: validation loss 1.0000, recovery 0.500" in lines
+
+
+@pytest.mark.parametrize("make", [io.StringIO, Terminal])
+def test_metrics_are_defined_once_where_they_first_appear(make):
+    stream = make()
+    sink = ProgressSink(10, stream=stream)
+    for step in (1, 2):
+        sink.write(train(step))
+        sink.write({"kind": "validation", "step": step, "loss": 1.0, "residue_recovery": 0.5, "feature_r2": 0.4})
+    sink.close()
+    assert stream.getvalue().count("recovery: share of the residues that are predicted right") == 1
+    assert stream.getvalue().count("R²: share of the features' variance") == 1
+
+
+@pytest.mark.parametrize("columns", [70, 80, 100, 130, 150])
+def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    sink = ProgressSink(120, stream=stream)
+    sink.write({"kind": "validation", "step": 40, "loss": 0.1712, "residue_recovery": 1.0, "feature_r2": 0.841})
+    for step in (85, 86):
+        sink.write(train(step))
+    sink.close()
+    line = next(line for line in reversed(stream.getvalue().splitlines()) if "step 86/120" in line)
+    assert "recovery 1.000, R² 0.841" in line
+    assert ("12.3k tokens/s · lr 1.00e-03" in line) == (columns >= 130)
+    assert ("loss 2.5000 · 0:34 left" in line) == (columns == 100)
+
+
+def test_total_is_taken_from_the_workers():
+    stream = io.StringIO()
+    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 12})
+    sink.write(train(1))
+    assert "step 1/12" in stream.getvalue()
+    assert "started" not in stream.getvalue()
+
+
+def test_records_of_other_kinds_are_passed_over():
+    stream = io.StringIO()
+    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink.write({"kind": "sample", "step": 1, "time": 0.0, "figures": {"gpu/0/util": 1}})
+    sink.write(train(1))
+    assert stream.getvalue().startswith("step 1/10")
+
+
+def test_nan_loss_is_shown_as_such():
+    stream = io.StringIO()
+    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink.write(train(1, loss=None, nonfinite=True, skipped_steps=1))
+    assert "loss NaN" in stream.getvalue()
+    assert "1 skipped" in stream.getvalue()
+
+
+def test_terminal_keeps_one_line_and_prints_events_above_it():
+    stream = Terminal()
+    sink = ProgressSink(10, stream=stream)
+    sink.write(train(1))
+    sink.write({"kind": "event", "step": 1, "event": "resumed", "checkpoint": "step-00000001"})
+    sink.write(train(2))
+    sink.close()
+    text = stream.getvalue()
+    assert "resumed from step-00000001" in text
+    assert "step 2/10" in text
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_alerts_are_shown_and_so_is_their_end(stream):
+    sink = ProgressSink(10, stream=stream)
+    alert = {"kind": "alert", "step": 1, "time": 0.0, "name": "memory", "subject": "GPU 0", "message": "it is full"}
+    sink.write({**alert, "state": "raised"})
+    sink.write({**alert, "state": "cleared", "message": "there is room"})
+    sink.close()
+    assert "warning: it is full" in stream.getvalue()
+    assert "over: there is room" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"event": "checkpoint", "checkpoint": "x"}, "step 3: checkpoint saved"),
+        ({"event": "warning", "message": "look here"}, "warning: look here"),
+        ({"event": "nonfinite"}, "step 3: loss or gradient not finite, update left out"),
+        ({"event": "loss_scale_lowered"}, "step 3: loss scale lowered"),
+        ({"event": "diverged", "message": "not finite"}, None),
+        ({"event": "finished", "message": "x"}, None),
+    ],
+)
+def test_events_are_said_in_words(event, line):
+    assert describe_event({"kind": "event", "step": 3, "time": 0.0, **event}) == line

@@ -1,0 +1,442 @@
+"""What a run's files say is shown: while they are written, before there are any, after the end, and when damaged."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from monitoring.watch.run_state import RunState
+from monitoring.watch.run_view import amount, draw_run, duration
+from monitoring.watch.text_charts import bar, chart, stacked_bar
+from run_folder import recent_records
+from run_folder.metrics_log import encode_record
+from run_folder.paths import Outcome, RunFolder
+from run_folder.recent_records import RecentRecords
+from training.checkpoints.resuming import locked
+
+BEGUN = 1_750_000_000.0
+GIB = 2**30
+
+
+class Run:
+    """A run's folder, written as the project writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = RunFolder(folder.parent, folder.name)
+        self.path = self.files.path
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.files.config.write_text("run: {name: mine}\nmodel: {task: masked_lm, backbone: {source: esm2_t6_8M}}\n")
+
+    def metrics(self, *records: dict[str, Any]) -> Run:
+        with self.files.metrics.open("ab") as file:
+            file.write(b"".join(encode_record(record) for record in records))
+        return self
+
+    def started(self, total_steps: int = 100) -> Run:
+        return self.metrics({"kind": "event", "step": 0, "event": "started", "total_steps": total_steps, "time": BEGUN})
+
+    def sample(self, worker: int, figures: dict[str, float], *, time: float, step: int = 1, host: str = "node") -> Run:
+        folder = self.path / "monitoring"
+        folder.mkdir(exist_ok=True)
+        record = {"kind": "sample", "step": step, "time": time, "host": host, "worker": worker, "figures": figures}
+        with (folder / f"worker-{worker:05d}.jsonl").open("ab") as file:
+            file.write(encode_record(record))
+        return self
+
+    def alert(self, name: str, state: str, message: str, time: float, subject: str = "GPU 0") -> Run:
+        record = {"kind": "alert", "step": 1, "time": time, "name": name, "subject": subject, "state": state}
+        with (self.path / "alerts.jsonl").open("ab") as file:
+            file.write(encode_record({**record, "message": message}))
+        return self
+
+
+def train(step: int, **figures: Any) -> dict[str, Any]:
+    usual = {"loss": 3.0 - step / 100, "tokens_per_s": 12_300.0, "step_s": 0.5, "data_wait_s": 0.05}
+    return {"kind": "train", "step": step, "epoch": 0, "time": BEGUN + step / 2, **usual, **figures}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "mine")
+
+
+def shown(state: RunState, now: float = BEGUN + 60, width: int = 120) -> str:
+    state.update()
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(draw_run(state, now, width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_view_reads_the_files_that_training_writes(run):
+    files = run.files
+    state = RunState(run.path)
+    assert state._metrics.path == files.metrics
+    run.started().metrics(train(1))
+    files.write_outcome(Outcome("finished", 1, "trained 1 steps", 0))
+    assert "finished" in shown(state)
+    assert "masked_lm · esm2_t6_8M" in shown(state)
+
+
+def test_header_tells_how_far_and_how_long(run):
+    run.started(200).metrics(*(train(step) for step in range(1, 101)))
+    text = shown(RunState(run.path), now=BEGUN + 51)
+    assert "running" in text
+    assert "step 100/200" in text
+    assert "50%" in text
+    assert "51 s so far · 50 s left" in text
+    assert "12.3k tokens/s" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda folder: None, "its folder is not there yet"),
+        (lambda folder: folder.mkdir(), "it has no config.yaml yet"),
+        (lambda folder: Run(folder), "starting  no step is done yet"),
+        (lambda folder: Run(folder).started(), "starting"),
+    ],
+)
+def test_run_that_has_not_begun_is_shown_as_such(tmp_path, make, word):
+    make(tmp_path / "mine")
+    assert word in shown(RunState(tmp_path / "mine"), now=BEGUN + 1)
+
+
+def test_view_goes_from_nothing_to_the_end(tmp_path):
+    state = RunState(tmp_path / "mine")
+    assert "not begun" in shown(state)
+    run = Run(tmp_path / "mine").started(3)
+    assert "starting" in shown(state, now=BEGUN + 1)
+    run.metrics(train(1))
+    assert "step 1/3" in shown(state, now=BEGUN + 1)
+    run.metrics(train(2), train(3))
+    assert "step 3/3" in shown(state, now=BEGUN + 2)
+    run.files.write_outcome(Outcome("diverged", 3, "the loss is NaN", 5))
+    text = shown(state, now=BEGUN + 9999)
+    assert "diverged  the loss is NaN" in text
+    assert "left" not in text
+    assert "took 2 s" in text
+
+
+def test_run_that_fell_silent_is_told(run):
+    run.started().metrics(train(1), train(2))
+    state = RunState(run.path)
+    assert "quiet" not in shown(state, now=BEGUN + 30)
+    assert "quiet" in shown(state, now=BEGUN + 300)
+
+
+def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
+    run.started().metrics(train(1), train(2))
+    state = RunState(run.path)
+    with locked(run.files):
+        assert "running" in shown(state, now=BEGUN + 2)
+        assert not state.has_ended
+    text = shown(state, now=BEGUN + 2)
+    assert "broken off" in text
+    assert "the same command resumes it" in text
+    assert "left" not in text
+    assert state.has_ended
+    with locked(run.files):
+        assert "running" in shown(state, now=BEGUN + 2), "resumed"
+
+
+def test_run_that_was_killed_before_its_first_step_is_shown_as_broken_off(run):
+    run.started()
+    with locked(run.files):
+        assert "broken off" not in shown(RunState(run.path), now=BEGUN + 2)
+    assert "broken off" in shown(RunState(run.path), now=BEGUN + 2)
+
+
+def test_lock_of_another_host_says_nothing(run, monkeypatch):
+    run.started().metrics(train(1), train(2))
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "another")
+        with locked(run.files):
+            pass
+    state = RunState(run.path)
+    assert "running" in shown(state, now=BEGUN + 2)
+    assert "quiet" in shown(state, now=BEGUN + 300)
+
+
+def test_partial_last_line_waits_for_its_end(run):
+    run.started().metrics(train(1))
+    line = encode_record(train(2))
+    with run.files.metrics.open("ab") as file:
+        file.write(line[:20])
+    state = RunState(run.path)
+    assert "step 1/100" in shown(state)
+    with run.files.metrics.open("ab") as file:
+        file.write(line[20:])
+    text = shown(state)
+    assert "step 2/100" in text
+    assert "damaged" not in text
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_shown(run):
+    run.started().metrics(train(1))
+    with run.files.metrics.open("ab") as file:
+        file.write(b"\0\0\0\0\nnot json\n[1]\n")
+    run.metrics(train(2))
+    text = shown(RunState(run.path))
+    assert "step 2/100" in text
+    assert "3 damaged lines passed over" in text
+
+
+def test_rewound_run_forgets_what_is_void(run):
+    run.started().metrics(*(train(step) for step in range(1, 51)))
+    state = RunState(run.path)
+    assert "step 50/100" in shown(state)
+    records = [json.loads(line) for line in run.files.metrics.read_text().splitlines()][:21]
+    replacement = run.path / "new"
+    replacement.write_bytes(b"".join(encode_record(record) for record in records))
+    replacement.replace(run.files.metrics)
+    assert "step 20/100" in shown(state)
+    assert len(state.steps) == 20
+
+
+def test_repeated_steps_of_a_resumed_run_count_once(run):
+    run.started().metrics(*(train(step) for step in range(1, 31)))
+    run.metrics(*(train(step, loss=1.0) for step in range(21, 26)))
+    state = RunState(run.path)
+    state.update()
+    assert [record["step"] for record in state.steps] == list(range(1, 26))
+    assert state.steps[-1]["loss"] == 1.0
+
+
+def test_time_between_two_attempts_is_no_part_of_a_step(run):
+    run.started().metrics(*(train(step) for step in range(1, 31)))
+    run.metrics({"kind": "event", "step": 30, "event": "resumed", "time": BEGUN + 5000})
+    run.metrics(*(train(step, time=BEGUN + 5000 + (step - 30) / 2) for step in range(31, 41)))
+    assert "30 s left" in shown(RunState(run.path), now=BEGUN + 5006)
+
+
+def test_devices_are_shown_with_load_memory_and_why_they_are_slow(run):
+    figures = {
+        "gpu/0/util": 93.0,
+        "gpu/0/mem_used_bytes": 40.0 * GIB,
+        "gpu/0/mem_total_bytes": 80.0 * GIB,
+        "gpu/0/temperature_c": 88.0,
+        "gpu/0/power_w": 512.0,
+        "gpu/0/throttle_reasons": 0x40,
+        "gpu/1/util": 12.0,
+        "mem/host_total_bytes": 64.0 * GIB,
+        "mem/host_used_bytes": 16.0 * GIB,
+        "cpu/percent": 37.0,
+    }
+    run.started().metrics(train(1)).sample(0, figures, time=BEGUN + 1)
+    text = shown(RunState(run.path), now=BEGUN + 2, width=160)
+    assert "GPU 0" in text
+    assert "93%" in text
+    assert "40.0G" in text
+    assert "88°C 512W" in text
+    assert "hardware thermal slowdown" in text
+    assert "GPU 1" in text
+    assert "37%" in text
+
+
+def test_without_a_gpu_the_machine_is_shown(run):
+    figures = {"mem/host_total_bytes": 64.0 * GIB, "mem/host_used_bytes": 16.0 * GIB, "cpu/percent": 88.0}
+    run.started().metrics(train(1)).sample(0, figures, time=BEGUN + 1)
+    text = shown(RunState(run.path), now=BEGUN + 2)
+    assert "GPU" not in text
+    assert "88%" in text
+    assert "16.0G" in text
+
+
+@pytest.mark.parametrize("width", [80, 95, 96, 100, 120, 160])
+@pytest.mark.parametrize("rate", [0.0, 2.4e9])
+def test_disk_is_shown_whole_at_any_width(run, width, rate):
+    figures = {
+        "mem/host_total_bytes": 1024.0 * GIB,
+        "mem/host_used_bytes": 512.0 * GIB,
+        "cpu/percent": 100.0,
+        "disk/read_bytes_per_s": rate,
+        "disk/write_bytes_per_s": rate,
+    }
+    run.started().metrics(train(1)).sample(0, figures, time=BEGUN + 1)
+    assert f"disk {rate / 1e6:.0f}/{rate / 1e6:.0f} MB/s" in shown(RunState(run.path), width=width)
+
+
+def test_machines_of_a_cluster_are_told_apart(run):
+    figures = {"mem/host_total_bytes": 64.0 * GIB, "mem/host_used_bytes": 16.0 * GIB}
+    run.started().metrics(train(1))
+    run.sample(0, figures, time=BEGUN, host="first").sample(4, figures, time=BEGUN, host="second")
+    text = shown(RunState(run.path), now=BEGUN + 2)
+    assert "first" in text
+    assert "second" in text
+
+
+def test_workers_are_shown_with_when_they_were_seen(run):
+    run.started().metrics(train(1))
+    for rank in (0, 1):
+        run.sample(rank, {f"worker/{rank}/rss_bytes": (1 + rank) * GIB}, time=BEGUN + 100 - 90 * rank, step=7 + rank)
+    text = shown(RunState(run.path), now=BEGUN + 102)
+    lines = [line for line in text.splitlines() if "node" in line]
+    assert "2 s ago" in lines[0]
+    assert "1:32 ago" in lines[1]
+    assert "2.00G" in lines[1]
+
+
+def test_of_many_workers_those_that_fell_silent_are_among_the_shown(run):
+    run.started().metrics(train(1))
+    for rank in range(40):
+        run.sample(rank, {f"worker/{rank}/rss_bytes": GIB}, time=BEGUN + (0 if rank == 33 else 500))
+    text = shown(RunState(run.path), now=BEGUN + 501)
+    assert "workers (12 of 40)" in text
+    assert "8:21 ago" in text
+
+
+def test_alerts_that_hold_come_first_and_those_over_stay(run):
+    run.started().metrics(train(1))
+    run.alert("throttling", "raised", "too hot", BEGUN + 1, "GPU 1")
+    run.alert("memory", "raised", "98 % in use", BEGUN + 2).alert("memory", "cleared", "below again", BEGUN + 3)
+    text = shown(RunState(run.path), now=BEGUN + 10)
+    assert text.index("! throttling  too hot") < text.index("✓ memory  below again")
+    assert "98 % in use" not in text
+    assert "none" in shown(RunState(Run(run.path.parent / "other").started().path))
+
+
+def test_age_of_an_alert_is_counted_to_the_end_of_a_run_that_has_ended(run):
+    run.started().metrics(train(1), train(8)).alert("memory", "raised", "98 % in use", BEGUN + 2)
+    assert "98 % in use  8 s ago" in shown(RunState(run.path), now=BEGUN + 10)
+    run.files.write_outcome(Outcome("finished", 0, "trained 8 steps", 8))
+    assert "98 % in use  2 s before the end" in shown(RunState(run.path), now=BEGUN + 9999)
+
+
+def test_split_of_a_step_adds_up(run):
+    parts = {"forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.05, "communication_s": 0.05, "checkpoint_s": 0.01}
+    run.started().metrics(*(train(step, **parts) for step in range(1, 9)))
+    state = RunState(run.path)
+    text = shown(state)
+    split = state.step_split()
+    assert sum(value for name, value in split.items() if name != "checkpoint") == pytest.approx(0.5)
+    assert "a step: 500 ms, and 10.0 ms for checkpoints" in text
+    for words in ("data wait 10.0%", "forward 20.0%", "backward 40.0%", "communication 10.0%", "other 10.0%"):
+        assert words in text
+
+
+def test_parts_that_the_loop_does_not_log_come_from_the_samples(run):
+    run.started().metrics(train(1))
+    run.sample(0, {"worker/0/forward_s": 0.2}, time=BEGUN).sample(1, {"worker/1/forward_s": 0.1}, time=BEGUN)
+    state = RunState(run.path)
+    state.update()
+    assert state.step_split()["forward"] == pytest.approx(0.15)
+
+
+def test_loss_that_is_not_finite_is_shown_as_such(run):
+    run.started().metrics(train(1), train(2, loss=float("nan"), skipped_steps=1))
+    text = shown(RunState(run.path))
+    assert "NaN" in text
+    assert "1 skipped" in text
+
+
+def test_markup_in_a_runs_files_is_text(run):
+    run.files.config.write_text("run: {name: '[red]x[/red]'}\n")
+    run.started().metrics(train(1)).alert("memory", "raised", "[bold]98[/bold]", BEGUN)
+    text = shown(RunState(run.path))
+    assert "[red]x[/red]" in text
+    assert "[bold]98[/bold]" in text
+
+
+@pytest.mark.parametrize("content", ["run: [", "", "just text", "\x00"])
+def test_half_written_config_is_read_again_later(run, content):
+    run.started().metrics(train(1)).files.config.write_text(content)
+    state = RunState(run.path)
+    assert "step 1/100" in shown(state)
+    run.files.config.write_text("run: {name: whole}\n")
+    assert "whole" in shown(state)
+
+
+def test_half_written_outcome_is_none_yet(run):
+    run.started().metrics(train(1))
+    (run.path / "outcome.json").write_text('{"status": "fin')
+    assert "running" in shown(RunState(run.path), now=BEGUN + 1)
+
+
+def test_folder_that_can_not_be_read_for_a_while_is_said(run, monkeypatch):
+    run.started().metrics(train(1))
+    state = RunState(run.path)
+    shown(state)
+
+    def stale(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", stale)
+        assert "metrics.jsonl: Stale file handle" in shown(state)
+    text = shown(state)
+    assert "Stale" not in text
+    assert "step 1/100" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 95, 96, 120, 200])
+def test_nothing_is_wider_than_the_terminal(run, width):
+    figures = {"gpu/0/util": 93.0, "mem/host_total_bytes": 64.0 * GIB, "cpu/percent": 3.0}
+    run.started().metrics(*(train(step) for step in range(1, 90))).sample(0, figures, time=BEGUN)
+    run.alert("memory", "raised", "word " * 60, BEGUN)
+    text = shown(RunState(run.path), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_long_file_is_read_at_its_beginning_and_end_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(recent_records, "HEAD_BYTES", 300)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(encode_record(train(step)) for step in range(1, 1001)))
+    tail = RecentRecords(path, recent_bytes=1000)
+    steps = [record["step"] for record in tail.poll()]
+    assert steps[0] == 1
+    assert steps[-1] == 1000
+    assert len(steps) < 20
+    assert tail.damaged == 0
+    with path.open("ab") as file:
+        file.write(encode_record(train(1001)))
+    assert [record["step"] for record in tail.poll()] == [1001]
+    assert tail.poll() == []
+
+
+@pytest.mark.parametrize("width", [1, 7, 40])
+@pytest.mark.parametrize("share", [None, float("nan"), -1.0, 0.0, 0.499, 0.999, 1.0, 7.0])
+def test_bar_is_as_wide_as_asked(share, width):
+    assert len(bar(share, width, "blue")) == width
+
+
+def test_bar_is_filled_by_its_share():
+    assert bar(0.5, 10, "blue").plain == "█████" + " " * 5
+    assert bar(1.0, 4, "blue").plain == "████"
+
+
+@pytest.mark.parametrize("values", [[1, 1, 1], [0.1, 0.2, 99.0], [1e-9] * 7, [5.0]])
+def test_stacked_bar_is_filled(values):
+    assert len(stacked_bar([(value, "red") for value in values], 31)) == 31
+
+
+def test_chart_falls_with_its_values():
+    first, last = chart([4.0, 3.0, 2.0, 1.0], 4, 2, "blue").plain.split("\n")
+    assert first == "█▆  " or first[0] == "█"
+    assert first[-1] == " "
+    assert last[0] == "█"
+    assert last[-1] in "▁▂"
+
+
+@pytest.mark.parametrize("values", [[], [None], [float("nan"), None], [2.0], [0.0, 0.0], [1.0, None, 1.0]])
+def test_chart_of_anything_has_its_size(values):
+    lines = chart(values, 12, 3, "blue").plain.split("\n")
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3725, "1:02:05"), (200_000, "2 d 7 h")]
+)
+def test_durations_are_short(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(("value", "words"), [(0, "0"), (999, "999"), (12_345, "12.3k"), (999_960, "1.00M")])
+def test_amounts_are_short(value, words):
+    assert amount(value) == words

@@ -1,0 +1,98 @@
+import time
+
+from monitoring.watch.run_watcher import RunWatcher
+from run_folder.metrics_log import MetricsLog
+from tests.monitoring.samples import append, sample, sample_file
+
+
+class Recorder:
+    """A sink that keeps what it gets."""
+
+    def __init__(self, fails_at: int | None = None):
+        self.steps: list[int] = []
+        self.closed = 0
+        self._fails_at = fails_at
+
+    def write(self, record):
+        if record["step"] == self._fails_at:
+            raise ValueError("broken sink")
+        self.steps.append(record["step"])
+
+    def close(self):
+        self.closed += 1
+
+
+class LiveRecorder(Recorder):
+    live = True
+
+
+def wait_until(condition, timeout_s=10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_sinks_get_every_record_and_are_closed_once(tmp_path):
+    path = tmp_path / "m.jsonl"
+    sink = Recorder()
+    watcher = RunWatcher(path, [sink], poll_s=0.01).start()
+    with MetricsLog(path) as log:
+        log.append({"kind": "train", "step": 1})
+        wait_until(lambda: sink.steps == [1])
+        log.append({"kind": "train", "step": 2})
+        watcher.close()
+    assert sink.steps == [1, 2]
+    assert sink.closed == 1
+
+
+def test_broken_sink_is_told_once_and_disturbs_no_other(tmp_path):
+    path = tmp_path / "m.jsonl"
+    broken, honest, warnings = Recorder(fails_at=2), Recorder(), []
+    with MetricsLog(path) as log:
+        for step in (1, 2, 3):
+            log.append({"kind": "train", "step": step})
+    RunWatcher(path, [broken, honest], poll_s=0.01, warn=warnings.append).start().close()
+    assert honest.steps == [1, 2, 3]
+    assert broken.steps == [1]
+    assert len(warnings) == 1
+    assert "broken sink" in warnings[0]
+
+
+def test_history_goes_to_those_who_want_the_whole_run_alone(tmp_path):
+    path = tmp_path / "m.jsonl"
+    whole, live = Recorder(), LiveRecorder()
+    with MetricsLog(path) as log:
+        log.append({"kind": "train", "step": 1})
+        watcher = RunWatcher(path, [whole, live], poll_s=0.01).start()
+        log.append({"kind": "train", "step": 2})
+        watcher.close()
+    assert whole.steps == [1, 2]
+    assert live.steps == [2]
+
+
+def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(tmp_path):
+    path, alerts = tmp_path / "m.jsonl", tmp_path / "alerts.jsonl"
+    recorder = Recorder()
+
+    class Alarm(LiveRecorder):
+        def write(self, record):
+            if record["kind"] == "train":
+                append(alerts, {"kind": "alert", "step": record["step"] + 100})
+
+    watcher = RunWatcher(path, [Alarm(), recorder], alerts=alerts, poll_s=60.0).start()
+    append(path, {"kind": "train", "step": 1})
+    watcher.close()
+    assert recorder.steps == [1, 101]
+
+
+def test_samples_of_all_workers_reach_the_sinks_and_silence_is_heard(tmp_path):
+    sink, samples = Recorder(), tmp_path / "monitoring"
+    ticks = []
+    sink.tick = lambda: ticks.append(1)
+    watcher = RunWatcher(tmp_path / "m.jsonl", [sink], samples=samples, poll_s=0.01).start()
+    wait_until(lambda: len(ticks) > 2)
+    assert sink.steps == [] and len(ticks) > 2
+    append(sample_file(samples, 0), sample(0, 1, step=3), sample(0, 2, step=3))
+    append(sample_file(samples, 1), sample(1, 1, step=4))
+    watcher.close()
+    assert sorted(sink.steps) == [3, 3, 4]

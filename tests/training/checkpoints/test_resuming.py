@@ -1,0 +1,135 @@
+import fcntl
+import os
+import threading
+
+import pytest
+
+from common.errors import CheckpointError, ConfigError, ResourceError
+from monitoring.watch.run_state import LOCK
+from run_folder.paths import Outcome
+from tests.runs import a_manifest, run_folder, tiny_config
+from train_config.loading import dump_config
+from training.checkpoints.checkpoint import CheckpointStore
+from training.checkpoints.resuming import (
+    check_resume,
+    check_steps,
+    check_worker_count,
+    is_finished,
+    locked,
+    quarantine_ray_snapshot,
+)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run that was started once."""
+    config = tiny_config(tmp_path)
+    run = run_folder(config)
+    run.path.mkdir()
+    run.config.write_text(dump_config(config))
+    return run
+
+
+def test_must_refuses_a_run_that_does_not_exist(tmp_path):
+    config = tiny_config(tmp_path, run={"resume": "must"})
+    with pytest.raises(CheckpointError, match="no such run"):
+        check_resume(run_folder(config), config)
+
+
+def test_never_refuses_a_run_that_exists(begun, tmp_path):
+    with pytest.raises(ConfigError, match="the run exists"):
+        check_resume(begun, tiny_config(tmp_path, run={"resume": "never"}))
+
+
+def test_unchanged_run_goes_on_without_remark(begun, tmp_path):
+    assert check_resume(begun, tiny_config(tmp_path)) == []
+
+
+def test_setting_that_cannot_change_is_named_with_both_values(begun, tmp_path):
+    (begun.checkpoints / "step-00000004").mkdir(parents=True)
+    changed = tiny_config(tmp_path, batch={"tokens": 128})
+    with pytest.raises(ConfigError, match=r"batch\.tokens: the run tiny was started with 256, now 128"):
+        check_resume(begun, changed)
+
+
+def test_anything_may_change_before_the_first_checkpoint(begun, tmp_path):
+    assert check_resume(begun, tiny_config(tmp_path, batch={"tokens": 128})) == ["batch.tokens was 256, is now 128"]
+
+
+def test_setting_that_may_change_is_remarked(begun, tmp_path):
+    remarks = check_resume(begun, tiny_config(tmp_path, training={"learning_rate": 0.5}, ray={"max_failures": 9}))
+    assert remarks == ["training.learning_rate was 0.01, is now 0.5"]
+
+
+def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
+    assert not is_finished(begun, tiny_config(tmp_path))
+    begun.write_outcome(Outcome("finished", 8, "", 0))
+    assert is_finished(begun, tiny_config(tmp_path))
+    assert not is_finished(begun, tiny_config(tmp_path, training={"max_steps": 20}))
+
+
+def test_same_run_is_not_trained_twice_at_once(begun):
+    with locked(begun), pytest.raises(ResourceError, match="is being trained by process"), locked(begun):
+        pytest.fail("locked twice")
+
+
+def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
+    with locked(begun):
+        pass
+    with (begun.path / LOCK).open() as view:
+        fcntl.flock(view, fcntl.LOCK_SH)
+        threading.Timer(0.1, lambda: fcntl.flock(view, fcntl.LOCK_UN)).start()
+        with locked(begun):
+            assert (begun.path / LOCK).read_text().split()[0] == str(os.getpid())
+
+
+def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):
+    run = run_folder(tiny_config(tmp_path))
+    with full_disk(0), pytest.raises(ResourceError, match="no room left"), locked(run):
+        pytest.fail("locked")
+    assert not run.path.exists()
+
+
+def test_fewer_epochs_than_the_run_has_taken_are_refused(begun, tmp_path):
+    store = CheckpointStore(begun.checkpoints)
+    store.final_path(88).mkdir(parents=True)
+    (store.final_path(88) / "manifest.json").write_text(a_manifest(88).sealed().model_dump_json())
+    fewer = tiny_config(tmp_path, training={"max_steps": None, "epochs": 5})
+    check_steps(begun, tiny_config(tmp_path), 88)
+    check_steps(begun, fewer, 89)
+    with pytest.raises(ConfigError, match=r"training\.\w+: was .* end after 44 steps, and the run tiny has taken 88"):
+        check_steps(begun, fewer, 44)
+
+
+def test_more_patience_trains_a_finished_run_further(begun, tmp_path):
+    begun.write_outcome(Outcome("finished", 8, "", 0))
+    assert not is_finished(begun, tiny_config(tmp_path, model={"classifier": {"patience": 50}}))
+
+
+def test_snapshot_of_another_ray_is_moved_aside_without_a_word(begun):
+    begun.ray_snapshot.write_text('{"ray_version": "1.0"}')
+    assert quarantine_ray_snapshot(begun) is None
+    assert not begun.ray_snapshot.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"status": "finished"}', "[]"])
+def test_damaged_outcome_is_taken_for_none(begun, content):
+    (begun.path / "outcome.json").write_text(content)
+    assert begun.read_outcome() is None
+
+
+@pytest.mark.parametrize("content", ["", '{"ray_version": "2.', "\x00\x00"])
+def test_damaged_ray_snapshot_is_moved_aside_and_told(begun, content):
+    begun.ray_snapshot.write_text(content)
+    assert "was damaged" in quarantine_ray_snapshot(begun)
+    assert not begun.ray_snapshot.exists()
+    assert quarantine_ray_snapshot(begun) is None
+
+
+def test_another_number_of_workers_is_refused_before_any_is_started(begun):
+    store = CheckpointStore(begun.checkpoints)
+    store.final_path(4).mkdir(parents=True)
+    (store.final_path(4) / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
+    check_worker_count(begun, 2)
+    with pytest.raises(CheckpointError, match=r"set ray\.num_workers to 2"):
+        check_worker_count(begun, 3)

@@ -1,0 +1,90 @@
+import threading
+
+import pytest
+import torch
+
+from common.errors import CheckpointError, ResourceError
+from tests.runs import a_manifest
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
+from training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
+
+
+def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
+    settings = {"keep_last": 2, "keep_best": 1, "asynchronous": False} | options
+    return CheckpointWriter(store, rank, world_size, **settings)
+
+
+def test_checkpoint_reads_back_and_verifies(tmp_path):
+    store = CheckpointStore(tmp_path)
+    state = {"weights": torch.arange(10.0), "step": 3}
+    writer(store).write([("shards/a.pt", state)], a_manifest(3))
+    (folder,) = store.complete()
+    assert folder.verify().position.step == folder.step == 3
+    assert store.latest() == "step-00000003"
+    loaded = load_tensors(folder.path / "shards/a.pt")
+    assert torch.equal(loaded["weights"], state["weights"])
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_checkpoint_exists_only_when_every_rank_has_written(tmp_path):
+    store = CheckpointStore(tmp_path)
+    first = writer(store, rank=0, world_size=2, asynchronous=True)
+    first.write([("a.pt", torch.ones(1))], a_manifest(1, world_size=2))
+    assert store.complete() == []
+    writer(store, rank=1, world_size=2).write([("b.pt", torch.ones(1))], a_manifest(1, world_size=2))
+    first.wait()
+    (folder,) = store.complete()
+    assert {entry.name for entries in folder.verify().files.values() for entry in entries} == {"a.pt", "b.pt"}
+
+
+def test_state_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
+    store = CheckpointStore(tmp_path)
+    weights = torch.zeros(1000)
+    copy = copy_to_host({"weights": weights})
+    weights.fill_(1.0)
+    writer(store, asynchronous=True).write([("a.pt", copy)], a_manifest(1))
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-writer":
+            thread.join()
+    assert not load_tensors(store.complete()[0].path / "a.pt")["weights"].any()
+
+
+def test_view_does_not_drag_its_storage_into_the_file(tmp_path):
+    whole = torch.zeros(1_000_000)
+    torch.save(copy_to_host(whole[:10]), tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 10_000
+
+
+def test_last_and_best_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step, loss in [(1, 0.5), (2, 0.1), (3, 0.4), (4, None), (5, 0.3)]:
+        writer(store).write([("a.pt", torch.ones(1))], a_manifest(step, cost=loss))
+    assert [folder.step for folder in store.complete()] == [5, 4, 2]
+
+
+def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    store = CheckpointStore(blocked / "checkpoints")
+    failing = writer(store, asynchronous=True)
+    failing.write([("a.pt", torch.ones(1))], a_manifest(1))
+    with pytest.raises(ResourceError, match="could not be written"):
+        failing.wait()
+    assert store.complete() == []
+
+
+def test_manifest_that_was_touched_is_refused(tmp_path):
+    store = CheckpointStore(tmp_path)
+    writer(store).write([("a.pt", torch.ones(1))], a_manifest(1))
+    path = store.complete()[0].path / "manifest.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(CheckpointError, match="digest"):
+        CheckpointFolder(path.parent).manifest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_full_disk_leaves_nothing_of_the_checkpoint_and_says_what_to_do(tmp_path, full_disk, rank):
+    files = writer(CheckpointStore(tmp_path), rank=rank, world_size=2)
+    with full_disk(16_384), pytest.raises(ResourceError, match=r"the disk is full.*free some space.*then resumes"):
+        files.write([("small.pt", torch.ones(1)), ("large.pt", torch.ones(100_000))], a_manifest(1, world_size=2))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,0 +1,168 @@
+"""One place says which device a worker has, sets torch up for it, and notices what was left elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import ConfigError, EsmerayError
+from dataset.packed_batch import PackedBatch
+from dataset.tokens.esm import pack_sequences
+from tests.runs import run_folder, tiny_config
+from train_config.loading import load_config
+from train_config.schema import TrainingSection
+from training.engine.context import StandaloneContext
+from training.engine.device import PlacementError, apply_device_settings, check_placement, choose_device
+from training.loop.failures import repeatable
+from training.loop.worker import train_worker
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def torch_settings():
+    """torch's switches are put back afterwards."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32,
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    )
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.set_float32_matmul_precision(before[1])
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:4]
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if before[4] is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = before[4]
+
+
+class Model(nn.Module):
+    """Two parameters and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.register_buffer("mean", torch.zeros(2))
+
+
+@pytest.fixture
+def batch() -> PackedBatch:
+    return pack_sequences(["MKT", "GAV"])
+
+
+def test_rank_takes_its_own_gpu_where_there_is_one_and_the_cpu_else(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device(3) == torch.device("cuda", 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(3) == CPU
+
+
+def test_model_and_batch_on_the_device_pass(batch):
+    check_placement(Model(), batch, CPU)
+    check_placement(Model(), batch, torch.device("cpu", 0))
+    check_placement(Model().to(ELSEWHERE), batch.to(ELSEWHERE), ELSEWHERE)
+
+
+def move_a_parameter(model, batch):
+    model.second.to(ELSEWHERE)
+    return batch
+
+
+def move_a_buffer(model, batch):
+    model.mean = model.mean.to(ELSEWHERE)
+    return batch
+
+
+def move_a_field(model, batch):
+    return replace(batch, cu_seqlens=batch.cu_seqlens.to(ELSEWHERE))
+
+
+@pytest.mark.parametrize(
+    ("move", "name"),
+    [
+        (move_a_parameter, "parameter second.weight"),
+        (move_a_buffer, "buffer mean"),
+        (move_a_field, "batch field cu_seqlens"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_left_elsewhere_is_named_with_both_devices(batch, move, name):
+    model = Model()
+    batch = move(model, batch)
+    with pytest.raises(PlacementError, match=f"^{name} is on meta, but the device of this worker is cpu: move it"):
+        check_placement(model, batch, CPU)
+
+
+def test_first_of_several_is_named(batch):
+    with pytest.raises(PlacementError, match=r"^parameter first\.weight is on cpu, .* is meta"):
+        check_placement(Model(), batch, ELSEWHERE)
+
+
+def test_parameters_that_zero_3_took_away_may_leave_an_empty_one_anywhere(batch):
+    model = Model()
+    model.first.weight = nn.Parameter(torch.empty(0, device=ELSEWHERE))
+    check_placement(model, batch, CPU)
+
+
+def test_misplacement_is_a_refusal_that_is_not_tried_again(batch):
+    error = PlacementError("buffer mean is on cpu, but ...")
+    assert isinstance(error, EsmerayError)
+    assert repeatable(error) == 1
+
+
+def test_settings_reach_torch(torch_settings):
+    apply_device_settings(TrainingSection(tf32=True, cudnn_benchmark=True))
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32
+    assert not torch.are_deterministic_algorithms_enabled()
+    apply_device_settings(TrainingSection(tf32=False, deterministic=True))
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_determinism_gives_cublas_what_torch_asks_for_and_keeps_what_the_user_gave(torch_settings, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    apply_device_settings(TrainingSection())
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    apply_device_settings(TrainingSection(deterministic=True))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    apply_device_settings(TrainingSection(deterministic=True))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_timed_kernels_and_determinism_exclude_each_other():
+    options = ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"]
+    with pytest.raises(ConfigError, match="deterministic forbids: set one of them to false"):
+        load_config(None, options)
+
+
+def train(config, store_path, context=None):
+    return train_worker(config, context or StandaloneContext(), store_path)
+
+
+@pytest.mark.usefixtures("process_group")
+class TestRun:
+    def test_batch_that_stayed_elsewhere_ends_the_run_at_the_first_step(self, store_path, tmp_path, monkeypatch):
+        monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(None, self))
+        config = tiny_config(tmp_path, model={"task": "masked_lm"})
+        with pytest.raises(PlacementError, match="batch field cu_seqlens is on meta"):
+            train(config, store_path)
+        outcome = run_folder(config).read_outcome()
+        assert (outcome.status, outcome.exit_code) == ("failed", 1)
+
+    def test_placement_is_looked_at_once(self, store_path, tmp_path, monkeypatch):
+        looks = []
+        monkeypatch.setattr("training.engine.engine.check_placement", lambda *arguments: looks.append(arguments))
+        config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 3})
+        train(config, store_path)
+        assert len(looks) == 1

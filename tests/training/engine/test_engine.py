@@ -1,0 +1,157 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import ConfigError, ResourceError
+from dataset.tokens.esm import CLS, EOS, pack_sequences
+from model.parameter_groups import parameter_groups
+from model.tasks.registry import build_model
+from tests.runs import a_manifest, tiny_config
+from train_config.schema import DeepSpeedSection, TrainingSection
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
+from training.checkpoints.consolidation import full_precision_state
+from training.checkpoints.writer import CheckpointWriter
+from training.engine.deepspeed_settings import deepspeed_settings
+from training.engine.engine import TrainingEngine
+
+CPU = torch.device("cpu")
+SEQUENCES = ["MKTAYIAKQR", "GAVLIPFW", "MSTNQDEHKRC"]
+
+
+def batch_with_targets():
+    batch = pack_sequences(SEQUENCES)
+    targets = torch.where((batch.tokens == CLS) | (batch.tokens == EOS), -100, batch.tokens)
+    return type(batch)(batch.tokens, batch.cu_seqlens, batch.max_seqlen, batch.positions, batch.records, targets)
+
+
+def make_engine(stage: int, amp_dtype: str = "none", task: str = "masked_lm") -> TrainingEngine:
+    config = tiny_config(Path("unused"), model={"task": task}, training={"amp_dtype": amp_dtype})
+    model = build_model(config.model, seed=0)
+    groups = parameter_groups(model, 0.01)
+    return TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=stage), CPU)
+
+
+def train_step(engine: TrainingEngine, spoil: bool = False):
+    batch = batch_with_targets()
+    output = engine(batch)
+    loss_sum = output.loss_sum * float("nan") if spoil else output.loss_sum
+    engine.backward(loss_sum, int(output.num_targets))
+    return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
+
+
+def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
+    store = CheckpointStore(root)
+    CheckpointWriter(store, 0, 1, keep_last=2, keep_best=0, asynchronous=False).write(
+        engine.copy_shards(), a_manifest(step)
+    )
+    return store.complete()[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "amp_dtype"), [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (0, "bf16"), (2, "bf16")]
+)
+def test_restored_engine_trains_on_bit_for_bit(process_group, tmp_path, stage, amp_dtype):
+    engine = make_engine(stage, amp_dtype)
+    train_step(engine)
+    folder = save(engine, tmp_path)
+    expected = [train_step(engine)[0] for _ in range(2)]
+    resumed = make_engine(stage, amp_dtype)
+    folder.verify()
+    resumed.load_shards(folder.path)
+    assert [train_step(resumed)[0] for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize(("stage", "amp_dtype"), [(0, "none"), (2, "none"), (3, "none"), (2, "bf16")])
+def test_consolidated_checkpoint_equals_the_weights_in_training(process_group, tmp_path, stage, amp_dtype):
+    engine = make_engine(stage, amp_dtype)
+    train_step(engine)
+    expected = engine.full_precision_state()
+    state = full_precision_state(save(engine, tmp_path))
+    assert expected.keys() <= state.keys()
+    for name, value in expected.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(state[name], value), name
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_nan_step_changes_no_weight(process_group, stage):
+    engine = make_engine(stage)
+    train_step(engine)
+    before = engine.full_precision_state()
+    _, result = train_step(engine, spoil=True)
+    assert result.skipped
+    after = engine.full_precision_state()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    loss, result = train_step(engine)
+    assert not result.skipped
+    assert math.isfinite(loss)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_stages_take_the_same_step(process_group, stage):
+    reference, engine = make_engine(1), make_engine(stage)
+    for _ in range(2):
+        train_step(reference)
+        train_step(engine)
+    expected, actual = reference.full_precision_state(), engine.full_precision_state()
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_gradient_norm_is_that_before_clipping(process_group, stage):
+    _, clipped = train_step(make_engine(stage))
+    assert clipped.gradient_norm == pytest.approx(train_step(make_engine(1))[1].gradient_norm, rel=1e-4)
+    assert clipped.gradient_norm > 1.0
+
+
+def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tmp_path):
+    folder = save(make_engine(2), tmp_path)
+    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"eps": 1e-3, "betas": [0.5, 0.6]})
+    model = build_model(config.model, seed=0)
+    groups = parameter_groups(model, 0.25)
+    engine = TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=2), CPU)
+    engine.load_shards(folder.path)
+    decaying, plain = engine._engine.optimizer.param_groups
+    assert (decaying["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    assert decaying["betas"] == (0.5, 0.6)
+    assert decaying["eps"] == 1e-3
+
+
+def test_bf16_keeps_buffers_in_fp32(process_group):
+    engine = make_engine(2, "bf16", task="autoencoder")
+    assert {b.dtype for b in engine.module.buffers() if b.is_floating_point()} == {torch.float32}
+    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
+
+
+def test_engine_compiles_nothing_that_it_does_not_use(process_group):
+    make_engine(stage=2)
+    from deepspeed.runtime import compiler
+    from deepspeed.runtime.zero.muon import original_muon
+
+    assert not hasattr(original_muon.muon_update, "_torchdynamo_orig_callable")
+    assert compiler.compile() is torch.compile
+
+
+def test_fp16_without_gpu_is_refused(process_group):
+    with pytest.raises(ResourceError, match="fp16 needs a GPU"):
+        make_engine(2, "fp16")
+
+
+def test_settings_that_the_config_owns_are_refused(tmp_path):
+    path = tmp_path / "zero.yaml"
+    path.write_text("train_batch_size: 3\n")
+    with pytest.raises(ConfigError, match="train_batch_size"):
+        deepspeed_settings(TrainingSection(), DeepSpeedSection(config=str(path)))
+
+
+def test_missing_settings_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml can't be read"):
+        deepspeed_settings(TrainingSection(), DeepSpeedSection(config=str(tmp_path / "none.yaml")))
+
+
+def test_offload_without_zero_is_refused():
+    with pytest.raises(ConfigError, match="stage 1 to 3"):
+        deepspeed_settings(TrainingSection(), DeepSpeedSection(stage=0, offload_optimizer=True))

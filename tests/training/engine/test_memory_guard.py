@@ -1,0 +1,218 @@
+"""Memory that runs out, by injection and by a limit: the losses are those of a run in which it does not."""
+
+import pytest
+import torch
+
+from common.errors import ResourceError
+from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from train_config.monitoring_schema import MemoryGuardSection
+from training.engine.context import StandaloneContext
+from training.engine.engine import TrainingEngine
+from training.engine.memory_guard import MemoryGuard, NewStartError, parts_of
+from training.engine.memory_meter import MemoryMeter
+from training.loop.worker import train_worker
+
+FITS_TOKENS = 150
+"""Of batches of up to 256."""
+
+
+def out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("injected: CUDA out of memory")
+
+
+def guard_in(folder, max_halvings=3, told=None) -> MemoryGuard:
+    meter = MemoryMeter(torch.device("cpu"))
+    told = [] if told is None else told
+    section = MemoryGuardSection(max_halvings=max_halvings)
+    return MemoryGuard(section, meter, folder / "guard.json", lambda message, parts: told.append(parts))
+
+
+class OneWorker:
+    """A control group of one."""
+
+    rank = 0
+
+    def from_rank_0(self, text: str) -> str:
+        return text
+
+
+class TestGuard:
+    def test_parts_double_are_told_once_each_and_kept(self, tmp_path):
+        told = []
+        guard = guard_in(tmp_path, told=told)
+        guard.halve("out")
+        guard.halve("out")
+        again = guard_in(tmp_path)
+        assert again.restore(OneWorker())
+        assert (told, again.parts) == ([2, 4], 4)
+
+    def test_one_time_too_many_is_refused_with_what_to_do(self, tmp_path):
+        guard = guard_in(tmp_path, max_halvings=1)
+        guard.halve("out")
+        with pytest.raises(ResourceError, match=r"also with batches in 2 parts: .*gradient_checkpointing"):
+            guard.halve("out")
+
+    def test_new_start_is_worth_another_try_until_the_halvings_are_used_up(self, tmp_path):
+        guard = guard_in(tmp_path, max_halvings=1)
+        assert isinstance(guard.start_anew("out"), NewStartError)
+        assert NewStartError.retryable
+        with pytest.raises(ResourceError) as refused:
+            guard.start_anew("out")
+        assert not refused.value.retryable
+
+    def test_damaged_file_counts_as_none(self, tmp_path):
+        (tmp_path / "guard.json").write_text('{"parts"')
+        guard = guard_in(tmp_path)
+        assert not guard.restore(OneWorker())
+        assert guard.parts == 1
+
+
+def test_every_worker_gets_as_many_parts():
+    from dataset.batches.loader import filler_batch
+
+    parts = parts_of(filler_batch(), 4, equally_many=True)
+    assert len(parts) == 4
+    assert len(parts_of(filler_batch(), 4, equally_many=False)) == 1
+
+
+def forward_needs_memory(monkeypatch, fits_tokens=FITS_TOKENS, from_call=5) -> list[int]:
+    """Batches beyond a size stop fitting in mid-run; returns the sizes that are computed from then on."""
+    honest, calls, sizes = TrainingEngine.__call__, [], []
+
+    def call(self, batch):
+        calls.append(batch.num_tokens)
+        if torch.is_grad_enabled() and len(calls) >= from_call:
+            output = honest(self, batch)  # as far as memory lasts: what it took is let go
+            if batch.num_tokens > fits_tokens:
+                raise out_of_memory()
+            sizes.append(batch.num_tokens)
+            return output
+        return honest(self, batch)
+
+    monkeypatch.setattr(TrainingEngine, "__call__", call)
+    return sizes
+
+
+def backward_needs_memory(monkeypatch, call: int) -> None:
+    """The backward pass of this call (from 0) breaks off in the middle, when some gradients are there."""
+    honest, calls = TrainingEngine.backward, []
+
+    def backward(self, loss_sum, global_targets):
+        calls.append(1)
+        handle = None
+        if len(calls) - 1 == call:
+            trained = [p for p in self.module.parameters() if p.requires_grad]
+            handle = trained[len(trained) // 2].register_hook(fail)
+        try:
+            honest(self, loss_sum, global_targets)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def fail(gradient):
+        raise out_of_memory()
+
+    monkeypatch.setattr(TrainingEngine, "backward", backward)
+
+
+def train(config, store_path):
+    return train_worker(config, StandaloneContext(), store_path)
+
+
+def config_for(folder, **changes):
+    changes.setdefault("model", {"task": "masked_lm"})
+    return tiny_config(folder, **{"training": {"max_steps": 4, "evaluate_every_steps": 100}, **changes})
+
+
+def assert_same_result(config, expected) -> None:
+    assert list(train_losses(config).values()) == pytest.approx(list(train_losses(expected).values()), rel=1e-5)
+    weights = exported_weights(expected)
+    for name, value in exported_weights(config).items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("process_group")
+class TestRun:
+    @pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+    def test_running_out_in_a_forward_pass_changes_no_loss(self, task, store_path, tmp_path, monkeypatch):
+        whole, guarded = (config_for(tmp_path / name, model={"task": task}) for name in ("whole", "guarded"))
+        train(whole, store_path)
+        sizes = forward_needs_memory(monkeypatch)
+        assert train(guarded, store_path).status == "finished"
+        assert max(sizes) <= FITS_TOKENS
+        assert_same_result(guarded, whole)
+        assert [event["parts"] for event in events(guarded, "memory_guard")] == [2]
+
+    @pytest.mark.parametrize(
+        ("stage", "amp_dtype", "offload"),
+        [
+            (0, "none", False),
+            (1, "none", False),
+            (2, "none", False),
+            (2, "none", True),
+            (0, "bf16", False),
+            (1, "bf16", False),
+            (2, "bf16", False),
+        ],
+    )
+    def test_broken_backward_pass_leaves_nothing_behind(
+        self, stage, amp_dtype, offload, store_path, tmp_path, monkeypatch
+    ):
+        """To the last bit what a run gives that takes every batch in two parts from the start."""
+        changes = {
+            "deepspeed": {"stage": stage, "offload_optimizer": offload},
+            "training": {"max_steps": 3, "evaluate_every_steps": 100, "amp_dtype": amp_dtype},
+        }
+        in_parts, guarded = (config_for(tmp_path / name, **changes) for name in ("parts", "guarded"))
+        run_folder(in_parts).path.mkdir(parents=True)
+        run_folder(in_parts).memory_guard.write_text('{"parts": 2}')
+        train(in_parts, store_path)
+        backward_needs_memory(monkeypatch, call=1)  # the second of the first step
+        assert train(guarded, store_path).status == "finished"
+        assert train_losses(guarded) == train_losses(in_parts)
+        weights = exported_weights(in_parts)
+        assert all(torch.equal(value, weights[name]) for name, value in exported_weights(guarded).items())
+
+    def test_running_out_in_a_backward_pass_changes_no_loss(self, store_path, tmp_path, monkeypatch):
+        whole, guarded = config_for(tmp_path / "whole"), config_for(tmp_path / "guarded")
+        train(whole, store_path)
+        backward_needs_memory(monkeypatch, call=3)  # the second of the second step
+        assert train(guarded, store_path).status == "finished"
+        assert_same_result(guarded, whole)
+        assert [(e["step"], e["parts"]) for e in events(guarded, "memory_guard")] == [(1, 2)]
+
+    def test_run_that_is_taken_up_again_goes_on_with_parts(self, store_path, tmp_path, monkeypatch):
+        whole, guarded = config_for(tmp_path / "whole"), config_for(tmp_path / "guarded")
+        train(whole, store_path)
+        with monkeypatch.context() as patch:
+            forward_needs_memory(patch)
+            train(
+                guarded.model_copy(update={"training": guarded.training.model_copy(update={"max_steps": 3})}),
+                store_path,
+            )
+        run_folder(guarded).clear_requests()
+        sizes = forward_needs_memory(monkeypatch, from_call=0)
+        train(guarded, store_path)
+        assert max(sizes) <= FITS_TOKENS
+        assert "memory ran out before" in events(guarded, "memory_guard")[-1]["message"]
+
+    def test_used_up_halvings_end_the_run_with_what_to_do(self, store_path, tmp_path, monkeypatch):
+        forward_needs_memory(monkeypatch, fits_tokens=0)
+        config = config_for(tmp_path)
+        with pytest.raises(ResourceError, match="memory ran out"):
+            train(config, store_path)
+        outcome = run_folder(config).read_outcome()
+        assert (outcome.status, outcome.exit_code) == ("failed", 4)
+        assert "gradient_checkpointing" in outcome.message
+
+    def test_without_the_guard_running_out_ends_the_run(self, store_path, tmp_path, monkeypatch):
+        forward_needs_memory(monkeypatch)
+        config = config_for(tmp_path, training={"max_steps": 4, "memory_guard": {"enabled": False}})
+        with pytest.raises(torch.OutOfMemoryError):
+            train(config, store_path)
+        assert run_folder(config).read_outcome().exit_code == 4
+
+    def test_limit_on_the_cpu_is_out_of_memory(self, store_path, tmp_path):
+        config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
+        with pytest.raises(ResourceError, match="memory ran out"):
+            train(config, store_path)

@@ -1,0 +1,84 @@
+"""Peak memory is what was really in use since the reset; a limit on the CPU stands in for a device's memory."""
+
+from __future__ import annotations
+
+import gc
+
+import psutil
+import pytest
+import torch
+
+from monitoring.sampling.host import memory_of_this_machine
+from training.engine.engine import memory_meter
+from training.engine.memory_meter import MemoryMeter, is_out_of_memory
+
+CPU = torch.device("cpu")
+MIB = 2**20
+PAGES = 2 * MIB
+"""Threads count some pages for themselves; the kernel adds them up now and then."""
+
+
+@pytest.fixture(params=["kernel", "sampled"])
+def meter(request, monkeypatch):
+    if request.param == "sampled":
+        monkeypatch.setattr(memory_meter, "PROC", memory_meter.PROC / "no-such-folder")
+    meter = MemoryMeter(CPU)
+    yield meter
+    meter.close()
+
+
+def test_peak_holds_what_was_freed_again_until_it_is_reset(meter):
+    meter.free()
+    before = meter.peak_bytes()
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    meter.peak_bytes()  # the sampling one may not have looked yet
+    del block
+    assert meter.peak_bytes() - before == pytest.approx(64 * MIB, abs=PAGES)
+    meter.free()  # where the heap had room for the block, it keeps its pages
+    assert meter.peak_bytes() - before == pytest.approx(0, abs=PAGES)
+
+
+def test_freeing_gives_back_what_the_allocator_kept(meter):
+    meter.free()
+    before = meter.peak_bytes()
+    # Each below the size from which glibc maps memory apart, so that it keeps them; a last one pins the heap's end.
+    blocks = [torch.ones(20_000, dtype=torch.uint8) for _ in range(3000)]
+    pin = blocks.pop()
+    grown = meter.peak_bytes() - before
+    blocks.clear()
+    gc.collect()
+    meter.free()
+    assert grown > 50 * MIB
+    assert meter.peak_bytes() - before < 0.1 * grown
+    del pin
+
+
+def test_limit_is_passed_by_a_peak_that_is_over_already():
+    meter = MemoryMeter(CPU)
+    meter.free()
+    limit = meter.peak_bytes() + 32 * MIB
+    limited = MemoryMeter(CPU, limit)
+    assert limited.total_bytes() == limit
+    limited.check()
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    del block
+    with pytest.raises(torch.OutOfMemoryError, match="is what it may take"):
+        limited.check()
+    limited.free()
+    limited.check()
+
+
+def test_without_a_limit_nothing_runs_out():
+    meter = MemoryMeter(CPU)
+    meter.check()
+    assert meter.total_bytes() == memory_of_this_machine().total <= psutil.virtual_memory().total
+
+
+def test_running_out_is_told_from_other_failures():
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(refused.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_out_of_memory(RuntimeError("shapes do not fit"))

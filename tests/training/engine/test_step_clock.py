@@ -1,0 +1,131 @@
+"""Where the time of a step goes."""
+
+import pytest
+import torch
+
+from training.engine.step_clock import PHASES, StepClock
+
+
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """A clock that stands still; its one item is the time."""
+    time = [100.0]
+    monkeypatch.setattr("training.engine.engine.step_clock.time.perf_counter", lambda: time[0])
+    return time
+
+
+def test_phases_and_the_wait_add_up_to_the_step(now):
+    clock = StepClock(log_every_steps=1, budget_tokens=200)
+    now[0] += 1.0
+    clock.loaded()
+    for phase, seconds in (("communication", 0.5), ("forward", 2.0), ("backward", 4.0), ("optimizer", 0.25)):
+        with clock.phase(phase):
+            now[0] += seconds
+    clock.stepped(tokens=300, own_tokens=150)
+    figures = clock.read()
+    parts = [figures[f"{phase}_s"] for phase in PHASES if phase != "checkpoint"]
+    assert sum(parts) + figures["data_wait_s"] == pytest.approx(figures["step_s"]) == pytest.approx(7.75)
+    assert figures["tokens_per_s"] == pytest.approx(300 / 7.75)
+    assert figures["padding_share"] == pytest.approx(0.25)
+
+
+def test_collective_inside_the_backward_pass_counts_once_as_communication(now):
+    clock = StepClock(log_every_steps=1)
+    with clock.phase("backward"):
+        now[0] += 3.0
+        with clock.collective():
+            now[0] += 1.0
+    clock.stepped(tokens=1)
+    figures = clock.read()
+    assert (figures["backward_s"], figures["communication_s"]) == pytest.approx((3.0, 1.0))
+
+
+def test_collective_outside_a_pass_is_not_counted(now):
+    clock = StepClock(log_every_steps=1)
+    with clock.phase("checkpoint"), clock.collective():
+        now[0] += 1.0
+    clock.stepped(tokens=1)
+    figures = clock.read()
+    assert (figures["checkpoint_s"], figures["communication_s"]) == (1.0, 0.0)
+
+
+def test_figures_are_means_since_the_last_reading(now):
+    clock = StepClock(log_every_steps=2)
+    for seconds in (1.0, 3.0):
+        clock.start()
+        with clock.phase("forward"):
+            now[0] += seconds
+        clock.stepped(tokens=10)
+    assert clock.read()["forward_s"] == pytest.approx(2.0)
+    assert clock.read()["forward_s"] == 0.0
+
+
+def test_phase_that_fails_ends(now):
+    clock = StepClock(log_every_steps=1)
+    with pytest.raises(MemoryError), clock.phase("forward"):
+        raise MemoryError
+    with clock.phase("backward"):
+        now[0] += 1.0
+    clock.stepped(tokens=1)
+    assert clock.read()["backward_s"] == pytest.approx(1.0)
+
+
+class FakeEvent:
+    """A CUDA event on a device that passes events only when it is let."""
+
+    device_s = 0.0
+    passed_s = -1.0
+    synchronized = 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = FakeEvent.device_s
+
+    def query(self):
+        return self.at <= FakeEvent.passed_s
+
+    def elapsed_time(self, end):
+        assert end.query(), "would wait for the device"
+        return 1000 * (end.at - self.at)
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> type[FakeEvent]:
+    FakeEvent.device_s, FakeEvent.passed_s = 0.0, -1.0
+    stream = ["compute"]
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream[0])
+    FakeEvent.stream = stream
+    return FakeEvent
+
+
+def test_gpu_is_never_waited_for_and_late_events_come_with_the_next_figures(cuda):
+    clock = StepClock(1, torch.device("cuda", 0))
+    with clock.phase("forward"):
+        cuda.device_s = 2.0
+    with clock.phase("backward"):
+        cuda.device_s = 7.0
+    clock.stepped(tokens=1)
+    cuda.passed_s = 3.0  # in the middle of the backward pass
+    figures = clock.read()
+    assert (figures["forward_s"], figures["backward_s"]) == pytest.approx((2.0, 0.0))
+    cuda.passed_s = 8.0
+    clock.stepped(tokens=1)
+    assert clock.read()["backward_s"] == pytest.approx(5.0)
+
+
+def test_gpu_collective_on_a_stream_of_its_own_is_hidden_and_on_the_pass_s_stream_is_not(cuda):
+    clock = StepClock(1, torch.device("cuda", 0))
+    with clock.phase("backward"):
+        cuda.stream[0] = "reduction"
+        with clock.collective():
+            cuda.device_s = 1.0
+        cuda.stream[0] = "compute"
+        with clock.collective():
+            cuda.device_s = 3.0
+    cuda.passed_s = 9.0
+    clock.stepped(tokens=1)
+    figures = clock.read()
+    assert (figures["backward_s"], figures["communication_s"]) == pytest.approx((1.0, 2.0))

@@ -1,0 +1,189 @@
+"""What the driver refuses before anything of a run is written and before Ray starts; a dry run refuses alike."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CheckpointError, ConfigError, DataError, EsmerayError, ResourceError
+from dataset.store.conversion import ensure_store
+from run_folder.paths import RunFolder
+from tests.runs import run_folder, tiny_config
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.engine.context import StandaloneContext
+from training.launch import cluster
+from training.launch.driver import dry_run, train, with_absolute_paths
+from training.loop.worker import train_worker
+
+
+def write_fasta(path: Path, seed: int) -> str:
+    draw = random.Random(seed)
+    records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKL', k=40))}\n" for number in range(60))
+    path.write_text("".join(records))
+    return str(path)
+
+
+def finish(config: Config) -> None:
+    """Train to the end, as the driver would on Ray."""
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    run.config.write_text(dump_config(with_absolute_paths(config, run)))
+    train_worker(config, StandaloneContext(), str(ensure_store(config.data, run.stores)))
+
+
+@pytest.fixture(scope="module")
+def finished(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A finished run on a FASTA file; the settings that the command line gave it."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = settings(folder, write_fasta(folder / "clean.fasta", seed=0))
+    finish(config)
+    return config
+
+
+def settings(folder: Path, source: str, **changes: Any) -> Config:
+    changes.setdefault("training", {"max_steps": 2, "warmup_steps": 1})
+    data = {"source": [source], "validation_share": 0.1}
+    return tiny_config(folder, data=data, ray={"num_workers": 1, "address": "local"}, **changes)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refused(section: object) -> Iterator[str]:
+        pytest.fail("Ray was started")
+        yield ""
+
+    monkeypatch.setattr(cluster, "connected", refused)
+
+
+def content(run: RunFolder) -> dict[str, str]:
+    """Every file of the run's folder but the lock, and what is in it."""
+    files = (path for path in run.path.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def other_file(folder: Path) -> dict[str, Any]:
+    return {"source": write_fasta(folder / "other.fasta", seed=1)}
+
+
+def missing_file(folder: Path) -> dict[str, Any]:
+    return {"source": str(folder / "none.fasta")}
+
+
+def truncated_file(folder: Path) -> dict[str, Any]:
+    whole = gzip.compress(Path(write_fasta(folder / "some.fasta", seed=0)).read_bytes())
+    (folder / "cut.fasta.gz").write_bytes(whole[:-20])
+    return {"source": str(folder / "cut.fasta.gz")}
+
+
+def other_rate(folder: Path) -> dict[str, Any]:
+    return {"training": {"max_steps": 2, "warmup_steps": 1, "learning_rate": 0.5}}
+
+
+def other_model(folder: Path) -> dict[str, Any]:
+    return {"model": {"backbone": {"hidden_size": 32}}}
+
+
+def fewer_steps(folder: Path) -> dict[str, Any]:
+    return {"training": {"max_steps": 1, "warmup_steps": 0}}
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+@pytest.mark.parametrize(
+    ("change", "refusal", "message"),
+    [
+        (
+            other_file,
+            CheckpointError,
+            r"was trained on .*clean\.fasta \(checksum .*\), not on .*other\.fasta \(checksum",
+        ),
+        (missing_file, DataError, r"none\.fasta"),
+        (truncated_file, DataError, r"cut\.fasta\.gz"),
+        (other_rate, ConfigError, r"training\.learning_rate: the run tiny is finished, trained with 0\.01, now 0\.5"),
+        (other_model, ConfigError, r"model\.backbone\.hidden_size: the run tiny was started with 16, now 32"),
+        (fewer_steps, ConfigError, r"training\.max_steps: was 2, now 1, .* the run tiny has taken 2 already"),
+    ],
+)
+def test_command_that_a_finished_run_does_not_fit_is_refused_and_leaves_it_as_it_was(
+    finished: Config,
+    tmp_path: Path,
+    command: Callable[[Config], int],
+    change: Callable[[Path], dict[str, Any]],
+    refusal: type[EsmerayError],
+    message: str,
+):
+    run = run_folder(finished)
+    before = content(run)
+    asked = {"source": finished.data.source[0], **change(tmp_path)}
+    with pytest.raises(refusal, match=message):
+        command(settings(run.path.parent, **asked))
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_finished_run_says_so_also_where_its_data_was_moved(finished, tmp_path, command, capsys):
+    run = run_folder(finished)
+    before = content(run)
+    moved = shutil.copy(finished.data.source[0], tmp_path / "moved.fasta")
+    elsewhere = settings(run.path.parent, str(moved), monitoring={"prometheus": False})
+    data = elsewhere.data.model_copy(update={"stage_dir": str(tmp_path / "local")})
+    assert command(elsewhere.model_copy(update={"data": data})) == 0
+    assert "run tiny is finished" in capsys.readouterr().out
+    assert content(run) == before
+
+
+def test_dry_run_leaves_no_store_of_data_that_it_looked_at(finished, tmp_path):
+    stores = run_folder(finished).stores
+    before = sorted(stores.iterdir())
+    with pytest.raises(CheckpointError):
+        dry_run(settings(stores.parent, write_fasta(tmp_path / "other.fasta", seed=2)))
+    assert sorted(stores.iterdir()) == before
+
+
+def test_refused_new_run_leaves_no_folder(tmp_path):
+    with pytest.raises(DataError):
+        train(settings(tmp_path / "runs", str(tmp_path / "none.fasta")))
+    assert not (tmp_path / "runs" / "tiny").exists()
+
+
+@pytest.mark.parametrize("storage", ["a file", "a file/runs"])
+def test_storage_that_is_no_folder_is_one_line(tmp_path, storage):
+    (tmp_path / "a file").touch()
+    with pytest.raises(ResourceError, match=r"a file.*: can't be written: (File exists|Not a directory)"):
+        train(settings(tmp_path / storage, write_fasta(tmp_path / "some.fasta", seed=0)))
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_trains(finished, tmp_path, command):
+    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
+    config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
+    (run_folder(config).export / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
+        command(config)
+    assert (run_folder(config).export / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_run_that_began_with_an_earlier_default_of_the_warm_up_is_the_same_run(finished, tmp_path, command, capsys):
+    """That default was a hundred steps, however few the run had."""
+    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
+    config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 2, "warmup_steps": None})
+    run = run_folder(config)
+    run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
+    assert command(config) == 0
+    assert "run tiny is finished" in capsys.readouterr().out
+
+
+def test_new_run_with_a_warm_up_as_long_is_refused_before_ray_starts(tmp_path):
+    config = settings(tmp_path, write_fasta(tmp_path / "a.fasta", seed=0), training={"max_steps": 5, "warmup_steps": 5})
+    with pytest.raises(ConfigError, match=r"warmup_steps \(5\) must be less than the 5 steps"):
+        train(config)

@@ -1,0 +1,58 @@
+import pytest
+from ray._common.utils import get_ray_address_file
+
+from common.errors import ResourceError
+from train_config.schema import RaySection
+from training.launch.placement import LOCAL, NodeResources, address_file, find, place_workers
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "cpus_each"),
+    [
+        ([(2, 0)], 2, 1),
+        ([(1, 0)], 1, 1),
+        ([(64, 0)], 2, 32),
+        ([(16, 4)], 4, 4),
+        ([(3, 0), (3, 0), (3, 0)], 2, 3),
+        ([(64, 0), (8, 4), (8, 4)], 8, 2),
+    ],
+    ids=str,
+)
+def test_auto_is_a_worker_a_gpu_and_two_without(nodes, count, cpus_each):
+    nodes = [NodeResources(*node) for node in nodes]
+    workers = place_workers(RaySection(), nodes)
+    assert (workers.count, workers.cpus_each) == (count, cpus_each)
+    assert workers.use_gpu == any(node.gpus for node in nodes)
+
+
+def test_more_workers_than_the_cluster_has_are_refused_with_what_it_has():
+    with pytest.raises(ResourceError, match=r"8 workers asked.*2 CPU cores and 0 GPUs on 1 machine: ask for at most 2"):
+        place_workers(RaySection(num_workers=8), [NodeResources(2, 0)])
+    with pytest.raises(ResourceError, match=r"3 workers asked, one GPU and CPU core each.*ask for at most 2"):
+        place_workers(RaySection(num_workers=3), [NodeResources(64, 2)])
+
+
+def test_more_cores_than_one_machine_has_are_refused():
+    with pytest.raises(ResourceError, match="ask for at most 4"):
+        place_workers(RaySection(num_workers=2, cpus_per_worker=6), [NodeResources(4, 0), NodeResources(4, 0)])
+
+
+def test_the_address_of_a_started_cluster_is_looked_for_where_ray_leaves_it(monkeypatch, tmp_path):
+    for name in ("RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert str(address_file()) == get_ray_address_file(None)
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert str(address_file()) == get_ray_address_file(None)
+
+
+def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert find(RaySection()) == LOCAL
+    address_file().parent.mkdir()
+    address_file().write_text("127.0.0.1:1\n")
+    assert find(RaySection()) == LOCAL, "nothing answers there any more"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert find(RaySection(address=LOCAL)) == LOCAL
+    assert find(RaySection()) == "10.0.0.1:6379"

@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from dataset.batches.splitting import split_records
+from dataset.store.conversion import ensure_store
+from dataset.store.reader import Store
+from model.cost.memory import count_parameters
+from tests.runs import tiny_config
+from training.launch.placement import Workers
+from training.launch.planning import check_warm_up, make_plan
+from training.tasks.data_size import estimate_size, size_of_store
+
+WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
+
+
+def test_size_of_a_store_counts_what_is_trained_on(store_path, tmp_path):
+    config = tiny_config(tmp_path)
+    store = Store(store_path)
+    size = size_of_store(store, config.data)
+    assert size.exact
+    assert size.sequences < len(store)
+    assert size.tokens <= size.sequences * 64
+    training_lengths = store.lengths[split_records(store.sequence_hashes, config.data.validation_share)[0]]
+    assert size.cropped_sequences == np.count_nonzero(training_lengths > 62)
+    assert size.cropped_residues > 0
+
+
+def test_estimate_is_near_what_the_store_then_holds(tmp_path):
+    config = tiny_config(tmp_path, data={"sample": {"records": 2000}})
+    estimate = estimate_size(config.data)
+    exact = size_of_store(Store(ensure_store(config.data, tmp_path)), config.data)
+    assert not estimate.exact
+    assert abs(estimate.tokens / exact.tokens - 1) < 0.05
+
+
+def test_estimate_reads_fasta_without_making_a_store(tmp_path):
+    fasta = tmp_path / "a.fasta"
+    fasta.write_text(">a\nMKT\n>b\nMKTAYI\n")
+    config = tiny_config(tmp_path, data={"source": [str(fasta)], "validation_share": 0.0})
+    size = estimate_size(config.data)
+    assert (size.sequences, size.tokens) == (2, 3 + 6 + 4)
+    assert list(tmp_path.iterdir()) == [fasta]
+
+
+def test_plan_says_steps_and_memory(tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
+    data = estimate_size(config.data)
+    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
+    assert plan.steps_per_epoch == -(-data.tokens // 512)
+    assert plan.total_steps == 3 * plan.steps_per_epoch
+    text = "\n".join(plan.lines())
+    assert "2 x cpu" in text
+    assert "ZeRO-2" in text
+    assert "cropped" in text
+
+
+@pytest.mark.parametrize("end", [{"max_steps": 9}, {"max_steps": None, "epochs": 3}])
+def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
+    training = tiny_config(tmp_path, training={**end, "warmup_steps": 9}).training
+    ((name, value),) = ((name, value) for name, value in end.items() if value)
+    with pytest.raises(
+        ConfigError, match=rf"warmup_steps \(9\) must be less than the 9 steps that training\.{name} {value} "
+    ):
+        check_warm_up(training, 9)
+    check_warm_up(training, 10)
+    check_warm_up(training.model_copy(update={"warmup_steps": None}), 1)
+
+
+def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
+    config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
+    data = estimate_size(config.data)
+    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
+    assert plan.steps_per_epoch == -(-data.sequences // 2)
+    assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())
+
+
+def test_zero_divides_the_optimizer_state_over_the_workers(tmp_path):
+    config = tiny_config(Path(tmp_path))
+    data, parameters = estimate_size(config.data), count_parameters(config.model)
+    alone = make_plan(config, Workers(1, 1, False), data, parameters).memory
+    shared = make_plan(config, WORKERS, data, parameters).memory
+    assert shared.optimizer_bytes == -(-alone.optimizer_bytes // 2)

@@ -1,0 +1,232 @@
+"""Whole runs by train_ray.py on a real Ray cluster: two workers, ZeRO-2, and what happens when processes are killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+from transformers import AutoModel
+
+from run_folder.metrics_log import read_metrics
+from tests.conftest import REPOSITORY
+from tests.monitoring.wandb_file import read_history, read_records
+from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointStore
+
+TIMEOUT_S = 180
+SLOW_STEPS = {
+    "batch": {"tokens": 2048, "global_tokens": 8192},
+    "model": {"backbone": {"layers": 2, "hidden_size": 64, "heads": 4}},
+    "training": {"max_steps": 20, "evaluate_every_steps": 10},
+    "checkpoint": {"every_steps": 5},
+    "ray": {"num_workers": 2, "cpus_per_worker": 1},
+}
+"""Steps that take long enough to be killed in."""
+
+LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s", "backward_s", "optimizer_s"]
+
+pytestmark = pytest.mark.slow
+
+
+def start(
+    config: Config, address: str, *overrides: str, program: tuple[str, ...] = ("train_ray.py",)
+) -> subprocess.Popen:
+    """train_ray.py with this config, as a user starts it, or a program that takes its options."""
+    file = Path(config.run.storage_path) / "config.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dump_config(config))
+    command = [sys.executable, *program, "--config", str(file), "--ray.address", address]
+    return subprocess.Popen(
+        [*command, *overrides],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    return output
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"the run ended early:\n{process.stdout.read()}")
+        assert time.monotonic() < deadline, "the run did not get that far"
+        time.sleep(0.01)
+
+
+def steps_done(config: Config) -> int:
+    path = run_folder(config).metrics
+    return len(re.findall('"kind":"train"', path.read_text())) if path.exists() else 0
+
+
+def worker_process(config: Config, rank: int) -> int:
+    log = (run_folder(config).logs / f"worker-{rank}.log").read_text()
+    return int(re.findall(r"process (\d+)", log)[-1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
+    """A run that nothing happened to, and what it printed."""
+    config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
+    watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
+    process = start(config, ray_address, "--wandb.mode", "offline", *watched)
+    output = finish(process)
+    assert process.returncode == 0, output
+    return config, output
+
+
+def assert_same_result(config: Config, reference: Config) -> None:
+    assert train_losses(config) == train_losses(reference)
+    expected, actual = exported_weights(reference), exported_weights(config)
+    assert expected
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_run_tells_where_the_result_is_and_leaves_it_there(undisturbed):
+    config, output = undisturbed
+    run = run_folder(config)
+    assert str(run.export) in output
+    assert AutoModel.from_pretrained(run.export).config.hidden_size == 64
+    assert run.curves.read_bytes().startswith(b"\x89PNG")
+    assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 2048
+    assert CheckpointStore(run.checkpoints).latest() == "step-00000020"
+    assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
+
+
+def test_wandb_file_holds_the_run_under_the_id_of_the_checkpoints(undisturbed):
+    config, _ = undisturbed
+    run = run_folder(config)
+    run_id = run.wandb_run_id.read_text()
+    files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
+    assert [run_id in file.name for file in files] == [True]
+    newest = CheckpointStore(run.checkpoints).complete()[0]
+    assert newest.manifest().wandb_run_id == run_id
+
+
+def test_wandb_file_holds_every_figure_that_both_workers_sampled(undisturbed):
+    config, _ = undisturbed
+    run = run_folder(config)
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    history = read_history(file)
+    for worker in (0, 1):
+        samples = read_metrics(run.monitoring / f"worker-{worker:05d}.jsonl")
+        sampled = [{**sample["figures"]} for sample in samples]
+        logged = [row for row in history if f"position/worker/{worker}" in row]
+        assert len(logged) == len(sampled)
+        for row, figures in zip(logged, sampled, strict=True):
+            known = {name: value for name, value in figures.items() if value is not None and name != "train/loss"}
+            assert known.items() <= row.items()
+        names = {name for row in logged for name in row}
+        assert {f"worker/{worker}/{name}" for name in LOOP_FIGURES} <= names
+    assert {"perf/tokens_per_s", "mem/host_rss_bytes", "cpu/percent"} <= {name for row in history for name in row}
+    assert [row["train/loss"] for row in history if "train/loss" in row] == list(train_losses(config).values())
+
+
+def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed):
+    config, output = undisturbed
+    run = run_folder(config)
+    (alert,) = read_metrics(run.alerts)
+    assert (alert["name"], alert["state"]) == ("memory", "raised")
+    assert output.count(f"warning: {alert['message']}") == 1
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
+    assert sent == [alert["message"]]
+
+
+def test_finished_run_says_so_and_stops(undisturbed, ray_address):
+    config, _ = undisturbed
+    before = run_folder(config).metrics.read_bytes()
+    process = start(config, ray_address)
+    assert "is finished" in finish(process)
+    assert process.returncode == 0
+    assert run_folder(config).metrics.read_bytes() == before
+
+
+def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_start(undisturbed, ray_address, tmp_path):
+    config = tiny_config(tmp_path, **SLOW_STEPS)
+    process = start(config, ray_address, program=("-m", "tests.training.memory_runs_out"))
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert [event["step"] for event in events(config, "resumed")] == [5]
+    assert [(event["step"], event["parts"]) for event in events(config, "memory_guard")] == [(5, 2)]
+    assert output.count("every batch is taken in 2 parts") == 1
+    assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def killed(ray_address, tmp_path_factory) -> tuple[Config, str]:
+    """A run whose driver was killed and, when the same command went on, a worker; what that command printed."""
+    config = tiny_config(tmp_path_factory.mktemp("killed"), **SLOW_STEPS)
+    process = start(config, ray_address)
+    wait_for(lambda: steps_done(config) >= 12, process)
+    process.kill()
+    process.communicate()
+    run = run_folder(config)
+    wait_until_gone(worker_process(config, rank=0))
+    run.ray_snapshot.write_text('{"ray_version": "2.6')
+    process = start(config, ray_address)
+    wait_for(lambda: bool(events(config, "resumed")) and steps_done(config) >= 17, process)
+    os.kill(worker_process(config, rank=1), signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 0, output
+    return config, output
+
+
+@pytest.mark.timeout(600)  # whichever of the two comes first makes the run, which starts three times
+def test_killed_driver_goes_on_with_the_same_command(undisturbed, killed):
+    config, output = killed
+    assert "checkpoint_manager_snapshot.json was damaged" in output
+    assert events(config, "resumed")[0]["step"] >= 10
+    assert_same_result(config, undisturbed[0])
+
+
+@pytest.mark.timeout(600)
+def test_killed_worker_is_replaced_and_loses_no_more_than_to_the_last_checkpoint(undisturbed, killed):
+    config, _ = killed
+    _, after_worker = events(config, "resumed")
+    assert after_worker["step"] == 15
+    assert_same_result(config, undisturbed[0])
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_ends_within_30_s_and_leaves_no_process(signum, tmp_path):
+    """With a local cluster of its own, which must end too. Ctrl-C goes to the terminal's whole process group."""
+    config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 2000}, "ray": {"num_workers": 1}}))
+    process = start(config, "local")
+    wait_for(lambda: steps_done(config) >= 2, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    begun = time.monotonic()
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
+    output = finish(process)
+    assert time.monotonic() - begun < 30
+    assert process.returncode == 128 + signum, output
+    assert output.count("stopping, saving a checkpoint") == 1
+    saved = CheckpointStore(run_folder(config).checkpoints).complete()
+    assert saved[0].step == steps_done(config)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive

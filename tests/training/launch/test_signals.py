@@ -1,0 +1,92 @@
+import os
+import signal
+import time
+
+import pytest
+
+from training.launch import signals
+from training.launch.signals import Interrupted, StopSignals
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+    time.sleep(0.01)  # the handler runs in this thread at its next step
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_before_training_a_signal_raises(signum):
+    with pytest.raises(Interrupted) as caught, StopSignals():
+        send(signum)
+    assert caught.value.exit_code == 128 + signum
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_is_known_where_a_wait_made_a_plain_interrupt_of_it(signum):
+    stop = StopSignals()
+    with pytest.raises(KeyboardInterrupt) as caught, stop:
+        try:
+            send(signum)
+        except Interrupted:
+            raise KeyboardInterrupt from None  # as Ray's waits do
+    assert stop.behind(caught.value) == signum
+
+
+def test_exit_is_a_signal_where_its_code_is_the_number_of_one():
+    stop = StopSignals()
+    assert stop.behind(SystemExit(signal.SIGTERM)) == signal.SIGTERM
+    assert stop.behind(SystemExit(1)) is None
+    assert stop.behind(KeyboardInterrupt()) == signal.SIGINT
+
+
+def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
+    cleaned = []
+    with pytest.raises(Interrupted), StopSignals():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
+            cleaned.append(True)
+    assert cleaned
+
+
+def test_signal_is_answered_at_once(capfd):
+    with pytest.raises(Interrupted), StopSignals():
+        send(signal.SIGINT)
+    assert capfd.readouterr().err == "\nstopping\n"
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "stopping, saving a checkpoint")
+        send(signal.SIGINT)
+        assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
+
+
+def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
+    def gone(descriptor, text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(os, "write", gone)
+    asked = []
+    with StopSignals() as stop:
+        stop.hand_over(lambda: asked.append(True), "stopping")
+        send(signal.SIGINT)
+    assert asked
+
+
+def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
+    asked = []
+    with StopSignals() as stop:
+        stop.hand_over(lambda: asked.append(True), "stopping")
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
+        assert (len(asked), stop.exit_code, stop.expired) == (1, 143, False)
+        assert 20 < stop.remaining_s(99.0) <= 26
+        monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+        send(signal.SIGTERM)
+        assert stop.expired
+
+
+def test_handlers_are_put_back(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as stop:
+        assert stop.remaining_s(99.0) == 99.0
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,182 @@
+"""The order in which a step's batches are taken, with and without memory enough."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.errors import ResourceError
+from dataset.batches.steps import StepBatches
+from dataset.packed_batch import PackedBatch
+from train_config.monitoring_schema import MemoryGuardSection
+from training.engine.memory_guard import MemoryGuard, NewStartError
+from training.engine.memory_meter import MemoryMeter
+from training.engine.step_clock import StepClock
+from training.loop.stepping import Stepper
+
+
+def batch_of(*lengths: int) -> PackedBatch:
+    T = sum(lengths)
+    return PackedBatch(
+        tokens=torch.arange(T),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        max_seqlen=max(lengths),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        records=torch.arange(len(lengths)),
+        targets=torch.arange(T),
+    )
+
+
+def step_of(*batches: PackedBatch) -> StepBatches:
+    return StepBatches(list(batches), 0, 0, 0, 1, num_tokens=0, num_targets=0)
+
+
+class Engine:
+    """Has memory for so many tokens in either pass; its gradient is the sum of the tokens it was shown."""
+
+    device, can_discard = torch.device("cpu"), True
+
+    def __init__(self, forward_fits=1000, backward_fits=1000, world_size=1, reduces="never"):
+        self.forward_fits, self.backward_fits, self.world_size = forward_fits, backward_fits, world_size
+        self.reduces = reduces
+        self.gradient, self.passes, self.collectives = 0, [], 0
+
+    def time_collectives(self, clock, before):
+        self.before = before
+
+    def all_reduce(self):
+        self.before()
+        self.collectives += 1
+
+    def __call__(self, batch):
+        if batch.num_tokens > self.forward_fits:
+            raise torch.OutOfMemoryError("forward")
+        loss_sum = SimpleNamespace(total=int(batch.tokens.sum()), tokens=batch.num_tokens)
+        return SimpleNamespace(loss_sum=loss_sum, metrics={"loss": batch.tokens.sum()})
+
+    def backward(self, loss_sum, global_targets):
+        self.gradient += loss_sum.total  # as far as it gets
+        if self.reduces == "early":
+            self.all_reduce()
+        if loss_sum.tokens > self.backward_fits:
+            raise torch.OutOfMemoryError("backward")
+        if self.reduces in ("early", "late"):
+            self.all_reduce()
+        self.passes.append(loss_sum.tokens)
+
+    def discard_gradients(self):
+        self.gradient, self.passes = 0, []
+
+
+class Others:
+    """A control group in which another worker runs out of memory before some of the times that it is asked."""
+
+    def __init__(self, *runs_out: int):
+        self.runs_out, self.asked = runs_out, 0
+
+    def ran_out(self, here, tokens):
+        self.asked += 1
+        return here or self.asked in self.runs_out, tokens
+
+
+def stepper_of(engine, folder, control=None, max_halvings=3) -> Stepper:
+    meter = MemoryMeter(torch.device("cpu"))
+    section = MemoryGuardSection(max_halvings=max_halvings)
+    guard = MemoryGuard(section, meter, folder / "guard.json", lambda message, parts: None)
+    return Stepper(engine, control or Others(), StepClock(1), guard)
+
+
+STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
+TOTAL = 2 * sum(range(16))
+
+
+@pytest.mark.parametrize(
+    ("engine", "passes"),
+    [
+        (Engine(), [16, 16]),
+        (Engine(forward_fits=10), [8, 8, 8, 8]),
+        (Engine(forward_fits=8, backward_fits=8), [8, 8, 8, 8]),
+        (Engine(backward_fits=10), [8, 8, 8, 8]),
+    ],
+    ids=["enough", "forward", "exactly enough", "backward"],
+)
+def test_gradient_and_sums_are_those_of_whole_batches(engine, passes, tmp_path):
+    sums = stepper_of(engine, tmp_path).forward_backward(STEP, 32)
+    assert engine.passes == passes
+    assert engine.gradient == TOTAL
+    assert float(sums._sums["loss"]) == TOTAL
+
+
+def test_later_batches_are_taken_in_parts_without_being_tried_whole(tmp_path):
+    engine = Engine(forward_fits=10)
+    stepper = stepper_of(engine, tmp_path)
+    stepper.forward_backward(STEP, 32)
+    engine.forward_fits, engine.passes = 1000, []
+    stepper.forward_backward(STEP, 32)
+    assert engine.passes == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("reduces", ["never", "late", "early"])
+@pytest.mark.parametrize("runs_out", [1, 2])
+def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
+    engine, others = Engine(world_size=2, reduces=reduces), Others(runs_out)
+    sums = stepper_of(engine, tmp_path, others).forward_backward(step_of(batch_of(8, 8), batch_of(16)), 32)
+    assert engine.passes[-2:] == [16, 16]  # as many as the others take, with one that counts for nothing
+    if reduces != "never" or runs_out == 1:
+        assert engine.passes == [8, 8, 16, 16]
+        assert float(sums._sums["loss"]) == TOTAL + sum(range(16))  # the stand-in's loss has no targets in real models
+
+
+@pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])
+def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduces, asked, tmp_path):
+    engine, others = Engine(world_size=2, reduces=reduces), Others()
+    stepper_of(engine, tmp_path, others).forward_backward(STEP, 32)
+    engine.all_reduce()  # of the update
+    assert others.asked == asked
+
+
+def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path):
+    engine = Engine(world_size=2, reduces="early")
+    stepper = stepper_of(engine, tmp_path, Others(1), max_halvings=0)
+    with pytest.raises(ResourceError):
+        stepper.forward_backward(STEP, 32)
+    assert engine.collectives == 0
+
+
+@pytest.mark.parametrize("fits", [{"forward_fits": 10}, {"backward_fits": 10}], ids=["forward", "backward"])
+def test_several_workers_take_the_step_again_while_nobody_waits(fits, tmp_path):
+    engine = Engine(world_size=2, reduces="late", **fits)
+    stepper_of(engine, tmp_path).forward_backward(STEP, 32)
+    assert engine.passes == [8, 8, 8, 8]
+    assert engine.gradient == TOTAL
+
+
+@pytest.mark.parametrize("where", ["forward_fits", "backward_fits"])
+def test_single_sequence_that_does_not_fit_is_refused_by_its_length(where, tmp_path):
+    engine = Engine(**{where: 10})
+    with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
+        stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
+
+
+def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_collective(tmp_path):
+    engine = Engine(backward_fits=10, world_size=2, reduces="early")
+    with pytest.raises(NewStartError, match="last checkpoint, with every batch in 2 parts"):
+        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
+    assert '"parts": 2' in (tmp_path / "guard.json").read_text()
+
+
+def test_used_up_halvings_end_it(tmp_path):
+    with pytest.raises(ResourceError, match="also with batches in 2 parts"):
+        stepper_of(Engine(forward_fits=3), tmp_path, max_halvings=1).forward_backward(STEP, 32)
+
+
+def test_other_errors_are_not_taken_for_memory(tmp_path):
+    engine = Engine()
+    engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
+
+
+def test_without_a_guard_running_out_is_raised():
+    with pytest.raises(torch.OutOfMemoryError):
+        Stepper(Engine(forward_fits=1), Others(), StepClock(1)).forward_backward(STEP, 32)

@@ -1,0 +1,414 @@
+"""The loop of one worker, in this process, without Ray."""
+
+import hashlib
+import json
+import pickle
+import shutil
+from contextlib import suppress
+
+import pytest
+import torch
+from ray.exceptions import RayActorError
+from transformers import AutoModel, EsmForMaskedLM
+
+from common.errors import CheckpointError, DataError, ResourceError
+from dataset.batches.loader_process import LoaderProcessLost
+from dataset.store.conversion import ensure_store
+from dataset.store.reader import Store
+from dataset.tokens.esm import pack_sequences
+from model.tasks.autoencoder import ESM2Autoencoder
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import Outcome
+from tests.runs import (
+    events,
+    exported_weights,
+    run_folder,
+    tiny_config,
+    train_losses,
+)
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
+from training.engine.context import StandaloneContext
+from training.engine.engine import TrainingEngine
+from training.loop.failures import repeatable
+from training.loop.worker import train_worker
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def train(config, store_path) -> Outcome:
+    run_folder(config).clear_requests()
+    return train_worker(config, StandaloneContext(), store_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(process_group, store_path, tmp_path_factory):
+    """A run that was never stopped: its losses and weights."""
+    config = tiny_config(tmp_path_factory.mktemp("undisturbed"))
+    train(config, store_path)
+    return config
+
+
+@pytest.fixture
+def stopped_at_6(store_path, tmp_path):
+    """The same run, with checkpoints at steps 2, 4 and 6 of 8, to be gone on with."""
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "keep_last": 3})
+    stop_after(config, store_path, 6)
+    return config
+
+
+def stop_after(config, store_path, step) -> None:
+    """Train until this step, as a driver that hears Ctrl-C would have it."""
+    run = run_folder(config)
+    run.path.mkdir(parents=True, exist_ok=True)
+
+    class StoppingContext(StandaloneContext):
+        def report(self, metrics):
+            if metrics["step"] == step:
+                run.request_stop()
+
+    run.clear_requests()
+    outcome = train_worker(config, StoppingContext(), store_path)
+    assert (outcome.status, outcome.step) == ("stopped", step)
+
+
+def assert_same_run(config, undisturbed) -> None:
+    assert train_losses(config) == train_losses(undisturbed)
+    expected, actual = exported_weights(undisturbed), exported_weights(config)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_loss_falls_and_the_model_is_exported(undisturbed):
+    losses = train_losses(undisturbed)
+    assert list(losses) == list(range(1, 9))
+    assert losses[8] < losses[1]
+    folder = run_folder(undisturbed).export
+    assert AutoModel.from_pretrained(folder).config.hidden_size == 16
+    latents = ESM2Autoencoder.from_pretrained(folder).encode(["MKTAYIAKQR"])
+    assert latents[0].shape == (10, 8)
+
+
+def test_stopped_and_resumed_run_equals_one_never_stopped(stopped_at_6, undisturbed, store_path):
+    assert train(stopped_at_6, store_path).status == "finished"
+    assert events(stopped_at_6, "resumed")[0]["step"] == 6
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
+    changes = {"training": {"max_steps": None, "epochs": 2}, "checkpoint": {"every_steps": 3}}
+    whole, resumed = tiny_config(tmp_path / "whole", **changes), tiny_config(tmp_path / "resumed", **changes)
+    train(whole, store_path)
+    steps = len(train_losses(whole))
+    stop_after(resumed, store_path, (steps - 2) // 3 * 3)
+    train(resumed, store_path)
+    last = CheckpointStore(run_folder(resumed).checkpoints).complete()[0].manifest().position
+    assert (last.step, last.epoch, last.step_in_epoch) == (steps, 2, 0)
+    assert_same_run(resumed, whole)
+
+
+def test_asynchronous_checkpoints_hold_the_same_state(undisturbed, store_path, tmp_path):
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
+    stop_after(config, store_path, 6)
+    train(config, store_path)
+    assert_same_run(config, undisturbed)
+
+
+def damage_truncate(folder):
+    path = next(folder.rglob("*model_states.pt"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_flip_a_bit(folder):
+    path = next(folder.rglob("*optim_states.pt"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def damage_remove_a_shard(folder):
+    next(folder.rglob("*optim_states.pt")).unlink()
+
+
+def damage_manifest(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step":6', '"step":7').replace('"step": 6', '"step": 7'))
+
+
+def damage_remove_manifest(folder):
+    (folder / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_truncate, damage_flip_a_bit, damage_remove_a_shard, damage_manifest, damage_remove_manifest],
+    ids=lambda damage: damage.__name__,
+)
+def test_damaged_newest_checkpoint_is_left_for_the_one_before(damage, stopped_at_6, undisturbed, store_path):
+    damage(run_folder(stopped_at_6).checkpoints / "step-00000006")
+    train(stopped_at_6, store_path)
+    assert events(stopped_at_6, "resumed")[0]["step"] == 4
+    assert "step-00000006 can't be used" in events(stopped_at_6, "warning")[0]["message"]
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_missing_latest_is_told_and_made_anew(stopped_at_6, undisturbed, store_path):
+    (run_folder(stopped_at_6).checkpoints / "latest").unlink()
+    train(stopped_at_6, store_path)
+    assert "'latest' was missing" in events(stopped_at_6, "warning")[0]["message"]
+    assert CheckpointStore(run_folder(stopped_at_6).checkpoints).latest() == "step-00000008"
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_run_without_any_good_checkpoint_never_starts_from_zero(stopped_at_6, store_path):
+    for folder in run_folder(stopped_at_6).checkpoints.glob("step-*"):
+        damage_truncate(folder)
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        train(stopped_at_6, store_path)
+    assert run_folder(stopped_at_6).read_outcome().exit_code == CheckpointError.exit_code
+
+
+@pytest.mark.parametrize("resume", ["allow", "must"])
+def test_run_whose_checkpoints_are_gone_never_starts_from_zero(resume, stopped_at_6, store_path, tmp_path):
+    shutil.rmtree(run_folder(stopped_at_6).checkpoints)
+    before = train_losses(stopped_at_6)
+    config = stopped_at_6.model_copy(update={"run": stopped_at_6.run.model_copy(update={"resume": resume})})
+    with pytest.raises(CheckpointError, match="saved one at step 6"):
+        train(config, store_path)
+    assert train_losses(config) == before
+
+
+def test_must_refuses_a_run_that_never_saved(store_path, tmp_path):
+    with pytest.raises(CheckpointError, match=r"run\.resume is 'must'"):
+        train(tiny_config(tmp_path, run={"resume": "must"}), store_path)
+
+
+def test_copy_of_a_checkpoint_beside_it_is_no_checkpoint(stopped_at_6, undisturbed, store_path):
+    checkpoints = run_folder(stopped_at_6).checkpoints
+    shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000099.bak")
+    train(stopped_at_6, store_path)
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_stop_during_an_evaluation_is_heard(store_path, tmp_path):
+    config = tiny_config(tmp_path)
+    run = run_folder(config)
+    run.path.mkdir(parents=True)
+    run.request_stop()
+    outcome = train_worker(config, StandaloneContext(), store_path)
+    assert (outcome.status, outcome.step) == ("stopped", 0)
+    assert validations(config) == []
+
+
+def test_half_written_checkpoint_is_swept(stopped_at_6, undisturbed, store_path):
+    partial = run_folder(stopped_at_6).checkpoints / "step-00000008.partial"
+    shutil.copytree(run_folder(stopped_at_6).checkpoints / "step-00000006", partial)
+    train(stopped_at_6, store_path)
+    assert not partial.exists()
+    assert_same_run(stopped_at_6, undisturbed)
+
+
+def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
+    """Even with a manifest that vouches for it."""
+    marker = tmp_path / "ran"
+
+    class Payload:
+        def __reduce__(self):
+            return (marker.touch, ())
+
+    folder = run_folder(stopped_at_6).checkpoints / "step-00000006"
+    path = next(folder.rglob("*optim_states.pt"))
+    torch.save({"optimizer_state_dict": Payload()}, path)
+    vouch_for(folder, path)
+    with pytest.raises(CheckpointError, match="nothing in it was run"):
+        train(stopped_at_6, store_path)
+    path.write_bytes(pickle.dumps(Payload()))
+    vouch_for(folder, path)
+    with pytest.raises(CheckpointError, match="nothing in it was run"):
+        train(stopped_at_6, store_path)
+    assert not marker.exists()
+
+
+def vouch_for(folder, path) -> None:
+    """Make the manifest agree with what the file holds now."""
+    manifest = CheckpointFolder(folder).manifest()
+    content = path.read_bytes()
+    name = str(path.relative_to(folder))
+    entry = FileEntry(name=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    files = {rank: [entry if e.name == name else e for e in entries] for rank, entries in manifest.files.items()}
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).sealed().model_dump_json())
+
+
+def test_other_number_of_workers_is_refused_with_the_right_one(stopped_at_6, store_path):
+    for path in run_folder(stopped_at_6).checkpoints.glob("step-*"):
+        manifest = CheckpointFolder(path).manifest().model_copy(update={"world_size": 4}).sealed()
+        (path / "manifest.json").write_text(manifest.model_dump_json())
+    with pytest.raises(CheckpointError, match="to 4"):
+        train(stopped_at_6, store_path)
+
+
+def test_other_store_is_refused(stopped_at_6, tmp_path):
+    changed = tiny_config(tmp_path, data={"sample": {"seed": 1}})
+    with pytest.raises(CheckpointError, match="another store"):
+        train(stopped_at_6, str(ensure_store(changed.data, tmp_path / "stores")))
+
+
+def test_last_and_best_checkpoints_are_kept(store_path, tmp_path):
+    config = tiny_config(
+        tmp_path,
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_best": 1},
+        training={"evaluate_every_steps": 1},
+    )
+    train(config, store_path)
+    folders = CheckpointStore(run_folder(config).checkpoints).complete()
+    losses = {folder.step: folder.manifest().validation_cost for folder in folders}
+    assert {7, 8} <= losses.keys()
+    assert len(losses) <= 3
+    assert min(losses.values()) == min(record["loss"] for record in validations(config))
+
+
+def validations(config) -> list[dict]:
+    return [r for r in read_metrics(run_folder(config).metrics) if r["kind"] == "validation"]
+
+
+def spoil(monkeypatch, steps) -> None:
+    """Make the loss NaN in these steps (from 0)."""
+    honest = TrainingEngine.backward
+    calls = {"step": 0}
+    honest_step = TrainingEngine.step
+
+    def backward(self, loss_sum, global_targets):
+        honest(self, loss_sum * (float("nan") if calls["step"] in steps else 1.0), global_targets)
+
+    def step(self, learning_rate):
+        calls["step"] += 1
+        return honest_step(self, learning_rate)
+
+    monkeypatch.setattr(TrainingEngine, "backward", backward)
+    monkeypatch.setattr(TrainingEngine, "step", step)
+
+
+def test_one_nan_step_is_skipped_and_counted(store_path, tmp_path, monkeypatch):
+    spoil(monkeypatch, {3})
+    config = tiny_config(tmp_path)
+    assert train(config, store_path).status == "finished"
+    assert [event["step"] for event in events(config, "nonfinite")] == [4]
+    assert exported_is_finite(config)
+    last = CheckpointStore(run_folder(config).checkpoints).complete()[0].manifest()
+    assert (last.position.skipped_steps, last.position.nonfinite_in_a_row) == (1, 0)
+
+
+def exported_is_finite(config) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in exported_weights(config).values())
+
+
+def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, monkeypatch):
+    spoil(monkeypatch, {2, 3, 4, 5, 6})
+    config = tiny_config(tmp_path, training={"max_nonfinite_steps": 3})
+    outcome = train(config, store_path)
+    assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, 5)
+    files = sorted(run_folder(config).nonfinite.iterdir())
+    assert len(files) == 3
+    saved = json.loads(files[0].read_text())
+    store = Store(store_path)
+    assert saved["records"]
+    assert all(store.id(record["index"]) == record["id"] for record in saved["records"])
+    assert not run_folder(config).export.exists()
+
+
+def test_diverged_run_is_not_tried_again_by_the_launcher(store_path, tmp_path, monkeypatch):
+    spoil(monkeypatch, set(range(10)))
+    config = tiny_config(tmp_path, training={"max_nonfinite_steps": 2})
+    first = train(config, store_path)
+    assert train_worker(config, StandaloneContext(), store_path) == first
+
+
+def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):
+    damaged = tmp_path / "store"
+    shutil.copytree(store_path, damaged)
+    data = bytearray((damaged / "data.mdb").read_bytes())
+    residues = bytes(Store(store_path).sequence(0))
+    place = data.find(residues)
+    data[place + 5] ^= 1
+    (damaged / "data.mdb").write_bytes(data)
+    config = tiny_config(tmp_path / "runs", model={"task": "masked_lm"})
+    try:
+        outcome = train(config, str(damaged))
+    except DataError as error:
+        outcome = Outcome("failed", -1, str(error), error.exit_code)
+    assert outcome.exit_code == DataError.exit_code
+    assert run_folder(config).read_outcome().exit_code == DataError.exit_code
+
+
+def test_masked_lm_exports_what_transformers_opens(store_path, tmp_path):
+    config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 2, "warmup_steps": 1})
+    train(config, store_path)
+    network = EsmForMaskedLM.from_pretrained(run_folder(config).export)
+    batch = pack_sequences(["MKTAYIAKQR"])
+    assert network(batch.tokens[None]).logits.shape == (1, 12, 33)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (TypeError("a bug"), 1),
+        (torch.OutOfMemoryError("CUDA out of memory"), 4),
+        (DataError("a damaged record"), 3),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), None),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 1),
+        (FileNotFoundError("no such file"), 1),
+        (MemoryError(), 4),
+        (RayActorError(), None),
+        (OSError("stale file handle"), None),
+        (LoaderProcessLost("a loader process was killed"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_faults_of_machines_are_tried_again(error, exit_code):
+    assert repeatable(error) == exit_code
+
+
+def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(store_path, tmp_path, full_disk):
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
+    run = run_folder(config)
+    run.path.mkdir()
+    with full_disk(32_768):
+        with suppress(ResourceError):  # where the step is over before the writing is, the next checkpoint raises it
+            train(config, store_path)
+        outcome = train_worker(config, StandaloneContext(), store_path)  # the launcher tries again
+    assert (outcome.status, outcome.exit_code) == ("failed", 4)
+    assert "the disk is full" in outcome.message
+    assert max(train_losses(config)) < 8
+    assert run.read_outcome() == outcome
+    assert not [path for path in run.path.rglob("*") if path.name.endswith((".tmp", ".partial", ".reserve"))]
+
+
+def test_bug_ends_the_run_at_once(store_path, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("training.loop.worker.learning_rate", broken)
+    config = tiny_config(tmp_path)
+    with pytest.raises(TypeError):
+        train(config, store_path)
+    assert run_folder(config).read_outcome() == Outcome("failed", -1, "TypeError: a bug", 1)
+
+
+def test_record_of_a_step_says_where_its_time_went_and_the_worker_is_sampled(store_path, tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": 4, "gpu_log_interval": 60.0})
+    train(config, store_path)
+    run = run_folder(config)
+    for record in (r for r in read_metrics(run.metrics) if r["kind"] == "train"):
+        parts = ["data_wait", "forward", "backward", "optimizer", "communication"]
+        assert 0 < sum(record[f"{part}_s"] for part in parts) <= record["step_s"]
+        assert min(record["forward_s"], record["backward_s"], record["optimizer_s"]) > 0
+        assert 0 <= record["padding_share"] < 1
+    *_, last = (json.loads(line) for line in (run.monitoring / "worker-00000.jsonl").read_text().splitlines())
+    assert (last["kind"], last["step"]) == ("sample", 4)
+    assert last["figures"]["worker/0/step_s"] == record["step_s"]
+    assert record["checkpoint_s"] == 0  # the one after the last step is in no record
+
+
+def test_no_sampling_leaves_no_folder(store_path, tmp_path):
+    config = tiny_config(tmp_path, training={"max_steps": 1, "warmup_steps": 0, "gpu_log_interval": 0})
+    train(config, store_path)
+    assert not run_folder(config).monitoring.exists()

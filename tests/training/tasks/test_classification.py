@@ -1,0 +1,470 @@
+"""A classifier learns from labelled files, is judged over all workers exactly, and its export predicts the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from transformers import BertConfig, BertModel
+
+from common.errors import CheckpointError, ConfigError
+from dataset.labels.store import LabelledStore
+from dataset.store.reader import Store
+from inference.classifier import ClassifierPipeline
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import Outcome, RunFolder
+from tests.dataset.tokenizer_folders import prot_bert
+from tests.runs import events, merged, run_folder, tiny_config, train_losses
+from tests.training.loop.test_two_workers import train_with
+from tools.export import main as export_command
+from train_config.loading import dump_config
+from train_config.schema import Config
+from train_config.tune_schema import MeasurementSection
+from training.checkpoints.checkpoint import CheckpointStore
+from training.engine.context import StandaloneContext
+from training.loop.worker import train_worker
+from training.tasks import experiment, features
+from training.tasks.classification import ClassificationExperiment
+from training.tasks.labelled_data import check_tokenizer, estimate, prepare, write_names
+from training.trial import measure_on_worker, staged
+
+CLASSIFIER = {
+    "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
+    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
+    "training": {"max_steps": 40, "evaluate_every_steps": 10, "learning_rate": 2e-2},
+    "checkpoint": {"every_steps": 20},
+}
+RICH_IN = {"acid": "DE", "base": "KR", "greasy": "LVIF"}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    """150 proteins of three classes that their composition tells apart."""
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("labelled") / "proteins.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for number in range(150):
+            label = sorted(RICH_IN)[number % 3]
+            letters = "ACDEFGHIKLMNPQRSTVWY" + 12 * RICH_IN[label]
+            writer.writerow(["".join(draw.choices(letters, k=draw.randint(5, 80))), label])
+    return path
+
+
+def config_of(folder: Path, table: Path, **changes: dict) -> Config:
+    return tiny_config(folder, **merged(merged(CLASSIFIER, {"data": {"source": [str(table)]}}), changes))
+
+
+def prepared(config: Config) -> Path:
+    """The data, and the folder of a run that was accepted."""
+    run = run_folder(config)
+    path = prepare(config, run.stores)
+    write_names(config, run, path)
+    run.config.write_text(dump_config(config))
+    return path
+
+
+def train(config: Config) -> tuple[Outcome, Path]:
+    run_folder(config).clear_requests()
+    path = prepared(config)
+    return train_worker(config, StandaloneContext(), str(path)), path
+
+
+def validations(config: Config) -> list[dict]:
+    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
+
+
+@pytest.fixture(scope="module")
+def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledStore]:
+    config = config_of(tmp_path_factory.mktemp("trained"), table)
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    return config, LabelledStore(path)
+
+
+def test_it_learns_what_can_be_learnt(trained):
+    config, _ = trained
+    first, *_, last = validations(config)
+    assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2
+    assert last["loss"] < first["loss"]
+
+
+def test_figures_of_an_evaluation_are_those_of_scikit_learn(trained):
+    config, labelled = trained
+    assert_figures_are_those_of_scikit_learn(config, labelled)
+
+
+def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledStore) -> None:
+    """Of the evaluation that the exported weights come from, over the whole held-out part at once."""
+    targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
+    chosen = predicted.argmax(1)
+    expected = {
+        "accuracy": metrics.accuracy_score(targets, chosen),
+        "balanced_accuracy": metrics.balanced_accuracy_score(targets, chosen),
+        "f1_macro": metrics.f1_score(targets, chosen, average="macro"),
+        "f1_micro": metrics.f1_score(targets, chosen, average="micro"),
+        "mcc": metrics.matthews_corrcoef(targets, chosen),
+        "auroc": metrics.roc_auc_score(targets, predicted, multi_class="ovr", average="macro"),
+        "average_precision": metrics.average_precision_score(np.eye(3)[targets], predicted, average="macro"),
+    }
+    best = min(validations(config), key=lambda record: -record["mcc"])
+    assert {name: best[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and predicted probabilities of the validation."""
+    texts = [labelled.text(index) for index in labelled.validation.tolist()]
+    return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
+
+
+def test_the_best_checkpoint_is_exported(trained):
+    config, _ = trained
+    (event,) = events(config, "exports_best")
+    costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
+    assert costs[event["step"]] == min(costs.values())
+
+
+def test_classes_are_named_beside_the_model(trained):
+    config, labelled = trained
+    for folder in (run_folder(config).export, run_folder(config).path):
+        mappings = json.loads((folder / "label_mappings.json").read_text())
+        assert mappings["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
+    exported = json.loads((run_folder(config).export / "config.json").read_text())
+    assert exported["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
+    assert labelled.label_space.names == ("acid", "base", "greasy")
+
+
+def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_folder(trained, tmp_path):
+    run = copy_of(trained[0], tmp_path)
+    text = (run.path / "label_mappings.json").read_text()
+    (run.path / "label_mappings.json").write_text(text.replace("acid", "salt").replace("greasy", "sugar"))
+    run.config.write_text(run.config.read_text().replace("max_length: 62", "max_length: 10"))
+    shutil.rmtree(run.tokenizer)
+    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    exported = ClassifierPipeline.load(tmp_path / "model")
+    assert exported.label_space.names == ("acid", "base", "greasy")
+    assert exported.max_length == 62
+
+
+def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(trained, tmp_path):
+    run = copy_of(trained[0], tmp_path)
+    folder = CheckpointStore(run.checkpoints).complete()[0]
+    manifest = folder.manifest()
+    shards = [entry for entry in manifest.files[0] if entry.name.endswith(".pt")]
+    assert len(shards) < len(manifest.files[0])
+    for entry in set(manifest.files[0]) - set(shards):
+        (folder.path / entry.name).unlink()
+    older = manifest.model_copy(update={"files": {0: shards}}).sealed()
+    (folder.path / "manifest.json").write_text(older.model_dump_json())
+    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    assert ClassifierPipeline.load(tmp_path / "model").label_space.names == ("acid", "base", "greasy")
+
+
+def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_path):
+    config, labelled = trained
+    run = copy_of(config, tmp_path)
+    check_tokenizer(config, run, labelled.path)
+    other = merged(CLASSIFIER, {"data": {"source": [str(table)]}, "model": {"tokenizer": {"source": "train"}}})
+    with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
+        check_tokenizer(tiny_config(tmp_path, **other), run, labelled.path)
+
+
+def copy_of(config: Config, folder: Path) -> RunFolder:
+    """The run's folder, to be changed."""
+    shutil.copytree(run_folder(config).path, folder / config.run.name)
+    return RunFolder(folder, config.run.name)
+
+
+def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_group):
+    changes = {
+        "model": {"classifier": {"patience": 2}},
+        "training": {"max_steps": 100, "evaluate_every_steps": 2, "learning_rate": 1e-12},
+        "checkpoint": {"every_steps": 100},
+    }
+    config = config_of(tmp_path, table, **changes)
+    outcome, _ = train(config)
+    assert (outcome.status, outcome.step) == ("finished", 6)
+    assert "2 evaluations without a better one" in outcome.message
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(trained, table, tmp_path, process_group):
+    config = config_of(tmp_path, table)
+    run = run_folder(config)
+    path = prepared(config)
+
+    class StoppingContext(StandaloneContext):
+        def report(self, metrics):
+            if metrics["step"] >= 20:
+                run.request_stop()
+
+    assert train_worker(config, StoppingContext(), str(path)).status == "stopped"
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert train_losses(config) == train_losses(trained[0])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"backbone": {"lora": {"rank": 2}}, "classifier": {"head": "mlp", "pooling": "max"}},
+        {
+            "backbone": {"frozen": True, "cache_features": False},
+            "classifier": {"pooling": "light_attention", "class_weights": "balanced"},
+        },
+        {"backbone": {"layer_decay": 0.5}, "classifier": {"loss": "focal", "pooling": "cls"}},
+    ],
+    ids=["lora", "frozen", "layer decay"],
+)
+def test_every_way_of_fine_tuning_trains_and_its_export_predicts_as_it_did(table, tmp_path, process_group, model):
+    config = config_of(tmp_path, table, model=model, training={"max_steps": 6, "evaluate_every_steps": 3})
+    outcome, path = train(config)
+    assert outcome.status == "finished"
+    targets, predicted = held_out(LabelledStore(path), ClassifierPipeline.load(run_folder(config).export))
+    (event,) = events(config, "exports_best")
+    best = next(record for record in validations(config) if record["step"] == event["step"])
+    assert best["accuracy"] == pytest.approx(metrics.accuracy_score(targets, predicted.argmax(1)), abs=1e-6)
+
+
+def test_a_text_classifier_trains_its_own_tokenizer(tmp_path, process_group):
+    path = tmp_path / "messages.tsv"
+    greetings, goodbyes = ["hello", "hi there", "good morning"], ["bye", "see you", "good night"]
+    rows = [
+        f"{text} {n}\t{kind}"
+        for n in range(20)
+        for kind, texts in (("in", greetings), ("out", goodbyes))
+        for text in texts
+    ]
+    path.write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    backbone = {"source": "qwen2", "layers": 1, "hidden_size": 16, "heads": 2}
+    changes = {
+        "model": {
+            "backbone": backbone,
+            "tokenizer": {"content": "text", "vocabulary_size": 300},
+            "classifier": {"pooling": "last"},
+        },
+    }
+    config = config_of(tmp_path, path, **changes)
+    outcome, labelled = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.9
+    targets, predicted = held_out(LabelledStore(labelled), ClassifierPipeline.load(run_folder(config).export))
+    assert (predicted.argmax(1) == targets).mean() > 0.9
+
+
+def test_residues_are_classified_one_by_one(tmp_path, process_group):
+    draw = random.Random(1)
+    sequences = ["".join(draw.choices("DEKRLVIF", k=draw.randint(3, 40))) for _ in range(60)]
+    letters = str.maketrans("DEKRLVIF", "AABBGGGG")
+    path = tmp_path / "residues.csv"
+    path.write_text("text,label\n" + "".join(f"{s},{s.translate(letters)}\n" for s in sequences))
+    labels = {"kind": "per_residue", "split": "hash", "text_column": "text"}
+    config = config_of(tmp_path, path, data={"labels": labels})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["accuracy"] > 0.95
+
+
+def test_numbers_are_predicted(tmp_path, process_group):
+    draw = random.Random(2)
+    sequences = ["".join(draw.choices("ACDEFGHIKL", k=30)) for _ in range(120)]
+    path = tmp_path / "numbers.csv"
+    path.write_text("text,label\n" + "".join(f"{s},{s.count('A') / 3 + s.count('D') / 5}\n" for s in sequences))
+    labels = {"kind": "regression", "split": "hash", "text_column": "text"}
+    config = config_of(tmp_path, path, data={"labels": labels})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert validations(config)[-1]["spearman"] > 0.5
+
+
+def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
+    draw = random.Random(2)
+    sequences = ["".join(draw.choices("ACDEFGHIKL", k=30)) for _ in range(120)]
+    figures = []
+    for name, unit, zero in (("shares", 1.0, 0.0), ("degrees", 20.0, 60.0)):
+        path = tmp_path / f"{name}.csv"
+        rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}\n" for s in sequences]
+        path.write_text("text,label\n" + "".join(rows))
+        labels = {"kind": "regression", "split": "hash", "text_column": "text"}
+        config = config_of(tmp_path / name, path, data={"labels": labels})
+        _, stored = train(config)
+        best = min(validations(config)[1:], key=lambda record: -record["spearman"])
+        targets, predicted = held_out(LabelledStore(stored), ClassifierPipeline.load(run_folder(config).export))
+        assert best["r2"] == pytest.approx(metrics.r2_score(targets, predicted), abs=1e-4)
+        figures.append(best)
+    assert figures[0]["r2"] > 0.3
+    for name in ("r2", "spearman", "loss"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
+
+
+def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, process_group):
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+    assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
+    assert train_losses(config) == train_losses(trained[0])
+
+
+def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, tmp_path, process_group, monkeypatch):
+    config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
+    path = str(prepared(config))
+    assert staged(config, path) == path
+    [copy] = (tmp_path / "local").iterdir()
+    read_whole = []
+    monkeypatch.setattr(Store, "_check_file", lambda store, full: read_whole.append(store.path) if full else None)
+    opened = []
+    open_one = experiment.open_experiment
+    monkeypatch.setattr(experiment, "open_experiment", lambda *given: opened.append(open_one(*given)) or opened[-1])
+    measurement = MeasurementSection(warmup_steps=1, window_s=0.01, max_windows=2)
+    for _ in range(2):
+        assert measure_on_worker(config, StandaloneContext(), path, measurement, None).status == "ok"
+    assert [one._labelled.store.path for one in opened] == [copy, copy]
+    assert read_whole == []
+
+
+def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
+    config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
+    with pytest.raises(ConfigError, match=r"of multiclass has no metric 'fmax'; it has .*accuracy"):
+        prepare(config, tmp_path)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, process_group):
+    draw = random.Random(3)
+    rows = []
+    for number in range(60):
+        # What is held out has none of the labels, so that nothing can be ranked.
+        part, known = ("valid", 0) if number % 3 == 0 else ("train", draw.randint(0, 1))
+        rows.append(f"{''.join(draw.choices('ACDEFGHIKL', k=20))},{known},{1 - known if part == 'train' else 0},{part}")
+    path = tmp_path / "labels.csv"
+    path.write_text("text,a,b,part\n" + "\n".join(rows) + "\n")
+    labels = {"kind": "multilabel", "label_columns": ["a", "b"], "split": "column", "split_column": "part"}
+    changes = {
+        "training": {"max_steps": 4, "evaluate_every_steps": 2},
+        "model": {"classifier": {"best_metric": "auroc"}},
+    }
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **changes)
+    outcome, stored = train(config)
+    assert outcome.status == "finished" and run_folder(config).export.is_dir()
+    assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
+    merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
+    config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
+    experiment = ClassificationExperiment(config, StandaloneContext(), run_folder(config), stored)
+    assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
+
+
+def test_kept_features_need_not_hold_the_first_record(tmp_path, process_group):
+    draw = random.Random(4)
+    rows = [f"{''.join(draw.choices('ACDEF', k=30))},{'xy'[n % 2]},{'test' if n < 3 else 'train'}" for n in range(23)]
+    path = tmp_path / "first.csv"
+    path.write_text("text,label,part\n" + "\n".join([*rows, "MKT,x,valid"]) + "\n")
+    labels = {"text_column": "text", "split": "column", "split_column": "part"}
+    changes = {"training": {"max_steps": 4}, "batch": {"global_tokens": 768}, "model": {"backbone": {"frozen": True}}}
+    config = config_of(tmp_path / "run", path, data={"labels": labels, "crop": "start"}, **changes)
+    outcome, _ = train(config)
+    assert outcome.status == "finished"
+
+
+def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
+    size, parameters = estimate(config_of(tmp_path, table))
+    assert size.exact
+    assert 100 <= size.sequences <= 110
+    assert parameters.trainable <= parameters.total
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deepspeed": {"stage": 3}, "model": {"backbone": {"source": "t5"}}}, "deepspeed.stage 3"),
+        ({"deepspeed": {"stage": 3}, "model": {"backbone": {"padded": True, "source": "bert"}}}, "use stage 2"),
+    ],
+)
+def test_what_the_backbone_can_not_take_is_refused_before_any_worker_starts(table, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        estimate(config_of(tmp_path, table, **changes))
+
+
+def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_worker_starts(table, tmp_path):
+    folder = prot_bert(tmp_path / "short")
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=40, max_position_embeddings=40, **size)).save_pretrained(folder)
+    backbone = {"source": str(folder), "layers": None, "hidden_size": None, "heads": None}
+    with pytest.raises(ConfigError, match=r"has 64 tokens, and this backbone takes 40: set it to at most 38"):
+        estimate(config_of(tmp_path, table, model={"backbone": backbone}))
+    size, _ = estimate(config_of(tmp_path, table, model={"backbone": backbone}, data={"max_length": 38}))
+    assert size.sequences
+
+
+@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
+@pytest.mark.parametrize("amp_dtype", ["none", "bf16"])
+def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
+    table, tmp_path, process_group, pooling, amp_dtype
+):
+    runs = {}
+    for cached in (True, False):
+        changes = {
+            "data": {"crop": "ends"},
+            "model": {"backbone": {"frozen": True, "cache_features": cached}, "classifier": {"pooling": pooling}},
+            "training": {"max_steps": 8, "amp_dtype": amp_dtype},
+        }
+        runs[cached] = config_of(tmp_path / str(cached), table, **changes)
+        outcome, path = train(runs[cached])
+        assert outcome.status == "finished"
+        assert (path.parent / "features").exists() is cached
+    tolerance = 1e-5 if amp_dtype == "none" else 2e-2
+    assert train_losses(runs[True]) == pytest.approx(train_losses(runs[False]), rel=tolerance)
+    kept, computed = (validations(runs[cached])[-1] for cached in (True, False))
+    assert kept["accuracy"] == pytest.approx(computed["accuracy"], abs=1e-6 if amp_dtype == "none" else 0.05)
+
+
+def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):
+    backbone = {"frozen": True}
+    changes = {
+        "data": {"crop": "start"},
+        "model": {"backbone": backbone},
+        "training": {"max_steps": 2, "warmup_steps": 1, "gpu_log_interval": 0.05},
+    }
+    first = config_of(tmp_path, table, **changes)
+    train(first)
+    monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
+    changes["training"]["learning_rate"] = 1e-3
+    second = config_of(tmp_path, table, **changes, run={"name": "second"})
+    assert train(second)[0].status == "finished"
+    assert (hit_rate(first), hit_rate(second)) == (0.0, 1.0)
+
+
+def hit_rate(config: Config) -> float:
+    """What the run's last sample says of its kept features."""
+    samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
+    return samples[-1]["figures"]["worker/0/feature_cache_hit_rate"]
+
+
+def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
+    config = config_of(tmp_path, table, model={"backbone": {"frozen": True}})
+    with pytest.raises(ConfigError, match=r"set data\.crop to start or ends"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_pair):
+    changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
+    figures = {}
+    for workers in (1, 2):
+        config = config_of(tmp_path / str(workers), table, **changes)
+        path = prepared(config)
+        train_with(workers, config, str(path), worker_pair)
+        figures[workers] = validations(config)
+    for one, two in zip(figures[1], figures[2], strict=True):
+        names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]
+        assert {n: two[n] for n in names} == pytest.approx({n: one[n] for n in names}, abs=1e-5)
+    labelled = LabelledStore(path)
+    assert labelled.validation.size % 2  # one worker has a record more
+    assert_figures_are_those_of_scikit_learn(config, labelled)

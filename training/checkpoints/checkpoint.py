@@ -1,0 +1,265 @@
+"""Checkpoints on disk: what exists, what holds, what is kept.
+
+    checkpoints/
+        step-00000015/           complete: its name was given last, by rename
+            manifest.json        position, config, store and each rank's files with size and SHA-256
+            deepspeed/...        the shards, written by DeepSpeed
+            rng-rank-00000.pt    random states of each rank
+            label_mappings.json, tokenizer/...   of a classifier: what its outputs and tokens mean
+        step-00000020.partial/   being written, or left by a process that was killed
+        latest                   name of the newest complete one, for people and other tools
+
+A checkpoint exists when its own manifest does. Nothing that Ray registered, and not ``latest`` either, decides what a
+run resumes from: the newest folder whose manifest and files hold does. See :mod:`training.checkpoints.writer` for
+how one comes to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import CheckpointError
+from run_folder.paths import write_atomically
+from train_config.schema import Config
+
+FORMAT_VERSION: Literal[2] = 2
+PARTIAL_SUFFIX = ".partial"
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_NAME = re.compile(r"step-\d{8,}")
+
+
+class FileEntry(BaseModel):
+    """One file of a checkpoint; ``name`` is relative to the checkpoint's folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class Position(BaseModel):
+    """Where training stands: what the next step will be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    tokens_seen: int = 0
+    skipped_steps: int = 0
+    nonfinite_in_a_row: int = 0
+
+
+class Manifest(BaseModel):
+    """What a checkpoint holds. Written last; its own digest guards it against damage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format_version: Literal[2] = FORMAT_VERSION
+    position: Position
+    world_size: int
+    seed: int
+    store_checksum: str
+    wandb_run_id: str | None
+    validation_cost: float | None
+    config: dict
+    versions: dict[str, str]
+    created: str
+    files: dict[int, list[FileEntry]]
+    digest: str = ""
+
+    def sealed(self) -> Manifest:
+        """The same manifest with its digest filled in."""
+        return self.model_copy(update={"digest": self._digest()})
+
+    def _digest(self) -> str:
+        content = self.model_dump(mode="json", exclude={"digest"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the digest matches what was read."""
+        return self.digest == self._digest()
+
+
+class CheckpointFolder:
+    """One complete checkpoint."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that went into it."""
+        return int(self.path.name.removeprefix("step-"))
+
+    def manifest(self) -> Manifest:
+        """The manifest, checked against its own digest.
+
+        Raises:
+            CheckpointError: it is missing, damaged or of another version.
+        """
+        path = self.path / MANIFEST
+        try:
+            manifest = Manifest.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{self.path}: no {MANIFEST}") from error
+        except ValidationError as error:
+            if version := _other_version(path):
+                raise CheckpointError(
+                    f"{path}: format version {version}, this program reads {FORMAT_VERSION}: resume with the version "
+                    "of Esmeray that wrote it, or start anew under another run.name"
+                ) from error
+            raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from error
+        if not manifest.is_intact:
+            raise CheckpointError(f"{path}: damaged (its digest does not match)")
+        return manifest
+
+    def config(self) -> Config:
+        """The config that the checkpoint was written with.
+
+        Raises:
+            CheckpointError: the manifest is damaged, or its config is not one of this version.
+        """
+        try:
+            return Config.model_validate(self.manifest().config)
+        except ValidationError as error:
+            raise CheckpointError(
+                f"{self.path / MANIFEST}: its config can't be read ({error.errors()[0]['msg']}): "
+                "export it with the version of Esmeray that wrote it"
+            ) from error
+
+    def verify(self, ranks: Iterable[int] | None = None) -> Manifest:
+        """Check size and SHA-256 of the files of these ranks (all of them by default).
+
+        Raises:
+            CheckpointError: a file is missing, of another size or of other content. Nothing is unpickled.
+        """
+        manifest = self.manifest()
+        for rank in manifest.files if ranks is None else ranks:
+            for entry in manifest.files.get(rank, []):
+                _verify_file(self.path / entry.name, entry)
+        return manifest
+
+
+def _verify_file(path: Path, entry: FileEntry) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing") from error
+    if size != entry.size_bytes:
+        raise CheckpointError(f"{path}: {size} bytes, the manifest says {entry.size_bytes}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != entry.sha256:
+        raise CheckpointError(f"{path}: damaged (its SHA-256 does not match the manifest)")
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def complete(self) -> list[CheckpointFolder]:
+        """Folders that bear a final name, newest first. They may still be damaged."""
+        if not self.root.is_dir():
+            return []
+        folders = [p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+        return [CheckpointFolder(p) for p in sorted(folders, key=lambda p: p.name, reverse=True)]
+
+    def partial_path(self, step: int) -> Path:
+        """Where the checkpoint of this step is written."""
+        return self.root / f"{_name(step)}{PARTIAL_SUFFIX}"
+
+    def final_path(self, step: int) -> Path:
+        """Where the complete checkpoint of this step lies."""
+        return self.root / _name(step)
+
+    def folder(self, step: int) -> CheckpointFolder:
+        """The complete checkpoint of this step."""
+        return CheckpointFolder(self.final_path(step))
+
+    def newest_intact(self) -> CheckpointFolder | None:
+        """The newest complete checkpoint whose manifest can be read; its other files are not looked at."""
+        for folder in self.complete():
+            with suppress(CheckpointError):
+                folder.manifest()
+                return folder
+        return None
+
+    def latest(self) -> str | None:
+        """What the ``latest`` file names."""
+        try:
+            return (self.root / LATEST).read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def write_latest(self, folder: CheckpointFolder) -> None:
+        """Point ``latest`` at this checkpoint, by rename."""
+        write_atomically(self.root / LATEST, folder.path.name + "\n")
+
+    def sweep(self) -> list[Path]:
+        """Remove what killed processes left half-written; returns what was removed."""
+        leftovers = sorted(self.root.glob(f"step-*{PARTIAL_SUFFIX}")) if self.root.is_dir() else []
+        for path in leftovers:
+            shutil.rmtree(path, ignore_errors=True)
+        return leftovers
+
+    def discard_after(self, step: int) -> None:
+        """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""
+        newer = [folder for folder in self.complete() if folder.step > step]
+        if newer:  # one generation of them is enough to look into
+            for old in self.root.glob("damaged-*"):
+                shutil.rmtree(old)
+        for folder in newer:
+            folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))
+
+    def prune(self, keep_last: int, keep_best: int) -> None:
+        """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation cost."""
+        folders = self.complete()
+        kept = {folder.path for folder in folders[:keep_last]}
+        scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
+        kept |= {path for _, path in sorted(scored)[:keep_best]}
+        for folder in folders:
+            if folder.path not in kept:
+                # The manifest goes first, so that a reader never takes a half-deleted folder for a checkpoint.
+                (folder.path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(folder.path)
+
+
+def best(checkpoints: CheckpointStore) -> CheckpointFolder | None:
+    """The complete checkpoint of lowest validation cost; the newest where none was validated."""
+    folders = checkpoints.complete()
+    scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
+    if scored:
+        return CheckpointFolder(min(scored)[1])
+    return folders[0] if folders else None
+
+
+def _other_version(manifest: Path) -> int | None:
+    """The format version of a manifest, if that is what is wrong with it."""
+    try:
+        version = json.loads(manifest.read_bytes())["format_version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return version if isinstance(version, int) and version != FORMAT_VERSION else None
+
+
+def _validation_cost(folder: CheckpointFolder) -> float | None:
+    try:
+        return folder.manifest().validation_cost
+    except CheckpointError:
+        return None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"

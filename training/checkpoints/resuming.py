@@ -1,0 +1,283 @@
+"""Decisions before anything of a run is written: may it start, does it resume, is it finished."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from common.errors import CheckpointError, ConfigError, ResourceError
+from common.publishing import is_same_file, writing
+from monitoring.watch.run_state import LOCK
+from run_folder.paths import RunFolder
+from train_config.loading import load_config
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
+
+FIXED = (
+    "run.seed",
+    "data.max_length",
+    "data.crop",
+    "data.labels",
+    "data.validation_share",
+    "batch",
+    "model",
+    "training.amp_dtype",
+    "deepspeed.stage",
+    "deepspeed.offload_optimizer",
+)
+"""Settings that can't change once there is a checkpoint. The data itself is known by the store's checksum."""
+
+FREE = (
+    "model.backbone.gradient_checkpointing",
+    "model.classifier.patience",
+    "model.classifier.bootstrap",
+    "data.labels.validation_source",
+)
+
+HARMLESS = (
+    "ray",
+    "wandb",
+    "monitoring",
+    "training.gpu_log_interval",
+    "checkpoint",
+    "run.resume",
+    "run.storage_path",
+    "data.num_workers",
+    "data.prefetch",
+    "data.stage_dir",
+    "data.store",
+    "data.source",
+    "data.labels.validation_source",
+)
+"""Settings that change nothing of the result, or that :func:`check_data` looks after."""
+
+STEPS = ("training.epochs", "training.max_steps", "model.classifier.patience")
+"""Settings that say when training ends."""
+
+UNSEEN = (
+    *HARMLESS,
+    "model.backbone.gradient_checkpointing",
+    "model.classifier.bootstrap",
+    "deepspeed.config",
+    "training.log_every_steps",
+    "training.memory_guard",
+    "training.cpu_memory_limit_mib",
+)
+"""Settings that the result of a finished run does not show."""
+
+LOCK_TIMEOUT_S = 0.5
+
+
+@contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Keep a second process from training the same run. A folder with nothing but the lock is removed at the end.
+
+    Raises:
+        ResourceError: another process does, or the folder can't be written.
+    """
+    descriptor = _take_lock(run.path)
+    try:
+        with writing(run.path):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            if [*run.path.iterdir()] == [run.path / LOCK]:  # the command was refused before it began
+                (run.path / LOCK).unlink()  # while it is held: whoever waits sees the file gone
+                run.path.rmdir()
+        os.close(descriptor)
+
+
+def _take_lock(folder: Path) -> int:
+    """The descriptor of the lock, which is held. A live view of the run takes it for a moment now and then."""
+    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_same_file(descriptor, folder / LOCK):
+                return descriptor
+        except BlockingIOError as error:
+            if time.monotonic() > deadline_s:
+                holder = os.pread(descriptor, 1024, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise ResourceError(
+                    f"{folder}: is being trained by process {holder}: wait, or choose another run.name"
+                ) from error
+            time.sleep(0.05)
+        os.close(descriptor)
+
+
+def check_resume(run: RunFolder, config: Config) -> list[str]:
+    """Check what ``run.resume`` allows and that the settings of a run that resumes are still the same.
+
+    Returns:
+        Remarks on settings that changed and may.
+
+    Raises:
+        ConfigError: the run exists and may not, or a setting changed that can't.
+        CheckpointError: the run does not exist and must.
+    """
+    if not run.exists:
+        if config.run.resume == "must":
+            raise CheckpointError(
+                f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
+            )
+        return []
+    if config.run.resume == "never":
+        raise ConfigError(
+            f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
+        )
+    earlier = load_config(run.config)
+    changed = differences(earlier.model_dump(), config.model_dump())
+    fixed = {key: values for key, values in changed.items() if within(key, FIXED) and not within(key, FREE)}
+    if fixed and CheckpointStore(run.checkpoints).complete():
+        key, (old, new) = next(iter(fixed.items()))
+        raise ConfigError(
+            f"{key}: the run {run.path.name} was started with {old!r}, now {new!r}: "
+            "set it back, or choose another run.name"
+        )
+    return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not within(key, HARMLESS)]
+
+
+def check_worker_count(run: RunFolder, count: int) -> None:
+    """Refuse another number of workers than the newest checkpoint was written by, before any is started.
+
+    Raises:
+        CheckpointError: it differs; says what it was.
+    """
+    for folder in CheckpointStore(run.checkpoints).complete()[:1]:
+        try:
+            written_by = folder.manifest().world_size
+        except CheckpointError:
+            return  # damaged: the workers look for one that holds
+        if written_by != count:
+            raise other_worker_count(folder, written_by, count)
+
+
+def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) -> CheckpointError:
+    """The refusal of another number of workers."""
+    return CheckpointError(
+        f"{folder.path}: written by {written_by} workers, this run has {count}; "
+        f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
+    )
+
+
+def check_data(run: RunFolder, config: Config, checksum: str) -> None:
+    """Refuse other data than the newest checkpoint was trained on.
+
+    Args:
+        run: the run's folder.
+        config: names the data.
+        checksum: of that data's store.
+
+    Raises:
+        CheckpointError: it differs; says both sources and checksums.
+    """
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
+        return
+    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(config.data.source)
+    raise CheckpointError(
+        f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
+        f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
+        "restore that data, or choose another run.name"
+    )
+
+
+def as_begun(run: RunFolder, config: Config) -> Config:
+    """The config with the warm-up that the run began with, where none is given: earlier versions had a default."""
+    if config.training.warmup_steps is not None or not (run.exists and CheckpointStore(run.checkpoints).complete()):
+        return config
+    warmup_steps = load_config(run.config).training.warmup_steps
+    training = config.training.model_copy(update={"warmup_steps": warmup_steps})
+    return config.model_copy(update={"training": training})
+
+
+def is_finished(run: RunFolder, config: Config) -> bool:
+    """Test for a run that reached its end, and of which no more steps are asked for.
+
+    Raises:
+        ConfigError: it did, and a setting that its result depends on is another one now.
+    """
+    outcome = run.read_outcome()
+    if not run.exists or outcome is None or outcome.status != "finished":
+        return False
+    changed = differences(load_config(run.config).model_dump(), config.model_dump())
+    if any(within(key, STEPS) for key in changed):
+        return False
+    for key, (old, new) in changed.items():
+        if not within(key, UNSEEN):
+            raise ConfigError(
+                f"{key}: the run {run.path.name} is finished, trained with {old!r}, now {new!r}: set it back, choose "
+                "another run.name, or raise training.max_steps or training.epochs to train further with it"
+            )
+    return True
+
+
+def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
+    """Refuse another end of training than the run was given, where the newest checkpoint is there or beyond.
+
+    Args:
+        run: the run's folder.
+        config: of the command.
+        total_steps: that it comes to.
+
+    Raises:
+        ConfigError: no step would be left to take.
+    """
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or total_steps > folder.step:
+        return
+    changed = differences(load_config(run.config).model_dump(), config.model_dump())
+    if key := next((key for key in changed if within(key, STEPS)), None):
+        old, new = changed[key]
+        raise ConfigError(
+            f"{key}: was {old!r}, now {new!r}, so that training would end after {total_steps} steps, and the run "
+            f"{run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, or choose "
+            "another run.name"
+        )
+
+
+def quarantine_ray_snapshot(run: RunFolder) -> str | None:
+    """Move Ray's own record of the run aside: Ray Train dies of a damaged one, or of one from another version.
+
+    Esmeray does not need it: checkpoints are known by their manifests. Returns a remark if it was damaged.
+    """
+    path = run.ray_snapshot
+    if not path.exists():
+        return None
+    aside = path.with_name(f"{path.name}.set-aside")
+    path.replace(aside)
+    try:
+        json.loads(aside.read_text())
+    except ValueError:
+        return f"Ray's {path.name} was damaged and is now {aside.name}; the run resumes from its own checkpoints"
+    return None
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, each with the old and the new one."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in new.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found |= differences(old.get(name, {}), value, f"{key}.")
+        elif old.get(name) != value:
+            found[key] = (old.get(name), value)
+    return found
+
+
+def within(key: str, names: tuple[str, ...]) -> bool:
+    """Whether a key is one of these or belongs to one of these sections."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)

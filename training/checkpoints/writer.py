@@ -1,0 +1,261 @@
+"""How a checkpoint comes to be: a copy in memory during the step, files in the background.
+
+:class:`ShardFiles` is the checkpoint engine that DeepSpeed writes and reads through. Saving, it only copies the state
+to host memory; reading, it unpickles nothing but tensors and the few plain classes of DeepSpeed's state (DeepSpeed's
+own engine would run whatever a planted file holds). :class:`CheckpointWriter` writes the copies, hashes them on the
+way, and rank 0 gives the folder its final name once every rank's files are there. The ranks meet through files and not
+through collectives, so that the writing never gets between those of the training step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from common.errors import CheckpointError, ResourceError
+from common.publishing import is_disk_full, sync
+from run_folder.paths import no_space, write_atomically
+from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
+
+PEERS_TIMEOUT_S = 600.0
+GIVE_UP_S = 20.0
+"""Seconds that the checkpoint in progress gets when a run fails."""
+
+POLL_S = 0.02
+SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
+"""What a DeepSpeed 0.19.8 checkpoint holds besides tensors and plain containers."""
+
+
+class ShardFiles(CheckpointEngine):
+    """DeepSpeed's checkpoint engine: collects copies to write, loads tensors only."""
+
+    def __init__(self) -> None:
+        self.collected: list[tuple[Path, Any]] = []
+
+    def create(self, info: Any) -> None:
+        """Nothing to prepare."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Folders are made when the files are written."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Keep a copy in host memory; the caller takes it from ``collected``."""
+        self.collected.append((Path(path), copy_to_host(state_dict)))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Read tensors and plain values.
+
+        Raises:
+            CheckpointError: the file holds anything else, which is then not run.
+        """
+        return load_tensors(Path(path), map_location)
+
+    def commit(self, info: Any) -> bool:
+        """Committing is the writer's."""
+        return True
+
+
+def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
+    """``torch.load`` of tensors, plain containers and DeepSpeed's own few classes.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or holds anything else.
+    """
+    try:
+        with torch.serialization.safe_globals(SAFE_CLASSES):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # torch raises pickle, zip and runtime errors alike; each means: not ours
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: can't be loaded as tensors, nothing in it was run ({reason})") from error
+
+
+def copy_to_host(value: Any) -> Any:
+    """A deep copy with every tensor in host memory, detached from the one that training goes on changing."""
+    if isinstance(value, torch.Tensor):
+        # A view's copy must not drag its whole storage into the file.
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return type(value)((key, copy_to_host(item)) for key, item in value.items())
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(copy_to_host(item) for item in value)
+    return value
+
+
+class _HashingFile:
+    """A binary file that knows the SHA-256 and size of what went through it."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self.size_bytes += len(view)
+        return self._file.write(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> str:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+        return self._digest.hexdigest()
+
+
+class CheckpointWriter:
+    """Writes this rank's part of each checkpoint; rank 0 completes it.
+
+    Args:
+        store: the run's checkpoints.
+        rank: this worker.
+        world_size: workers whose parts make a checkpoint.
+        keep_last, keep_best: what rank 0 keeps after each.
+        asynchronous: write in a thread while training goes on.
+        on_complete: called by rank 0 with the complete folder.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        rank: int,
+        world_size: int,
+        *,
+        keep_last: int,
+        keep_best: int,
+        asynchronous: bool,
+        on_complete: Callable[[CheckpointFolder], None] | None = None,
+    ):
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._keep = (keep_last, keep_best)
+        self._asynchronous = asynchronous
+        self._on_complete = on_complete
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._given_up = threading.Event()
+
+    def write(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
+        """Write ``(name, state)`` pairs and the manifest of this checkpoint, its ``files`` still empty.
+
+        A state of ``bytes`` is written as it is, any other by ``torch.save``.
+
+        Waits for the checkpoint before, if that is still being written.
+
+        Raises:
+            ResourceError: the one before could not be written.
+        """
+        self.wait()
+        if not self._asynchronous:
+            self._write_all(shards, manifest)
+            self.check()
+            return
+        self._thread = threading.Thread(
+            target=self._write_all, args=(shards, manifest), name="checkpoint-writer", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return once nothing is being written any more.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def give_up(self) -> None:
+        """Return once nothing is being written any more; do not wait long for other ranks, and raise nothing."""
+        if self._thread is not None:
+            self._thread.join(GIVE_UP_S)
+            self._given_up.set()
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            if not isinstance(error, OSError):
+                raise error
+            if is_disk_full(error):
+                raise ResourceError(no_space(f"a checkpoint in {self._store.root}")) from error
+            raise ResourceError(f"checkpoint in {self._store.root} could not be written: {error}") from error
+
+    def _write_all(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
+        partial = self._store.partial_path(manifest.position.step)
+        try:
+            entries = [_write_shard(partial, name, state) for name, state in shards]
+            write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
+            if self._rank == 0:
+                self._complete(partial, manifest)
+        except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
+            self._error = error
+            for name, _ in shards:
+                with suppress(OSError):
+                    (partial / name).unlink()
+
+    def _complete(self, partial: Path, manifest: Manifest) -> None:
+        files = {rank: self._entries_of(partial, rank) for rank in range(self._world_size)}
+        sealed = manifest.model_copy(update={"files": files}).sealed()
+        for rank in files:
+            _rank_file(partial, rank).unlink()
+        write_atomically(partial / MANIFEST, sealed.model_dump_json(indent=1))
+        final = self._store.final_path(manifest.position.step)
+        partial.rename(final)
+        sync(final.parent)
+        folder = CheckpointFolder(final)
+        self._store.write_latest(folder)
+        self._store.prune(*self._keep)
+        if self._on_complete is not None:
+            self._on_complete(folder)
+
+    def _entries_of(self, partial: Path, rank: int) -> list[FileEntry]:
+        deadline = time.monotonic() + PEERS_TIMEOUT_S
+        path = _rank_file(partial, rank)
+        while not path.exists():
+            if self._given_up.is_set() or time.monotonic() > deadline:
+                raise TimeoutError(f"rank {rank} did not write its part in time")
+            time.sleep(POLL_S)
+        return [FileEntry(**entry) for entry in json.loads(path.read_text())]
+
+
+def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _HashingFile(path)
+    try:
+        if isinstance(state, bytes):
+            file.write(state)
+        else:
+            torch.save(state, file)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # torch 2.13 raises "unexpected pos" over what the disk refused
+        raise
+    finally:
+        digest = file.close()
+    return FileEntry(name=name, size_bytes=file.size_bytes, sha256=digest)
+
+
+def _rank_file(partial: Path, rank: int) -> Path:
+    return partial / f"rank-{rank:05d}.json"

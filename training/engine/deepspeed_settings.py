@@ -1,0 +1,105 @@
+"""DeepSpeed's settings of a run: its file, with what the experiment's config decides put in.
+
+Imports neither DeepSpeed nor torch, so that a plan and a refusal are there at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import ConfigError, ResourceError
+from train_config.schema import DeepSpeedSection, TrainingSection
+
+OWNED_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "bf16",
+        "fp16",
+        "amp",
+        "torch_autocast",
+    }
+)
+"""Keys of DeepSpeed's settings that the experiment's config decides."""
+
+LOWEST_LOSS_SCALE = 1.0
+
+
+def check_precision(training: TrainingSection, device_type: str) -> None:
+    """Refuse what the device can't do.
+
+    Raises:
+        ResourceError: fp16 on the CPU, for which DeepSpeed has no kernels.
+    """
+    if training.amp_dtype == "fp16" and device_type == "cpu":
+        raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
+
+
+def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
+    """DeepSpeed's configuration: the file's settings with what the experiment decides.
+
+    Raises:
+        ConfigError: the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
+    """
+    settings = _read_settings(settings_path(section.config))
+    zero = settings.setdefault("zero_optimization", {})
+    if section.stage is not None:
+        zero["stage"] = section.stage
+    stage = zero.setdefault("stage", 2)
+    if section.offload_optimizer:
+        if stage == 0:
+            raise ConfigError("deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0")
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
+        zero["overlap_comm"] = False
+    if stage == 0 or training.amp_dtype == "none":  # stage 0 knows no gradient dtype but the model's
+        settings.pop("data_types", None)
+    return settings | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": training.gradient_clipping,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": training.amp_dtype == "bf16"},
+        "fp16": {
+            "enabled": training.amp_dtype == "fp16",
+            "initial_scale_power": 16,
+            "min_loss_scale": LOWEST_LOSS_SCALE,
+        },
+        "steps_per_print": None,
+    }
+
+
+def settings_path(configured: str) -> Path:
+    """DeepSpeed's settings file, absolute: relative to this folder, else to the repository."""
+    path = Path(configured).expanduser()
+    return path.resolve() if path.exists() else Path(__file__).resolve().parents[2] / path
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"deepspeed.config: {path} can't be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"deepspeed.config: {path} is no YAML ({str(error).splitlines()[0]})") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")
+    owned = sorted(OWNED_KEYS & set(settings))
+    if owned:
+        raise ConfigError(
+            f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
+        )
+    if (settings.get("zero_optimization") or {}).get("round_robin_gradients"):
+        # DeepSpeed 0.19.8 then maps parameters to the wrong fp32 values: exported weights would be garbage.
+        raise ConfigError(f"deepspeed.config: {path} sets round_robin_gradients, which can't be used: remove it there")
+    return settings

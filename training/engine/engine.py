@@ -1,0 +1,298 @@
+"""DeepSpeed around a task model: precision, ZeRO, clipping, skipping, and what a checkpoint needs of it.
+
+The engine runs with ``managed_gradient_accumulation: false``: :meth:`TrainingEngine.backward` accumulates and
+:meth:`TrainingEngine.step` is the boundary, so that a step may take any number of batches. Losses are scaled here to
+means over the global batch; DeepSpeed then averages gradients over the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import CheckpointError
+from dataset.packed_batch import PackedBatch
+from model.parameter_groups import RATE_SHARE
+from train_config.schema import DeepSpeedSection, TrainingSection
+from training.engine.compiled_ops import compiling_alone
+from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
+from training.engine.device import check_placement
+from training.engine.step_clock import StepClock
+from training.engine.timed_collectives import time_collectives
+
+SHARDS_FOLDER = "deepspeed"
+INITIAL_MICRO_STEP = -1
+"""DeepSpeed's ``INITIAL_MICRO_STEP_ID``."""
+ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What became of a step: the global gradient norm, and whether the update was left out as not finite."""
+
+    gradient_norm: float
+    skipped: bool
+    loss_scale_exhausted: bool
+
+
+class TrainingEngine:
+    """A task model, its AdamW and DeepSpeed.
+
+    Args:
+        model: the task model, on the CPU or on ``device``, in fp32.
+        groups: AdamW's parameter groups, trainable parameters only.
+        training: the optimisation's settings.
+        deepspeed_section: ZeRO's settings.
+        device: where to train.
+
+    Raises:
+        ConfigError: DeepSpeed's settings hold a key that the config decides, or can't be read.
+        ResourceError: fp16 on a device that has none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        training: TrainingSection,
+        deepspeed_section: DeepSpeedSection,
+        device: torch.device,
+    ):
+        settings = deepspeed_settings(training, deepspeed_section)
+        check_precision(training, device.type)
+        if deepspeed_section.offload_optimizer:
+            settings["zero_optimization"]["offload_optimizer"]["pin_memory"] = device.type == "cuda"
+        prepare_deepspeed(device)
+        import deepspeed
+
+        from training.checkpoints.writer import ShardFiles
+
+        self.stage: int = settings["zero_optimization"]["stage"]
+        self._checks_itself = self.stage == 0 and training.amp_dtype == "none"
+        optimizer_class = FiniteAdamW if self._checks_itself else torch.optim.AdamW
+        optimizer = optimizer_class(
+            groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=device.type == "cuda"
+        )
+        if isinstance(optimizer, FiniteAdamW):
+            # DeepSpeed would clip before the norm is taken.
+            optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
+        model.to(device)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=settings, dist_init_required=False
+        )
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        if scaler is not None and hasattr(
+            scaler, "raise_error_at_min_scale"
+        ):  # the loop counts such steps and ends the run itself
+            scaler.raise_error_at_min_scale = False
+        self._shards = ShardFiles()
+        self._engine.checkpoint_engine = self._shards
+        # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
+        self._engine._copy_recovery_script = lambda save_path: None
+        self.world_size = torch.distributed.get_world_size()
+        self.device = device
+        self._placed = False
+        self._end_timing: Callable[[], None] | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The task model, in the precision that it trains in."""
+        return self._engine.module
+
+    def __call__(self, batch: PackedBatch) -> Any:
+        """Forward pass; see the task model.
+
+        Raises:
+            PlacementError: on the first call, if some of the model or of the batch is on another device.
+        """
+        if not self._placed:
+            check_placement(self.module, batch, self.device)
+            self._placed = True
+        return self._engine(batch)
+
+    def backward(self, loss_sum: Tensor, global_targets: int) -> None:
+        """Accumulate the gradient of ``loss_sum / global_targets``.
+
+        Args:
+            loss_sum: scalar, the sum of the loss over this batch's targets.
+            global_targets: targets of the whole step over all workers.
+        """
+        loss = loss_sum * (self.world_size / max(1, global_targets))
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    @property
+    def can_discard(self) -> bool:
+        """Whether :meth:`discard_gradients` can be used: under ZeRO-3 a forward pass is collective too."""
+        return self.stage < 3
+
+    def discard_gradients(self) -> None:
+        """Forget every gradient since the last step, also those of a backward pass that an error broke off.
+
+        For ZeRO stage 0 to 2. Of several workers every one calls it, and none had joined in a collective of that pass.
+        """
+        if self.device.type == "cuda":  # what the pass had started may still read what is let go of here
+            torch.cuda.synchronize(self.device)
+        optimizer = self._engine.optimizer
+        self._engine.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
+        if hasattr(optimizer, "_backward_active_depth"):  # ZeRO: else the next backward pass would count as inside this
+            optimizer._backward_active_depth = 0
+            optimizer.clear_backward_seen_flag()
+        if hasattr(optimizer, "ipg_buckets"):
+            _clear_partitioned_gradients(optimizer)
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Clip, update and clear the gradients; leave the update out where they are not finite."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
+        loss_scale = _loss_scale(self._engine.optimizer)
+        self._engine.step()
+        optimizer = self._engine.optimizer
+        skipped = bool(getattr(optimizer, "overflow", False))
+        norm = self._engine.get_global_grad_norm()
+        if self._checks_itself:
+            norm = optimizer.gradient_norm
+        exhausted = skipped and loss_scale <= LOWEST_LOSS_SCALE
+        return StepResult(float("nan") if norm is None else float(norm), skipped, exhausted)
+
+    def copy_shards(self) -> list[tuple[str, Any]]:
+        """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it."""
+        self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
+        collected, self._shards.collected = self._shards.collected, []
+        return [(str(path), state) for path, state in collected]
+
+    def load_shards(self, folder: Path) -> None:
+        """Take up the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
+
+        Raises:
+            CheckpointError: a file can't be loaded.
+        """
+        # Frozen parameters are not in the checkpoint: they came with the model.
+        groups = self._engine.optimizer.param_groups
+        settings = [{name: group[name] for name in ADAMW_SETTINGS} for group in groups]
+        loaded, _ = self._engine.load_checkpoint(
+            str(folder / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
+        )
+        if loaded is None:  # DeepSpeed would go on from scratch
+            raise CheckpointError(f"{folder}: DeepSpeed found no state in it")
+        # The checkpoint brings the settings that it was made with; those of the config count.
+        for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):
+            group.update(values)
+
+    def full_precision_state(self) -> dict[str, Tensor]:
+        """Trainable parameters and persistent buffers in fp32 on the CPU. Every rank calls it; all get the same."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                value = (
+                    safe_get_full_fp32_param(parameter)
+                    if hasattr(parameter, "_hp_mapping") or self.stage == 3
+                    else None
+                )
+                state[name] = (parameter.detach() if value is None else value).float().cpu().clone()
+        persistent = set(self.module.state_dict())
+        for name, buffer in self.module.named_buffers():
+            if name in persistent:
+                state[name] = buffer.detach().cpu().clone()
+        return state
+
+    def time_collectives(self, clock: StepClock, before: Callable[[], None]) -> None:
+        """Have this clock, and none that was given before, time the collectives of forward, backward and update.
+
+        Args:
+            clock: times them.
+            before: called before each; what it raises keeps this worker from joining in.
+        """
+        self._end_timing = time_collectives(clock, before)
+
+    def close(self) -> None:
+        """Let go of DeepSpeed's hooks and buffers."""
+        if self._end_timing is not None:
+            self._end_timing()
+        self._engine.destroy()
+
+
+class FiniteAdamW(torch.optim.AdamW):
+    """AdamW that clips, and leaves an update with a NaN or infinite gradient out, as ZeRO's optimizers do.
+
+    For stage 0 in fp32, where DeepSpeed uses the optimizer as it is. ``max_norm``: largest global norm, 0 for any.
+    """
+
+    overflow = False
+    gradient_norm = math.nan
+    max_norm = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update unless some gradient is not finite; ``overflow`` says which it was."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.gradient_norm = float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        self.overflow = not math.isfinite(self.gradient_norm)
+        if not self.overflow:
+            if 0 < self.max_norm < self.gradient_norm:
+                torch._foreach_mul_(gradients, self.max_norm / (self.gradient_norm + 1e-6))
+            super().step(closure)
+
+
+def prepare_deepspeed(device: torch.device) -> None:
+    """Import DeepSpeed for this device, quietly, on the process group that exists."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed asks for its launcher's variable even where the process group exists already.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    _import_muon_uncompiled()
+    with compiling_alone():
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+
+
+def _import_muon_uncompiled() -> None:
+    """Load the optimizer that DeepSpeed 0.19.8 holds every other against, without compiling its kernels.
+
+    DeepSpeed would import it when the engine is made, and torch's compiler with it: over a second of a worker's start.
+    """
+    from deepspeed.runtime import compiler
+
+    compile_kernels = compiler.compile
+    compiler.compile = lambda: lambda kernel: kernel
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_kernels
+
+
+def _clear_partitioned_gradients(optimizer: Any) -> None:
+    """What ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
+    for bucket in optimizer.ipg_buckets.values():
+        bucket.clear()
+    optimizer._release_ipg_buffers()
+    optimizer.extra_large_param_to_reduce.clear()
+    optimizer.previous_reduced_grads.clear()
+    optimizer.params_already_reduced = [False] * len(optimizer.params_already_reduced)
+    optimizer.reset_partition_gradient_structures()
+    for group in optimizer.averaged_gradients:
+        optimizer.averaged_gradients[group] = None
+    for group in optimizer.all_grad_tensors:
+        optimizer.all_grad_tensors[group] = None
+    optimizer.micro_step_id = INITIAL_MICRO_STEP
+    if optimizer.cpu_offload:
+        optimizer._wait_for_offload_copies()
+        optimizer._offload_accumulated_param_ids = set()
+        optimizer.reset_cpu_buffers()
+
+
+def _loss_scale(optimizer: Any) -> float:
+    scale = getattr(optimizer, "loss_scale", None)
+    return float(scale) if isinstance(scale, int | float) else LOWEST_LOSS_SCALE

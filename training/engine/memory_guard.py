@@ -1,0 +1,127 @@
+"""What happens when memory runs out while training: batches are split, and the run goes on with the same result.
+
+In: the settings, a memory meter, the run's folder. Out: into how many parts every batch is split, kept in the folder,
+so that a run that is taken up again does not run out again. Noticing it, telling the other workers and taking the step
+again are :mod:`training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to
+rounding, but where a model draws random numbers (dropout) it draws others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ResourceError
+from dataset.packed_batch import PackedBatch
+from run_folder.paths import write_atomically
+from train_config.monitoring_schema import MemoryGuardSection
+from training.engine.collective import ControlGroup
+from training.engine.memory_meter import MemoryMeter
+
+REMEDY = (
+    "set model.backbone.gradient_checkpointing true and go on, or lower batch.tokens, or data.max_length for long "
+    "sequences, under another run.name"
+)
+
+
+class NewStartError(ResourceError):
+    """Memory ran out where only a new start from the last checkpoint helps; batches are split from there on."""
+
+    retryable = True
+
+
+class MemoryGuard:
+    """How many parts batches are split into, alike on every worker.
+
+    Args:
+        section: how often batches may be halved.
+        meter: of what this worker computes on.
+        path: where the number of parts is kept.
+        tell: called on every worker, with one line and the parts, when they become more.
+        limited: the meter has a limit on the CPU.
+    """
+
+    def __init__(
+        self,
+        section: MemoryGuardSection,
+        meter: MemoryMeter,
+        path: Path,
+        tell: Callable[[str, int], None],
+        limited: bool = False,
+    ) -> None:
+        self._section, self._path, self._tell, self._limited = section, path, tell, limited
+        self.meter = meter
+        self.parts = 1
+
+    def restore(self, control: ControlGroup) -> bool:
+        """Take up the number of parts that this run came to before. Every worker calls it.
+
+        Returns:
+            Whether it had come to more than one.
+        """
+        self.parts = int(control.from_rank_0(str(_read_parts(self._path) if control.rank == 0 else 1)))
+        return self.parts > 1
+
+    def forget_peak(self) -> None:
+        """What was needed so far does not count for the next step; on the CPU with a limit alone."""
+        if self._limited:
+            self.meter.reset_peak()
+
+    def halve(self, reason: str) -> None:
+        """Split batches into twice as many parts from here on, and let go of memory. Every worker calls it alike.
+
+        Raises:
+            ResourceError: that was done as often as it may be.
+        """
+        self._double()
+        self.meter.free()
+        self._tell(
+            f"{reason}: every batch is taken in {self.parts} parts from here on, with the same result", self.parts
+        )
+
+    def start_anew(self, reason: str) -> NewStartError:
+        """Write down that batches are to be split into twice as many parts; what to raise then. One worker calls it.
+
+        Raises:
+            ResourceError: that was done as often as it may be.
+        """
+        self._double()
+        return NewStartError(
+            f"{reason}: training starts again from the last checkpoint, with every batch in {self.parts} parts"
+        )
+
+    def refuse_to_split(self, tokens: int) -> ResourceError:
+        """What to raise where the part that does not fit is a single sequence of so many tokens."""
+        return ResourceError(f"memory ran out on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
+
+    def _double(self) -> None:
+        if self.parts >= 2**self._section.max_halvings:
+            halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
+            raise ResourceError(f"memory ran out{halved}: {REMEDY}")
+        self.parts *= 2
+        write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")
+
+
+def parts_of(batch: PackedBatch, count: int, equally_many: bool) -> list[PackedBatch]:
+    """A batch in parts.
+
+    Args:
+        batch: whole.
+        count: parts.
+        equally_many: give exactly so many, with parts that count for nothing where there are too few sequences: every
+            worker has to take as many passes as the others.
+    """
+    pieces = batch.pieces(count)
+    if equally_many and len(pieces) < count:
+        pieces += [batch.without_targets()] * (count - len(pieces))
+    return pieces
+
+
+def _read_parts(path: Path) -> int:
+    """1 where nothing is written down; what is damaged counts as nothing, since running out again mends it."""
+    try:
+        parts = json.loads(path.read_text())["parts"]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return 1
+    return parts if isinstance(parts, int) and parts >= 1 else 1

@@ -1,0 +1,164 @@
+"""The Ray cluster: connect to the one at hand or start a local one, and say what it has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.worker import BaseContext
+
+from common.errors import ResourceError
+from common.publishing import exclusive
+from train_config.schema import RaySection
+from training.launch.placement import LOCAL, NodeResources, Workers, answers, find, local_resources
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PORTS_TRIED = 100
+START_TIMEOUT_S = 300
+"""Seconds that workers may take to get their place and import what they need."""
+
+WATCHES = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+"""Environment variable: whether Ray Train watches for machines that are about to be taken away."""
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+"""Batches do not travel through Ray's object store; a local cluster needs little of it."""
+
+NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
+
+
+def cluster_resources() -> list[NodeResources]:
+    """CPU cores and GPUs of each machine of the connected cluster."""
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [NodeResources(int(r.get("CPU", 0)), int(r.get("GPU", 0))) for r in resources]
+
+
+def missing_now(workers: Workers) -> str | None:
+    """A remark if others use so much of the cluster at the moment that training has to wait for it."""
+    free = ray.available_resources()
+    cpus, gpus = int(free.get("CPU", 0)), int(free.get("GPU", 0))
+    needed_cpus, needed_gpus = workers.count * workers.cpus_each, workers.count * workers.use_gpu
+    if cpus >= needed_cpus and gpus >= needed_gpus:
+        return None
+    return (
+        f"training needs {needed_cpus} CPU cores and {needed_gpus} GPUs, the cluster has {cpus} and {gpus} free just "
+        f"now: it waits {START_TIMEOUT_S} s for the rest"
+    )
+
+
+def worker_environment() -> dict[str, Any]:
+    """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
+    paths = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
+    return {"env_vars": variables}
+
+
+@contextmanager
+def connected(section: RaySection) -> Iterator[str]:
+    """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
+
+    A cluster that was started here is stopped here. One that was there already is only left; a process that is
+    connected when it comes here stays so.
+
+    Raises:
+        ResourceError: ``ray.address`` was given and nothing answers there.
+    """
+    # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
+    connected_before = ray.is_initialized()
+    if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
+        with _spared_processes():
+            yield ""
+        return
+    address = find(section)
+    try:
+        try:
+            context = _start_local(section) if address == LOCAL else _join(address)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
+        with _spared_processes():
+            yield context.dashboard_url or ""
+    finally:  # also when a signal breaks the start off
+        if not connected_before:
+            ray.shutdown()
+
+
+@contextmanager
+def _spared_processes() -> Iterator[None]:
+    """On a single machine Ray Train need not watch for machines that are taken away.
+
+    Each of its actors is a process of some seconds to start and 1 % of a core (ray 2.60 wakes it every 10 ms).
+    """
+    spared = WATCHES not in os.environ and len(cluster_resources()) == 1
+    if spared:
+        os.environ[WATCHES] = "0"
+    try:
+        yield
+    finally:
+        if spared:
+            os.environ.pop(WATCHES, None)
+
+
+def _start_local(section: RaySection) -> BaseContext:
+    ((cpus, gpus),) = local_resources()
+    # One after the other: two that start at once would choose the same port.
+    with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
+        return ray.init(
+            address=LOCAL,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=_free_port(section.dashboard_port),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+def _free_port(preferred: int) -> int:
+    """This port of 127.0.0.1, or the next that is free: another cluster may run on this machine."""
+    for port in range(preferred, min(preferred + PORTS_TRIED, 65536)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ResourceError(f"ray.dashboard_port: {preferred} and the {PORTS_TRIED} ports after it are taken: choose one")
+
+
+def _join(address: str) -> BaseContext:
+    _, _, port = address.rpartition(":")
+    if port.isdigit() and not answers(address):  # ray.init would try for minutes
+        raise ConnectionError("nothing answers there")
+    quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    context = ray.init(**quietly)
+    if len(cluster_resources()) == 1:
+        return context
+    # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
+    ray.shutdown()
+    return ray.init(**quietly, runtime_env={"working_dir": str(REPOSITORY), "excludes": NOT_UPLOADED})
+
+
+def hardware() -> str:
+    """What the machines of the connected cluster are, to see whether it is the same another time."""
+    machines = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = node["Resources"]
+            kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+            gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
+            machines.append(f"{resources.get('CPU', 0):g} CPU cores, {gpus}")
+    counts = Counter(machines)
+    return "; ".join(f"{count} x {machine}" for machine, count in sorted(counts.items()))

@@ -1,0 +1,438 @@
+"""The driver: from a config to a finished run. Prepares the data, finds the workers, runs Ray Train, tells a person.
+
+Everything here happens in the process that the user started. The training itself is :mod:`training.loop.worker`, in
+Ray's workers; what it measures comes back through metrics.jsonl in the run's folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common.errors import DataError, ResourceError
+from common.progress import ProgressCallback, conversion_bar
+from common.publishing import refuse_existing, writing
+from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
+from dataset.labels.store import LabelledStore
+from dataset.store.conversion import ensure_store, store_location
+from dataset.store.reader import Store
+from model.cost.memory import ParameterCount, count_parameters
+from model.export.exported_folder import MADE_BY
+from monitoring.sinks.wandb_runs import open_wandb
+from monitoring.sinks.wandb_sink import new_run_id
+from monitoring.watch.alerts import AlertSink
+from monitoring.watch.progress import ProgressSink
+from monitoring.watch.run_watcher import RunWatcher, Sink
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space, write_atomically
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointStore
+from training.checkpoints.resuming import (
+    as_begun,
+    check_data,
+    check_resume,
+    check_steps,
+    check_worker_count,
+    is_finished,
+    locked,
+    quarantine_ray_snapshot,
+)
+from training.engine.deepspeed_settings import check_precision, settings_path
+from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from training.launch.planning import Plan, check_warm_up, make_plan
+from training.launch.signals import StopSignals
+from training.tasks.data_size import DataSize, estimate_size, size_of_store
+
+WATCHER_TIMEOUT_S = 30.0
+
+
+def train(config: Config) -> int:
+    """Run the experiment to its end.
+
+    Returns:
+        The process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
+
+    Raises:
+        EsmerayError: it can't start.
+    """
+    run = RunFolder(config.run.storage_path, config.run.name)
+    config = with_absolute_paths(config, run)
+    return until_signal(run, lambda signals: _train_locked(config, run, signals), "training")
+
+
+def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
+    """Do the work of a folder that no other process may work on.
+
+    Args:
+        run: the folder, locked meanwhile.
+        work: gives the exit code; hears signals from :meth:`StopSignals.hand_over` on.
+        name: of the work, for the person who interrupts it before that.
+
+    Returns:
+        The exit code; 128 + signal where one came before ``work`` heard of signals.
+    """
+    signals = StopSignals()
+    try:
+        with signals, locked(run):
+            return work(signals)
+    except (KeyboardInterrupt, SystemExit) as error:
+        signum = signals.behind(error)
+        if signum is None:
+            raise
+        print(f"interrupted before {name} began", file=sys.stderr)
+        return 128 + signum
+
+
+def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
+    """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
+    config = as_begun(run, config)
+    remarks = check_resume(run, config)
+    finished = is_finished(run, config)
+    local = None
+    if not finished:
+        _check_export(run)
+        if find(config.ray) == LOCAL:
+            local = place_workers(config.ray, local_resources())
+            _check_placed(config, run, local)
+    with conversion_bar("preparing the data") as progress:
+        store_path = prepare_data(config, run.stores, progress)
+    _check_prepared(config, run, store_path)
+    if finished:
+        say(_finished(run, config))
+        return 0
+    size = measure(config, store_path)
+    if local is not None:
+        _check_plan(make_plan(config, local, *size), config, run)
+    for remark in remarks:
+        warn(remark)
+    return _train_on_cluster(config, run, store_path, size, signals)
+
+
+def _finished(run: RunFolder, config: Config) -> str:
+    return (
+        f"run {config.run.name} is finished: {run.export} "
+        "(raise training.max_steps or training.epochs to train it further)"
+    )
+
+
+def dry_run(config: Config) -> int:
+    """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
+    run = RunFolder(config.run.storage_path, config.run.name)
+    config = as_begun(run, config)
+    resolved = with_absolute_paths(config, run)
+    remarks = check_resume(run, resolved)
+    finished = is_finished(run, resolved)
+    workers = place_workers(config.ray, resources_to_plan_with(config))
+    if not finished:
+        _check_export(run)
+        if config.ray.address in (None, LOCAL):
+            _check_placed(config, run, workers)
+    if CheckpointStore(run.checkpoints).newest_intact() is not None:
+        _check_source(config, run)
+    plan = make_plan(config, workers, *_estimate(config))
+    if not finished:
+        _check_plan(plan, resolved, run)
+    for remark in remarks:
+        warn(remark)
+    print(dump_config(config))
+    print("\n".join(plan.lines()))
+    if finished:
+        print(_finished(run, config))
+    return 0
+
+
+def prepare_data(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
+    """The folder of the data, made in ``root`` if need be."""
+    if config.model.task != "classifier":
+        count_parameters(config.model)  # refuses an impossible model before the data is read
+        return ensure_store(config.data, root, progress)
+    from training.tasks.labelled_data import prepare  # here: it loads readers of tables
+
+    return prepare(config, root, progress)
+
+
+def write_names(config: Config, run: RunFolder, path: Path) -> None:
+    """Put what names a classifier's outputs and tokens into the folder of a run that was accepted."""
+    if config.model.task == "classifier":
+        from training.tasks.labelled_data import write_names
+
+        write_names(config, run, path)
+
+
+def _check_export(run: RunFolder) -> None:
+    """Refuse before training what could not be replaced after it."""
+    refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
+
+
+def _check_prepared(config: Config, run: RunFolder, path: Path) -> None:
+    """Refuse other data, or another tokenizer, than the newest checkpoint was trained with."""
+    if config.model.task != "classifier":
+        check_data(run, config, Store(path).checksum)
+        return
+    from training.tasks.labelled_data import check_tokenizer
+
+    check_data(run, config, LabelledStore(path).checksum)
+    check_tokenizer(config, run, path)
+
+
+def _check_source(config: Config, run: RunFolder) -> None:
+    """As :func:`_check_prepared`, of data that need not be prepared: it is then converted in a temporary folder."""
+    is_labelled, data, tokenizer = config.model.task == "classifier", config.data, config.model.tokenizer
+    path = labelled_store_location(data, tokenizer, run.stores) if is_labelled else store_location(data, run.stores)
+    if path.exists():
+        _check_prepared(config, run, path)
+        return
+    data = data.model_copy(update={"store": None})
+    with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
+        root = Path(folder)
+        path = (
+            ensure_labelled_store(data, tokenizer, root, progress)
+            if is_labelled
+            else ensure_store(data, root, progress)
+        )
+        _check_prepared(config, run, path)
+
+
+def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
+    """Refuse an end of training that is behind the run, and for a new run a warm-up that is as long."""
+    check_steps(run, config, plan.total_steps)
+    if not CheckpointStore(run.checkpoints).complete():
+        check_warm_up(config.training, plan.total_steps)
+
+
+def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
+    """Size of the prepared data and of the model."""
+    if config.model.task != "classifier":
+        return size_of_store(Store(path), config.data), count_parameters(config.model)
+    from training.tasks.labelled_data import measure
+
+    return measure(config, path)
+
+
+def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
+    """Size of the data and of the model, with nothing prepared."""
+    if config.model.task != "classifier":
+        return estimate_size(config.data), count_parameters(config.model)
+    from training.tasks.labelled_data import estimate
+
+    return estimate(config)
+
+
+def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
+    """What can be refused before any worker is started."""
+    check_precision(config.training, workers.device)
+    check_worker_count(run, workers.count)
+
+
+def resources_to_plan_with(config: Config) -> list[NodeResources]:
+    """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
+    local = local_resources()
+    if config.ray.address in (None, LOCAL):
+        return local
+    count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
+    each = config.ray.cpus_per_worker if config.ray.cpus_per_worker != "auto" else 1
+    warn(
+        f"the cluster at {config.ray.address} is not asked in a dry run: planned for {count} workers like this machine"
+    )
+    return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
+
+
+def _train_on_cluster(
+    config: Config, run: RunFolder, store_path: Path, size: tuple[DataSize, ParameterCount], signals: StopSignals
+) -> int:
+    from training.launch import cluster  # here: it imports Ray, and the work that needs it begins
+
+    with cluster.connected(config.ray) as dashboard:
+        signals.reinstall()
+        workers = place_workers(config.ray, cluster.cluster_resources())
+        _check_placed(config, run, workers)
+        if remark := cluster.missing_now(workers):
+            warn(remark)
+        plan = make_plan(config, workers, *size)
+        _check_plan(plan, config, run)
+        say(f"run {config.run.name}: {run.path}")
+        say(
+            f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
+            + (f", dashboard http://{dashboard}" if dashboard else "")
+        )
+        say("\n".join(plan.lines()[1:]))
+        with writing(run.path):
+            if remark := quarantine_ray_snapshot(run):
+                warn(remark)
+            run.clear_requests()
+            write_atomically(run.config, dump_config(config))
+            write_names(config, run, store_path)
+            run_id = _wandb_run_id(run)
+        say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
+        signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
+        watcher = _watch(config, run, run_id, plan.total_steps)
+        fit = Fit(_make_trainer(config, workers, store_path, run_id))
+        try:
+            fit.wait(signals)
+        finally:
+            watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
+    return _conclude(run, fit, signals, config.ray.max_failures)
+
+
+@dataclass
+class Fit:
+    """``trainer.fit()`` of Ray Train, or of Ray Tune, in a thread, so that the main thread can hear signals.
+
+    In the main thread Ray would install a handler of its own that aborts without saving.
+    """
+
+    trainer: Any
+    error: Exception | None = None
+    timed_out: bool = False
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="trainer-fit", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.trainer.fit()
+        except Exception as error:  # noqa: BLE001 - told to the user by the main thread
+            self.error = error
+
+    def wait(self, signals: StopSignals, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Return when it ended, or when the grace period after a signal is over; call ``meanwhile`` now and then."""
+        while self.thread.is_alive():
+            self.thread.join(0.2)
+            meanwhile()
+            if signals.expired:
+                self.timed_out = True
+                return
+
+
+def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_id: str) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from training.launch.cluster import worker_environment
+    from training.launch.ray_worker import ray_train_loop
+
+    # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
+    failures: dict[str, Any] = {"max_failures": config.ray.max_failures, "controller_failure_limit": 1}
+    environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
+    return TorchTrainer(
+        ray_train_loop,
+        train_loop_config={
+            "config": config.model_dump(mode="json"),
+            "store_path": str(store_path),
+            "cpus": workers.cpus_each,
+            "wandb_run_id": wandb_run_id,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=workers.count,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=config.run.name,
+            storage_path=config.run.storage_path,
+            failure_config=FailureConfig(**failures),
+            **environment,
+        ),
+        torch_config=TorchConfig(backend="nccl" if workers.use_gpu else "gloo"),
+    )
+
+
+def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> RunWatcher:
+    wandb = open_wandb(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
+    sinks: list[Sink] = [ProgressSink(total_steps), wandb]
+    if config.monitoring.alerts.enabled:
+        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
+    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
+
+
+def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int) -> int:
+    outcome = run.read_outcome()
+    _draw(run)
+    if fit.timed_out and outcome is None:
+        say(
+            "stopped without saving the last steps: the workers did not answer; "
+            f"the same command resumes from {run.checkpoints}"
+        )
+        return signals.exit_code
+    if outcome is None:
+        if shutil.disk_usage(run.path).free < RESERVE_BYTES:
+            raise ResourceError(no_space(run.path)) from fit.error
+        tried = f", also after {max_failures} more tries" if getattr(fit.error, "worker_failures", None) else ""
+        raise ResourceError(
+            f"training broke off{tried}: {_reason(fit.error)} (the workers' logs are in {run.logs})"
+        ) from fit.error
+    return _tell(outcome, run, signals)
+
+
+def _draw(run: RunFolder) -> None:
+    """The curves; a picture that can't be drawn is no reason to hide a result."""
+    from monitoring.watch.curves import draw_curves  # here: it loads matplotlib
+
+    try:
+        if run.metrics.exists():
+            draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
+    except (OSError, DataError) as error:
+        warn(f"{run.curves}: not drawn ({error})")
+
+
+def _tell(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
+    if outcome.status == "finished":
+        say(
+            f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
+            f"  metrics      {run.metrics}\n  curves       {run.curves}"
+        )
+        return 0
+    if outcome.status == "stopped":
+        say(outcome.message)
+        return signals.exit_code
+    print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _reason(error: Exception | None) -> str:
+    """What the first worker that failed said, in a line."""
+    failures = getattr(error, "worker_failures", None)
+    cause = next(iter(failures.values())) if failures else error
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(cause).__name__
+
+
+def _wandb_run_id(run: RunFolder) -> str:
+    if not run.wandb_run_id.exists():
+        write_atomically(run.wandb_run_id, new_run_id())
+    return run.wandb_run_id.read_text().strip()
+
+
+def with_absolute_paths(config: Config, run: RunFolder) -> Config:
+    """Workers run in other folders, maybe on other nodes."""
+    backbone = config.model.backbone
+    changes: dict[str, Any] = {
+        "run": {"storage_path": str(run.path.parent)},
+        "deepspeed": {"config": str(settings_path(config.deepspeed.config))},
+    }
+    if config.data.stage_dir is not None:
+        changes["data"] = {"stage_dir": str(Path(config.data.stage_dir).expanduser().resolve())}
+    if (folder := Path(backbone.source).expanduser()).is_dir():
+        changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    )
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """A warning for the person at the terminal."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

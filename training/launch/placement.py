@@ -1,0 +1,127 @@
+"""Placement of workers: which cluster, how many workers on which cores and devices, before anything is started.
+
+In: what the config asks for, what each machine has. Out: :class:`Workers`, or a refusal. Imports no Ray, and torch only
+to count the GPUs where there is a driver, so that a plan and a refusal are there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import ResourceError
+from train_config.processor import has_gpu_driver
+from train_config.schema import RaySection
+
+LOCAL = "local"
+CONNECT_TIMEOUT_S = 10.0
+
+
+class NodeResources(NamedTuple):
+    """CPU cores and GPUs that one machine offers to training."""
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The number of training workers, and what each reserves."""
+
+    count: int
+    cpus_each: int
+    use_gpu: bool
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return "cuda" if self.use_gpu else "cpu"
+
+
+def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
+    """Turn ``auto`` into numbers, and refuse at once what the cluster can't hold.
+
+    Args:
+        section: what was asked for.
+        nodes: what each machine has; a worker lies on one of them whole.
+
+    Raises:
+        ResourceError: more workers or cores than there are; says what there is.
+    """
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    use_gpu = gpus > 0
+    count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
+    has = f"the cluster has {cpus} CPU cores and {gpus} GPUs on {len(nodes)} machine{'s' if len(nodes) > 1 else ''}"
+    available = _places(nodes, 1, use_gpu)
+    if count > available:
+        unit = "GPU and CPU core" if use_gpu else "CPU core"
+        raise ResourceError(
+            f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
+        )
+    most_cpus_each = max(each for each in range(1, cpus + 1) if _places(nodes, each, use_gpu) >= count)
+    cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
+    if cpus_each > most_cpus_each:
+        raise ResourceError(
+            f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each asked, but {has}: "
+            f"ask for at most {most_cpus_each}"
+        )
+    return Workers(count, cpus_each, use_gpu)
+
+
+def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
+    """Workers that fit when each takes so many cores, and a GPU where ``use_gpu``."""
+    return sum(min(node.cpus // cpus_each, node.gpus) if use_gpu else node.cpus // cpus_each for node in nodes)
+
+
+def local_resources() -> list[NodeResources]:
+    """CPU cores that this process may use and GPUs of this machine, without starting anything."""
+    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), _gpus())]
+
+
+def _gpus() -> int:
+    """GPUs that this process may use."""
+    if not has_gpu_driver():
+        return 0
+    import torch  # here: it takes a second, which a machine without a driver need not wait for
+
+    return torch.cuda.device_count()
+
+
+def find(section: RaySection) -> str:
+    """Address of the cluster: HOST:PORT, or ``local`` to start one."""
+    if section.address is not None:
+        return section.address
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
+    address = address_file().read_text().strip() if address_file().exists() else ""
+    return address if address and answers(address) else LOCAL
+
+
+def address_file() -> Path:
+    """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
+    folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
+    return Path(folder, "ray", "ray_current_cluster")
+
+
+def answers(address: str) -> bool:
+    """Test for something that listens at an address of a cluster."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _cpu_quota() -> int:
+    """Cores that a container may use at once (cgroup v2), however many it sees."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return sys.maxsize
+    return sys.maxsize if quota == "max" else max(1, int(quota) // int(period))

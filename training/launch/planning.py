@@ -1,0 +1,118 @@
+"""What a run will do, from the config and the data's lengths alone: the plan that --dry-run shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from common.text import counted
+from dataset.fasta.counts import UNCHANGED, count_lines
+from model.cost.memory import MemoryEstimate, ParameterCount, estimate_memory
+from train_config.schema import Config, TrainingSection
+from training.engine.deepspeed_settings import check_precision, deepspeed_settings
+from training.launch.placement import Workers
+from training.tasks.data_size import DataSize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Devices, steps and memory of a run."""
+
+    workers: Workers
+    data: DataSize
+    steps_per_epoch: int
+    total_steps: int
+    total_is_exact: bool
+    batches_per_step: int
+    global_tokens: int
+    max_sequences: int | None
+    stage: int
+    amp_dtype: str
+    memory: MemoryEstimate
+
+    def lines(self) -> list[str]:
+        """The plan for a person to read."""
+        about = "" if self.data.exact else "about "
+        memory = self.memory
+        return [
+            f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
+            f"precision        {'fp32' if self.amp_dtype == 'none' else self.amp_dtype}",
+            f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
+            f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
+            *(f"                 {line}" for line in self._changed()),
+            f"cropped          {about}{counted(self.data.cropped_sequences, 'sequence{s}')}, "
+            f"{counted(self.data.cropped_residues, 'residue{s}')} left out each epoch",
+            f"tokens per step  {self._tokens_per_step()}",
+            f"steps per epoch  about {self.steps_per_epoch:,}",
+            f"steps in all     {'' if self.total_is_exact else 'about '}{self.total_steps:,}",
+            f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
+            f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
+            f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
+        ] + (
+            [f"memory a host    {_mib(memory.host_optimizer_bytes)} optimizer of each worker"]
+            if memory.host_optimizer_bytes
+            else []
+        )
+
+    def _changed(self) -> list[str]:
+        counts = self.data.counts
+        return [] if counts is None or count_lines(counts) == [UNCHANGED] else count_lines(counts)
+
+    def _tokens_per_step(self) -> str:
+        in_batches = f"{self.global_tokens:,} in {counted(self.batches_per_step, 'packed batch{es}')}"
+        if self.max_sequences is None:
+            return in_batches
+        return f"at most {in_batches} of {counted(self.max_sequences, 'sequence{s}')} at most"
+
+
+def make_plan(config: Config, workers: Workers, data: DataSize, parameters: ParameterCount) -> Plan:
+    """Derive the plan.
+
+    Raises:
+        ConfigError: the model or DeepSpeed's settings are wrong.
+    """
+    check_precision(config.training, workers.device)
+    settings = deepspeed_settings(config.training, config.deepspeed)
+    stage = settings["zero_optimization"]["stage"]
+    steps_per_epoch = max(1, -(-data.tokens // config.batch.global_tokens))
+    if config.batch.batch_size is not None:
+        sequences_per_step = config.batch.batch_size * config.batch.batches_per_step
+        steps_per_epoch = max(steps_per_epoch, -(-data.sequences // sequences_per_step))
+    total_steps = config.training.max_steps or config.training.epochs * steps_per_epoch
+    return Plan(
+        workers=workers,
+        data=data,
+        steps_per_epoch=steps_per_epoch,
+        total_is_exact=config.training.max_steps is not None,
+        total_steps=total_steps,
+        batches_per_step=config.batch.batches_per_step,
+        global_tokens=config.batch.global_tokens,
+        max_sequences=config.batch.batch_size,
+        stage=stage,
+        amp_dtype=config.training.amp_dtype,
+        memory=estimate_memory(
+            parameters,
+            stage=stage,
+            world_size=workers.count,
+            amp_dtype=config.training.amp_dtype,
+            offload_optimizer=config.deepspeed.offload_optimizer,
+        ),
+    )
+
+
+def check_warm_up(training: TrainingSection, total_steps: int) -> None:
+    """Refuse a warm-up that is as long as the run.
+
+    Raises:
+        ConfigError: it is; names the setting that ends the run.
+    """
+    if (warmup_steps := training.warmup_steps or 0) >= total_steps:
+        end = "max_steps" if training.max_steps else "epochs"
+        raise ConfigError(
+            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps that training.{end} "
+            f"{getattr(training, end)} comes to: lower it, or give --training.warmup_steps none for a tenth of them"
+        )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"

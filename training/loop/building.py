@@ -1,0 +1,147 @@
+"""What a worker holds during training, and how it is put together: data, model, engine, and what watches over them.
+
+In: the config, rank and device, the run's folder, a store on disk. Out: a :class:`Worker`, before any step.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from model.cost.flops import training_flops_per_token
+from model.parameter_groups import parameter_groups
+from monitoring.sampling.sampler import Sampler
+from run_folder.paths import RunFolder
+from run_folder.run_log import RunLog
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointStore
+from training.checkpoints.writer import CheckpointWriter
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+from training.engine.device import apply_device_settings
+from training.engine.engine import TrainingEngine
+from training.engine.memory_guard import MemoryGuard
+from training.engine.memory_meter import MemoryMeter
+from training.tasks.experiment import Experiment, open_experiment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Worker:
+    """Everything that one worker holds during training."""
+
+    config: Config
+    context: WorkerContext
+    run: RunFolder
+    log: RunLog
+    control: ControlGroup
+    engine: TrainingEngine
+    experiment: Experiment
+    checkpoints: CheckpointStore
+    writer: CheckpointWriter
+    wandb_run_id: str | None
+    total_steps: int
+    guard: MemoryGuard | None = None
+    sampler: Sampler | None = None
+    step: int = 0
+
+    def stop_requested(self) -> bool:
+        """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
+        return self.context.rank == 0 and self.run.stop_requested()
+
+    def forget_peak(self) -> None:
+        """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
+        if self.guard is not None:
+            self.guard.forget_peak()
+
+    def stop_sampling(self) -> None:
+        """Take a last sample. May be called again."""
+        if self.sampler is not None:
+            self.sampler.close()
+
+
+def build(config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None) -> Worker:
+    """Data, model and engine, before any step."""
+    torch.manual_seed(config.run.seed + context.rank)
+    apply_device_settings(config.training)
+    control = ControlGroup()
+    experiment = open_experiment(config, context, run, store_path)
+    model = experiment.build_model()
+    experiment.open(model, context, control)
+    checkpoints = CheckpointStore(run.checkpoints)
+    starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
+    if starts_anew:
+        experiment.prepare(model, context, control)
+    if config.training.compile:
+        model.compile(dynamic=True)
+    flops_per_token = training_flops_per_token(
+        model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
+    )
+    groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
+    engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
+    log = RunLog(run.metrics, context.rank)
+    writer = CheckpointWriter(
+        checkpoints,
+        context.rank,
+        context.world_size,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        asynchronous=config.checkpoint.asynchronous,
+        on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
+    )
+    worker = Worker(
+        config=config,
+        context=context,
+        run=run,
+        log=log,
+        control=control,
+        engine=engine,
+        experiment=experiment,
+        checkpoints=checkpoints,
+        writer=writer,
+        wandb_run_id=wandb_run_id,
+        total_steps=config.training.max_steps or experiment.batches.total_steps(config.training.epochs),
+    )
+    worker.guard = _make_guard(worker)
+    if config.training.gpu_log_interval > 0:
+        worker.sampler = _start_sampler(worker, flops_per_token)
+    return worker
+
+
+def _make_guard(worker: Worker) -> MemoryGuard | None:
+    training = worker.config.training
+    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
+    if not section.enabled:
+        if limit_mib is None:
+            return None
+        section = section.model_copy(update={"max_halvings": 0})  # the limit is to end the run
+    limit_bytes = None if limit_mib is None else int(limit_mib * 2**20)
+    return MemoryGuard(
+        section,
+        MemoryMeter(worker.context.device, limit_bytes),
+        worker.run.memory_guard,
+        tell=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
+        limited=limit_bytes is not None,
+    )
+
+
+def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
+    config, context = worker.config, worker.context
+    return Sampler(
+        worker.run.monitoring / f"worker-{context.rank:05d}.jsonl",
+        worker=context.rank,
+        device=context.device,
+        node=context.local_rank == 0,
+        interval_s=config.training.gpu_log_interval,
+        prometheus=config.monitoring.prometheus,
+        warn=partial(logger.warning, "worker %d: %s", context.rank),
+        flops_per_token=flops_per_token,
+        peak_tflops=config.monitoring.peak_tflops,
+        amp_dtype=config.training.amp_dtype,
+        tf32=config.training.tf32,
+        world_size=context.world_size,
+    ).start()

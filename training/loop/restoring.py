@@ -1,0 +1,182 @@
+"""Which checkpoint a run goes on from: the newest that holds, and never step 0 in silence."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from common.errors import CheckpointError
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import RunFolder
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position
+from training.checkpoints.resuming import other_worker_count
+from training.checkpoints.writer import load_tensors
+from training.engine.collective import ControlGroup
+
+if TYPE_CHECKING:
+    from training.loop.building import Worker
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that holds, and what is to be said about those that did not."""
+
+    folder: CheckpointFolder
+    manifest: Manifest
+    warnings: list[str]
+
+
+def restore(worker: Worker) -> Position:
+    """Go on from the newest checkpoint that holds; the start where there is none."""
+    rank, control = worker.context.rank, worker.control
+    if rank == 0:
+        worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
+        worker.checkpoints.sweep()
+    control.all_true(True)  # nobody looks before rank 0 has swept
+    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.experiment.checksum, control)
+    if found is None:
+        _refuse_to_begin_again(worker)
+    position = found.manifest.position if found else Position()
+    worker.log.rewind(position.step if found else -1)
+    for warning in found.warnings if found else []:
+        worker.log.event("warning", position.step, message=warning)
+    if found:
+        worker.engine.load_shards(found.folder.path)
+        restore_random_states(found.folder.path / rng_file(rank))
+        control.all_true(True)  # nobody renames before everybody has read
+        if rank == 0:
+            worker.checkpoints.discard_after(position.step)
+        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
+    else:
+        cropped = worker.experiment.cropped
+        worker.log.event(
+            "started",
+            0,
+            total_steps=worker.total_steps,
+            cropped_sequences=cropped.sequences,
+            cropped_residues=cropped.residues,
+        )
+    if worker.guard is not None and worker.guard.restore(control):
+        message = (
+            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
+        )
+        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
+    return position
+
+
+def _refuse_to_begin_again(worker: Worker) -> None:
+    """Step 0 is for runs that never saved anything; a folder of checkpoints that is gone is told.
+
+    Raises:
+        CheckpointError: the run saved a checkpoint once, or ``run.resume`` is ``must``.
+    """
+    saved = worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else "")
+    if int(saved) > 0 or worker.config.run.resume == "must":
+        raise CheckpointError(
+            f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
+            "restore the folder, or start anew under another run.name"
+            if int(saved) > 0
+            else f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+        )
+
+
+def _last_saved_step(run: RunFolder) -> int:
+    if not run.metrics.exists():
+        return 0
+    return max((r["step"] for r in read_metrics(run.metrics) if r.get("event") == "checkpoint"), default=0)
+
+
+def find_checkpoint(
+    store: CheckpointStore, rank: int, world_size: int, store_checksum: str, control: ControlGroup
+) -> Found | None:
+    """The newest checkpoint whose manifest and files hold. Every worker calls it and checks its own files.
+
+    Returns:
+        None where the run never completed one.
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them can be used.
+    """
+    warnings: list[str] = []
+    names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
+    for name in filter(None, names):
+        folder = CheckpointFolder(store.root / name)
+        problem = _problem(folder, rank, world_size, store_checksum)
+        if control.all_true(not problem):
+            if rank == 0:
+                warnings += _check_latest(store, folder)
+            return Found(folder, folder.manifest(), warnings)
+        warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
+    if warnings:
+        raise CheckpointError(
+            f"{store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
+            "restore one from a copy, or start anew under another run.name"
+        )
+    return None
+
+
+def _problem(folder: CheckpointFolder, rank: int, world_size: int, store_checksum: str) -> str:
+    try:
+        manifest = folder.verify([rank])
+    except CheckpointError as error:
+        return str(error)
+    if manifest.world_size != world_size:
+        raise other_worker_count(folder, manifest.world_size, world_size)
+    if manifest.store_checksum != store_checksum:
+        raise CheckpointError(
+            f"{folder.path}: was trained on another store (checksum {manifest.store_checksum[:12]}, "
+            f"now {store_checksum[:12]}): restore the data, or start anew under another run.name"
+        )
+    return ""
+
+
+def _check_latest(store: CheckpointStore, folder: CheckpointFolder) -> list[str]:
+    latest = store.latest()
+    if latest == folder.path.name:
+        return []
+    store.write_latest(folder)
+    return [f"'latest' {'was missing' if latest is None else f'named {latest}'}, it now names {folder.path.name}"]
+
+
+def random_states() -> dict[str, Any]:
+    """The random states of this process, as tensors and plain values."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    python_version, python_keys, python_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
+        "numpy": [
+            kind,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "python": [python_version, torch.tensor(python_keys, dtype=torch.int64), python_gauss],
+    }
+
+
+def restore_random_states(path: Path) -> None:
+    """Take up the random states that :func:`random_states` gave.
+
+    Raises:
+        CheckpointError: the file can't be loaded.
+    """
+    states = load_tensors(path)
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and states["cuda"]:
+        torch.cuda.set_rng_state(states["cuda"][0])
+    kind, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    python_version, python_keys, python_gauss = states["python"]
+    random.setstate((python_version, tuple(python_keys.tolist()), python_gauss))
+
+
+def rng_file(rank: int) -> str:
+    """The file of a worker's random states in a checkpoint."""
+    return f"rng-rank-{rank:05d}.pt"

@@ -1,0 +1,145 @@
+"""One optimizer step: forward and backward over its micro-batches, then the update.
+
+In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, sums of metrics, and
+what became of the update. The training loop and the measuring of throughput take their steps here alike.
+
+With a memory guard a step in which memory runs out is taken again, with every batch in parts. Several workers have to
+know of it before one of them waits in a collective for one that is not coming. So they agree right before the first
+collective that follows a forward pass, where they would wait for each other anyway: under ZeRO-2 in the backward pass,
+when the first gradients are to be added up, without ZeRO and under ZeRO-1 at the end of the step's passes. Where memory
+runs out later in that backward pass, or under ZeRO-3, whose forward passes are collective too, the attempt ends and the
+launcher starts again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dataset.batches.steps import StepBatches
+from dataset.packed_batch import PackedBatch
+from training.engine.collective import ControlGroup
+from training.engine.engine import StepResult, TrainingEngine
+from training.engine.memory_guard import MemoryGuard, parts_of
+from training.engine.memory_meter import is_out_of_memory
+from training.engine.metric_sums import MetricSums
+from training.engine.step_clock import StepClock
+
+
+class Stepper:
+    """Forward and backward of one optimizer step over its micro-batches.
+
+    Args:
+        engine: the model and its optimizer.
+        control: the workers.
+        clock: times the phases.
+        guard: takes batches in parts when memory runs out; without one, that is raised.
+    """
+
+    def __init__(
+        self, engine: TrainingEngine, control: ControlGroup, clock: StepClock, guard: MemoryGuard | None = None
+    ) -> None:
+        self._engine, self._control, self._clock, self._guard = engine, control, clock, guard
+        self._several = engine.world_size > 1
+        self._agrees = guard is not None and self._several and engine.can_discard
+        self._agreement_due = False
+        engine.time_collectives(clock, before=self._before_collective)
+
+    def forward_backward(self, step: StepBatches, global_targets: int) -> MetricSums:
+        """Accumulate the gradients of a step. Every worker calls it.
+
+        Args:
+            step: this worker's batches.
+            global_targets: targets of the whole step over all workers.
+
+        Returns:
+            This worker's sums of metrics.
+
+        Raises:
+            ResourceError: memory ran out, also in the smallest parts.
+            NewStartError: memory ran out where only a new start from the last checkpoint helps.
+        """
+        while True:
+            sums = self._attempt(step, global_targets)
+            if sums is not None:
+                return sums
+            # Here nothing of the broken pass is held any more, so that it can be freed.
+            self._engine.discard_gradients()
+            assert self._guard is not None
+            self._guard.halve("memory ran out")
+
+    def update(self, learning_rate: float) -> StepResult:
+        """Update the parameters and clear the gradients. Every worker calls it."""
+        with self._clock.phase("optimizer"):
+            return self._engine.step(learning_rate)
+
+    def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
+        """The sums of metrics; None where memory ran out on some worker, and all are to take the step again."""
+        sums = MetricSums()
+        for batch in step:
+            for part in self._parts(batch):
+                metrics = self._take(part, global_targets)
+                if metrics is None:
+                    return None
+                sums.add(metrics)
+        with self._clock.phase("communication"):
+            return None if self._ran_out() else sums
+
+    def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
+        if self._guard is None or self._guard.parts == 1:
+            return [batch]
+        return parts_of(batch, self._guard.parts, equally_many=self._several)
+
+    def _take(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor] | None:
+        """The metrics of a forward and a backward pass; None where memory ran out on some worker and all know."""
+        self._agreement_due = self._agrees
+        try:
+            with self._clock.phase("forward"):
+                output = self._engine(batch.to(self._engine.device, non_blocking=True))
+                if self._guard is not None:
+                    self._guard.meter.check()
+            with self._clock.phase("backward"):
+                self._engine.backward(output.loss_sum, global_targets)
+            return output.metrics
+        except _BrokenOffError:
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if self._guard is None or not is_out_of_memory(error):
+                raise
+            too_long = batch.num_tokens if batch.num_sequences == 1 else 0
+            if not self._engine.can_discard or (self._agrees and not self._agreement_due):
+                if too_long:
+                    raise self._guard.refuse_to_split(too_long) from error
+                raise self._guard.start_anew("memory ran out while workers wait for each other") from error
+        with self._clock.phase("communication"):
+            self._ran_out(here=True, too_long=too_long)
+        return None
+
+    def _before_collective(self) -> None:
+        """Break the backward pass off before anyone waits in it for a worker on which memory ran out."""
+        if self._agreement_due:
+            with self._clock.collective():
+                ran_out = self._ran_out()
+            if ran_out:
+                raise _BrokenOffError
+
+    def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
+        """Whether memory ran out on some worker; the others are asked once after a forward pass.
+
+        Args:
+            here: whether it did on this one.
+            too_long: tokens of the single sequence that it ran out on.
+
+        Raises:
+            ResourceError: it did on a single sequence. On every worker.
+        """
+        if self._agreement_due:
+            self._agreement_due = False
+            here, too_long = self._control.ran_out(here, too_long)
+        if too_long:
+            assert self._guard is not None
+            raise self._guard.refuse_to_split(too_long)
+        return here
+
+
+class _BrokenOffError(Exception):
+    """Memory ran out on another worker."""

@@ -1,0 +1,303 @@
+"""The training loop that every worker runs, whatever started it: build, restore, loop, finish.
+
+In: the config, a store on disk, an initialised process group. Out: checkpoints, metrics.jsonl, an exported model and
+the run's outcome, in the run's folder. What happens alike on every worker needs no agreement; what happens on one (a
+signal, a damaged record) is told to all before the next step, so that all end after the same step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import torch
+
+from common.errors import EsmerayError
+from dataset.batches.plan import micro_batches
+from dataset.batches.steps import StepBatches, TrainingSteps
+from run_folder.metrics_log import read_metrics
+from run_folder.paths import Outcome, RunFolder
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
+from training.checkpoints.writer import CheckpointWriter
+from training.engine.collective import StepAgreement
+from training.engine.context import WorkerContext
+from training.engine.engine import StepResult
+from training.engine.step_clock import StepClock
+from training.loop.building import Worker, build
+from training.loop.early_stopping import EarlyStopping
+from training.loop.failures import described, diverged, failed, repeatable
+from training.loop.finishing import export_final, save_nonfinite_records
+from training.loop.restoring import random_states, restore, rng_file
+from training.loop.schedule import learning_rate
+from training.loop.stepping import Stepper
+from training.loop.versions import installed_versions
+from training.tasks.experiment import Experiment
+
+
+def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
+    """Train to the end, to a request to stop or to a failure that would repeat.
+
+    Args:
+        config: the resolved config; ``run.storage_path`` is absolute.
+        context: rank and device; a process group exists.
+        store_path: the LMDB store, on a disk of this node; for the classifier the labelled store.
+        wandb_run_id: recorded in checkpoints.
+
+    Returns:
+        How it ended, also written to the run's folder.
+
+    Raises:
+        EsmerayError: this worker can't go on; the others are told, or lose it.
+        Exception: something broke. Where it would break again, the outcome says so and trying again ends at once.
+    """
+    run = RunFolder(config.run.storage_path, config.run.name)
+    if (earlier := run.read_outcome()) is not None:
+        _sweep(CheckpointStore(run.checkpoints), context.rank)
+        return earlier  # a failure that would repeat: the launcher tried again all the same
+    try:
+        worker = build(config, context, run, store_path, wandb_run_id)
+        try:
+            position = restore(worker)
+            outcome = loop(worker, position)
+            return finish(worker, outcome)
+        finally:
+            worker.stop_sampling()
+    except Exception as error:
+        if (exit_code := repeatable(error)) is not None:
+            run.write_outcome(Outcome("failed", -1, described(error), exit_code))
+        raise
+
+
+def loop(worker: Worker, position: Position) -> Outcome:
+    """Step until the planned end, a request to stop or a failure that would repeat."""
+    config, engine, control = worker.config, worker.engine, worker.control
+    worker.step = saved_step = position.step
+    stopping = EarlyStopping(worker.experiment.patience, _earlier_costs(worker, position))
+    if position.step == 0:
+        validate(worker, position)  # where it starts from
+    steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
+    clock = StepClock(config.training.log_every_steps, engine.device, _budget_tokens(worker))
+    stepper = Stepper(engine, control, clock, worker.guard)
+    while position.step < worker.total_steps:
+        step, error = _next_step(steps, worker.writer)
+        clock.loaded()
+        with clock.phase("communication"):
+            agreement = _agree(worker, step, error)
+        if agreement.failed or step is None:
+            return failed(worker.run, position, error)
+        if agreement.stop:
+            if position.step > saved_step:
+                save(worker, position, None)
+            return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
+        sums = stepper.forward_backward(step, agreement.targets)
+        rate = learning_rate(position.step, worker.total_steps, config.training)
+        result = stepper.update(rate)
+        totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
+        nonfinite = result.skipped and _is_fault(worker, result, totals or {})
+        if nonfinite:
+            name_of = worker.experiment.record_name
+            save_nonfinite_records(worker.run, name_of, position.step, worker.context.rank, step.batches)
+        position = _advance(position, step, agreement, result.skipped, nonfinite)
+        worker.step = position.step
+        clock.stepped(agreement.tokens, step.num_tokens)
+        if totals is not None:
+            _log_step(worker, position, totals, result, rate, clock)
+        if position.step_in_epoch == 0 and worker.sampler is not None:
+            worker.sampler.new_epoch()
+        if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
+            return diverged(worker.run, position)
+        last = position.step == worker.total_steps
+        saving = last or position.step % config.checkpoint.every_steps == 0
+        # A checkpoint is one of the best only if its loss is known.
+        validating = position.step % config.training.evaluate_every_steps == 0 or (
+            saving and config.checkpoint.keep_best
+        )
+        cost = validate(worker, position) if last or validating else None
+        if cost is not None:
+            stopping.note(cost)
+        keeping = cost is not None and stopping.is_best and worker.experiment.exports_best
+        if saving or keeping:
+            with clock.phase("checkpoint"):
+                save(worker, position, cost)
+            saved_step = position.step
+        if stopping.is_over and not last:
+            waited = f"{worker.experiment.patience} evaluations without a better one"
+            return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
+        clock.start()
+    return Outcome("finished", position.step, f"trained {position.step} steps", 0)
+
+
+def finish(worker: Worker, outcome: Outcome) -> Outcome:
+    """Wait for the last checkpoint, export the model, leave word of how it ended."""
+    if outcome.status == "failed":
+        worker.writer.give_up()
+    else:
+        worker.writer.wait()
+    if outcome.status == "finished":
+        step = _load_best(worker) if worker.experiment.exports_best else outcome.step
+        export_final(worker.engine, worker.checkpoints.folder(step), worker.run, worker.context.rank)
+    worker.control.all_true(True)  # every shard is on disk, or given up
+    if outcome.status == "failed":
+        _sweep(worker.checkpoints, worker.context.rank)
+    if worker.context.rank == 0 and worker.run.read_outcome() is None:
+        worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
+        worker.run.write_outcome(outcome)
+    worker.stop_sampling()
+    worker.log.close()
+    worker.experiment.close()
+    worker.engine.close()
+    return outcome
+
+
+def _sweep(checkpoints: CheckpointStore, rank: int) -> None:
+    """Leave no half-written checkpoint of a run that ends here."""
+    if rank == 0:
+        checkpoints.sweep()
+
+
+def _load_best(worker: Worker) -> int:
+    """Go back to the best checkpoint; returns its step. Every worker calls it."""
+    folder = best(worker.checkpoints) if worker.context.rank == 0 else None
+    name = worker.control.from_rank_0("" if folder is None else folder.path.name)
+    chosen = CheckpointFolder(worker.checkpoints.root / name)
+    worker.engine.load_shards(chosen.path)
+    worker.log.event("exports_best", chosen.step, checkpoint=name)
+    return chosen.step
+
+
+def _earlier_costs(worker: Worker, position: Position) -> list[float]:
+    """Costs of the evaluations before this position, as rank 0 wrote them down."""
+    records = read_metrics(worker.run.metrics) if worker.context.rank == 0 and worker.run.metrics.exists() else []
+    figures = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
+    costs = [cost for f in figures if (cost := worker.experiment.cost(f)) is not None]
+    return json.loads(worker.control.from_rank_0(json.dumps(costs)))
+
+
+def validate(worker: Worker, position: Position) -> float | None:
+    """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
+    figures = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    worker.forget_peak()
+    if not figures:
+        return None  # nothing is held out, or a stop was asked for
+    worker.log.write("validation", position.step, epoch=position.epoch, **figures)
+    return worker.experiment.cost(figures)
+
+
+def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
+    """Start writing a checkpoint and report to the launcher. Every worker calls it."""
+    rank, config = worker.context.rank, worker.config
+    shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
+    if rank == 0:
+        shards += worker.experiment.names().items()
+    manifest = Manifest(
+        position=position,
+        world_size=worker.context.world_size,
+        seed=config.run.seed,
+        store_checksum=worker.experiment.checksum,
+        wandb_run_id=worker.wandb_run_id,
+        validation_cost=validation_cost,
+        config=config.model_dump(mode="json"),
+        versions=installed_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        files={},
+    )
+    worker.writer.write(shards, manifest)
+    worker.forget_peak()
+    metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
+    worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
+
+
+def _steps_from(batches: TrainingSteps, position: Position, total_steps: int) -> Iterator[StepBatches]:
+    """Every step from this position on, epoch after epoch."""
+    epoch, step_in_epoch = position.epoch, position.step_in_epoch
+    while True:
+        yield from batches.epoch(epoch, step_in_epoch)
+        epoch, step_in_epoch = epoch + 1, 0
+
+
+def _next_step(
+    steps: Iterator[StepBatches], writer: CheckpointWriter
+) -> tuple[StepBatches | None, EsmerayError | None]:
+    """The next batches of this worker, or why there are none."""
+    try:
+        writer.check()
+        return next(steps), None
+    except EsmerayError as error:
+        if error.retryable:
+            raise
+        return None, error
+
+
+def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None) -> StepAgreement:
+    stop = worker.stop_requested()
+    if step is None:
+        return worker.control.agree(0, 0, stop=stop, failed=error is not None)
+    return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
+
+
+def _budget_tokens(worker: Worker) -> int:
+    """Tokens that this worker's batches of a step have room for."""
+    batch = worker.config.batch
+    return batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
+
+
+def _advance(
+    position: Position, step: StepBatches, agreement: StepAgreement, skipped: bool, nonfinite: bool
+) -> Position:
+    return Position(
+        step=position.step + 1,
+        epoch=step.next_epoch,
+        step_in_epoch=step.next_step,
+        tokens_seen=position.tokens_seen + agreement.tokens,
+        skipped_steps=position.skipped_steps + int(skipped),
+        nonfinite_in_a_row=position.nonfinite_in_a_row + 1 if nonfinite else 0,
+    )
+
+
+def _is_fault(worker: Worker, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
+    """Whether a skipped step is a fault: with fp16, a loss scale still on its way down is none."""
+    if worker.config.training.amp_dtype != "fp16" or result.loss_scale_exhausted:
+        return True
+    return not math.isfinite(float(totals["loss"]))
+
+
+def _log_step(
+    worker: Worker,
+    position: Position,
+    totals: dict[str, torch.Tensor],
+    result: StepResult,
+    rate: float,
+    clock: StepClock,
+) -> None:
+    figures, times = _figures(worker, totals), clock.read()
+    if worker.sampler is not None:
+        worker.sampler.note(position.step, position.epoch, {**figures, **times, **_loader_figures(worker.experiment)})
+    worker.log.write(
+        "train",
+        position.step,
+        epoch=position.epoch,
+        **figures,
+        learning_rate=rate,
+        gradient_norm=result.gradient_norm,
+        skipped=result.skipped,
+        skipped_steps=position.skipped_steps,
+        tokens_seen=position.tokens_seen,
+        **times,
+    )
+    if result.skipped:
+        worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
+
+
+def _loader_figures(experiment: Experiment) -> dict[str, float]:
+    figures = {
+        "loader_queue_depth": experiment.batches.queue_depth,
+        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+    return worker.engine.module.figures(totals)  # type: ignore[operator]

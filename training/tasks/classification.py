@@ -1,0 +1,262 @@
+"""The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
+
+In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and figures
+of an evaluation that are computed from the predictions of all workers together, not from means of each.
+
+Shape legend: N sequences, C labels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from dataset.batches.cropping import fixed_crop
+from dataset.batches.features import FeatureSource
+from dataset.batches.labelled import LabelledSource, Labels
+from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
+from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from dataset.labels.store import LabelledStore
+from dataset.packed_batch import has_target
+from dataset.tokens.base import open_tokenizer
+from dataset.tokens.token_store import ensure_tokens
+from model.backbones.base import layer_groups
+from model.export.classifier import export_classifier
+from model.metrics.classification import classification_figures
+from model.parameter_groups import decayed_rates
+from model.tasks.base import TaskModel, targets_of
+from model.tasks.classifier import Classifier
+from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
+from model.tasks.losses import balanced_class_weights, probabilities
+from model.tasks.registry import build_classifier
+from run_folder.paths import TOKENIZER, RunFolder
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointFolder
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+from training.engine.engine import TrainingEngine
+from training.engine.metric_sums import MetricSums
+from training.loop.finishing import load_trained
+from training.tasks.experiment import Experiment
+from training.tasks.features import ensure_features, fingerprint, is_pooled
+
+
+class ClassificationExperiment(Experiment):
+    """A classifier on a labelled store."""
+
+    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        """Open the labels and the tokens.
+
+        Raises:
+            DataError: they can't be read.
+        """
+        self._config = config
+        self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
+        stage_dir = config.data.stage_dir
+        self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
+        self._tokenizer = open_tokenizer(run.tokenizer)
+        self._names = {MAPPINGS_FILE: (path / MAPPINGS_FILE).read_bytes()} | {
+            f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
+        }
+        self.checksum = self._labelled.checksum
+        tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
+        space = self._labelled.label_space
+        labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
+        data, seed = config.data, config.run.seed
+        training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
+        held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
+        self._place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
+        self._held_out = held_out
+        self._features = path.parent / "features"
+        self.cropped = training.count_cropped(self._labelled.training)
+        self._take(training, held_out)
+
+    def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
+        """Compute the features of a frozen backbone, or find them, and take batches of these.
+
+        Raises:
+            ConfigError: sequences are cropped at random, so that no features could be kept of them.
+        """
+        backbone, data = self._config.model.backbone, self._config.data
+        if not (backbone.frozen and backbone.cache_features):
+            return
+        assert isinstance(model, Classifier)
+        if data.crop == "random" and self.cropped.sequences:
+            raise ConfigError(
+                f"data.crop random: {self.cropped.sequences} sequences are longer than data.max_length, and features "
+                "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
+                "to false"
+            )
+        amp_dtype, hashes = self._config.training.amp_dtype, self._labelled.store.sequence_hashes
+        features, self.feature_cache_hit_rate = ensure_features(
+            model,
+            self._held_out,
+            np.concatenate([self._labelled.training, self._labelled.validation]),
+            hashes,
+            self._features / fingerprint(model, self._tokenizer, data, amp_dtype)[:24],
+            amp_dtype=amp_dtype,
+            max_tokens=self._config.batch.tokens,
+            context=context,
+            control=control,
+        )
+        source = FeatureSource(self._held_out, features, hashes, pooled=is_pooled(model))
+        self._take(source, source)
+
+    def build_model(self) -> TaskModel:
+        """See :func:`model.tasks.registry.build_classifier`."""
+        labelled = self._labelled
+        return build_classifier(
+            self._config.model,
+            self._config.run.seed,
+            labelled.label_space,
+            self._tokenizer,
+            _class_weights(labelled) if self._section.class_weights == "balanced" else None,
+            _target_scale(labelled) if labelled.label_space.kind == "regression" else None,
+        )
+
+    def record_name(self, record: int) -> str:
+        """Its id in the store."""
+        return self._labelled.store.id(record)
+
+    def names(self) -> dict[str, bytes]:
+        """Label names and tokenizer."""
+        return self._names
+
+    def rate_shares(self, model: TaskModel) -> dict[Any, float]:
+        """Layer-wise decay of the backbone's learning rate."""
+        decay = self._config.model.backbone.layer_decay
+        if decay == 1.0:
+            return {}
+        assert isinstance(model, Classifier)
+        return dict(decayed_rates(layer_groups(model.backbone), decay))
+
+    def evaluate(
+        self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
+    ) -> dict[str, float]:
+        """Figures over all held-out records, each counted once, from the predictions of all workers."""
+        found = self._predict(engine, control, stop_requested)
+        if found is None:
+            return {}
+        probabilities_NC, targets, weights, sums = found
+        figures: dict[str, float] = {}
+        if control.rank == 0:
+            kind = self._labelled.label_space.kind
+            figures = engine.module.figures(sums)  # type: ignore[operator]
+            figures |= classification_figures(kind, probabilities_NC, targets, weights)
+        return json.loads(control.from_rank_0(json.dumps(figures)))
+
+    def cost(self, figures: dict[str, float]) -> float | None:
+        """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
+
+        That is so where all predictions are equal, or all targets, or no label is true or called.
+        """
+        name = self._best_metric
+        if name not in figures:
+            return None
+        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+
+    @property
+    def patience(self) -> int | None:
+        """``classifier.patience``."""
+        return self._section.patience
+
+    @property
+    def exports_best(self) -> bool:
+        """Where something is held out to judge by."""
+        return len(self.validation) > 0
+
+    def _take(self, training: BatchSource, held_out: BatchSource) -> None:
+        self.batches = TrainingSteps(training, self._labelled.training, seed=self._config.run.seed, **self._place)
+        self.validation = ValidationSteps(held_out, self._labelled.validation, **self._place)
+
+    @property
+    def _section(self) -> Any:
+        return self._config.model.classifier
+
+    @torch.no_grad()
+    def _predict(
+        self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor]] | None:
+        """(N, C) probabilities and the targets of all held-out records on every worker, and the metric sums."""
+        model: Any = engine.module
+        kind = self._labelled.label_space.kind
+        model.eval()
+        sums = MetricSums()
+        predicted: list[Tensor] = []
+        wanted: list[Tensor] = []
+        weights: list[Tensor] = []
+        stopped = False
+        for batches in self.validation.steps():
+            stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+            if stopped:
+                break
+            for batch in batches:
+                batch = batch.to(engine.device, non_blocking=True)
+                logits, output = model.predict(batch)
+                sums.add(output.metrics)
+                targets = targets_of(batch)
+                judged = has_target(targets)
+                predicted.append(probabilities(logits[judged], kind).float().cpu())
+                wanted.append(targets[judged].cpu())
+                if batch.weights is not None and kind != "per_residue":
+                    weights.append(batch.weights[judged].cpu())
+        model.train()
+        if stopped or not predicted:
+            return None
+        totals = sums.over_workers(control)
+        return (
+            control.gather_rows(torch.cat(predicted)),
+            control.gather_rows(torch.cat(wanted)),
+            control.gather_rows(torch.cat(weights)) if weights else None,
+            totals,
+        )
+
+
+def _class_weights(labelled: LabelledStore) -> Tensor:
+    space, training = labelled.label_space, labelled.training
+    if space.kind == "per_residue":
+        targets = np.concatenate([labelled.residue_targets(index) for index in training.tolist()])
+    else:
+        targets = labelled.targets[training]
+    return balanced_class_weights(space.kind, torch.from_numpy(targets), space.num_outputs)
+
+
+def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
+    """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
+    targets_NC = labelled.targets[labelled.training].astype(np.float64)
+    known_NC = np.isfinite(targets_NC)
+    count_C = np.maximum(known_NC.sum(axis=0), 1)
+    mean_C = np.where(known_NC, targets_NC, 0.0).sum(axis=0) / count_C
+    deviation_C = np.sqrt(np.where(known_NC, (targets_NC - mean_C) ** 2, 0.0).sum(axis=0) / count_C)
+    return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))
+
+
+def export_trained(
+    state: Mapping[str, Tensor],
+    checkpoint: CheckpointFolder,
+    run: RunFolder,
+    folder: Path,
+    facts: dict[str, Any],
+    overwrite: bool,
+) -> Path:
+    """Write the Hugging Face folder of a classifier in which ``state`` was trained.
+
+    Raises:
+        CheckpointError: the state does not fit the config's model.
+    """
+    config = checkpoint.config()
+    # Checkpoints of earlier versions have no names of their own.
+    names = checkpoint.path if (checkpoint.path / MAPPINGS_FILE).is_file() else run.path
+    tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
+    model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
+    load_trained(model, state, run)
+    resolved = dump_config(config)
+    return export_classifier(model, folder, tokenizer, resolved_config=resolved, facts=facts, overwrite=overwrite)

@@ -1,0 +1,140 @@
+"""Features of a frozen backbone, computed by all workers before the first step and kept for every run after it.
+
+In: a classifier whose backbone is frozen, labelled records. Out: a :class:`~dataset.batches.feature_store.FeatureStore`
+that has all of them. Each worker computes a share of what is missing and writes it shard by shard; what an interrupted
+run has written stays.
+
+Shape legend: N sequences, T tokens of a batch, D channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from dataset.batches.feature_store import FeatureStore, write_shard
+from dataset.batches.labelled import LabelledSource
+from dataset.tokens.base import SequenceTokenizer
+from model.tasks.classifier import Classifier
+from train_config.schema import DataSection
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+
+SHARD_BYTES = 128 << 20
+"""Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "none": torch.float32}
+
+
+def is_pooled(model: Classifier) -> bool:
+    """Whether one vector a sequence is all that the head needs: it pools without weights of its own."""
+    return not model.per_residue and model.light_attention is None
+
+
+def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, amp_dtype: str) -> str:
+    """Identity of what is computed, hex: weights, architecture, tokens, cropping, precision and pooling."""
+    weights = xxhash.xxh3_128()
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    described = {
+        "weights": weights.hexdigest(),
+        "config": model.backbone.config.to_dict(),
+        "tokenizer": tokenizer.fingerprint,
+        "crop": [data.max_length, data.crop],
+        "dtype": amp_dtype,
+        "pooling": model.section.pooling if is_pooled(model) else "tokens",
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def ensure_features(
+    model: Classifier,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    path: Path,
+    *,
+    amp_dtype: str,
+    max_tokens: int,
+    context: WorkerContext,
+    control: ControlGroup,
+) -> tuple[FeatureStore, float]:
+    """Compute what is missing, all workers together, and open all there is. Every worker calls it.
+
+    Args:
+        model: whose backbone is frozen; left as it is.
+        source: gives the tokens of records, without chance.
+        records: (N,) whose sequences are wanted.
+        hashes: of every record of the source, by its sequence.
+        path: folder of this fingerprint.
+        amp_dtype: precision of the forward pass.
+        max_tokens: token budget of a batch.
+        context: rank and device.
+        control: of all workers.
+
+    Returns:
+        The features, and the share of the records whose features were there already.
+
+    Raises:
+        DataError: what is there is damaged.
+        ResourceError: the disk is full or can't be written.
+    """
+    distinct, first, uses = np.unique(hashes[records], return_index=True, return_counts=True)
+    missing = ~FeatureStore(path).has(distinct)
+    found_share = 1 - float(uses[missing].sum() / max(1, records.size))
+    control.all_true(True)  # nobody writes before everybody has looked
+    if missing.any():
+        wanted = records[first][missing]
+        # The longest first, and neighbours to different workers, so that all have about as much to do.
+        wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
+        backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[amp_dtype]).eval()
+        lengths_N = source.token_lengths(wanted)
+        rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+        for part in _groups(rows_N, wanted, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            name = f"{xxhash.xxh3_64_hexdigest(hashes[part].tobytes())}-{context.rank:05d}"
+            write_shard(path, name, hashes[part], _computed(model, backbone, source, part, max_tokens, context.device))
+    control.all_true(True)
+    return FeatureStore(path), found_share
+
+
+@torch.inference_mode()
+def _computed(
+    model: Classifier,
+    backbone: torch.nn.Module,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    max_tokens: int,
+    device: torch.device,
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
+    places = {record: place for place, record in enumerate(records.tolist())}
+    for made in source.batches((0, group) for group in _groups(source.token_lengths(records), records, max_tokens)):
+        batch = made.batch.to(device)
+        features_TD = backbone(batch)
+        if is_pooled(model):
+            rows = model.pool(features_TD, batch).float().cpu().split(1)
+        else:
+            rows = features_TD.float().cpu().split(torch.diff(batch.cu_seqlens).tolist())
+        for record, row in zip(batch.records.tolist(), rows, strict=True):
+            yield places[record], row.numpy()
+
+
+def _groups(lengths_N: NDArray[np.int64], records: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
+    """Neighbouring records whose lengths add up to no more than ``most``, or single ones."""
+    start = tokens = 0
+    for end, length in enumerate(lengths_N.tolist()):
+        if end > start and tokens + length > most:
+            yield records[start:end]
+            start, tokens = end, 0
+        tokens += length
+    if start < records.size:
+        yield records[start:]
