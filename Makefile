@@ -24,8 +24,10 @@ $(BIN)/python:
 	then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
 
-$(VENV)/.installed: requirements.lock | $(BIN)/python
+# The command esmeray, from any folder; setuptools, which makes it, is in the lock: nothing is downloaded for it.
+$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed

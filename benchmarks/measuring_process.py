@@ -23,7 +23,7 @@ from tuning.settings import Settings
 
 def main(config_path: str, store: str, settings_json: str, measurement_json: str, answers_path: str) -> None:
     """Measure until stdin ends."""
-    config, settings = load_config(config_path, []), Settings(**json.loads(settings_json))
+    config, settings = load_config(config_path), Settings(**json.loads(settings_json))
     measurement = MeasurementSection.model_validate_json(measurement_json)
     with cluster.connected(config.ray), MeasuringPool(config, Path(store)) as pool:
         pool.start(settings.workers)

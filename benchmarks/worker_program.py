@@ -20,7 +20,7 @@ from training.loop.worker import train_worker
 
 def main(config_path: str, store_path: str) -> int:
     """Train to the end; the exit code of the run."""
-    config = load_config(config_path, [])
+    config = load_config(config_path)
     context = StandaloneContext.from_environment()
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)

@@ -1,27 +1,23 @@
-"""The arguments of every tool: what is wrong with them is one line, as every other refusal.
-
-tyro shows a missing option, and what pydantic raises, in a box of eight lines.
-"""
+"""Command-line arguments: tyro parses them, and a mistake is one line with the option, what is wrong and the usage."""
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+import sys
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 from pydantic import BaseModel, ValidationError
+from tyro import _errors as failures  # private in tyro 1.0.17: the only way to a failure other than a printed box
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 
 Arguments = TypeVar("Arguments")
-_UNWRAPPED = "100000"
-_LONGEST = 300
-_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*(?![\w.-])")
 
 
 class ToolArguments(BaseModel):
@@ -38,44 +34,53 @@ class ToolArguments(BaseModel):
             raise ConfigError("; ".join(_describe(problem) for problem in error.errors())) from None
 
 
-def parse(kind: type[Arguments], argv: list[str], tool: str, description: str | None = None) -> Arguments:
-    """The arguments of ``python -m tools TOOL``; prints its help and ends the process where that is asked for.
+class _RefusedError(Exception):
+    """Carries tyro's report of a mistake past its printing."""
+
+
+def parse(kind: type[Arguments], argv: list[str], tool: str, description: str | None = None, **options: Any) -> Any:
+    """The arguments of a tool; prints its help and ends the process where that is asked for.
+
+    Args:
+        kind: dataclass or pydantic model of the arguments.
+        argv: words of the command line after the tool's name.
+        tool: its name.
+        description: opening of its help; by default the docstring of ``kind``.
+        **options: of :func:`tyro.cli`.
 
     Raises:
-        ConfigError: an argument is missing, unknown or wrong; says which, and the usage.
+        ConfigError: an argument is missing, unknown or wrong.
     """
+    program = program_of(tool)
 
-    def run(arguments: list[str]) -> Arguments:
-        return tyro.cli(kind, args=arguments, prog=f"python -m tools {tool}", description=description)
+    def refuse(event: failures.ParseErrorEvent) -> None:
+        raise _RefusedError(event)
 
     try:
-        with redirect_stderr(io.StringIO()):
-            return run(argv)
-    except SystemExit as end:
-        if not end.code:
-            raise
-    help_text = _printed(run, ["--help"])
-    options = {"--help", *_OPTION.findall(help_text)}
-    names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    unknown = [name for name in names if name.replace("_", "-") not in options]
-    problem = ", ".join(_unknown(name, options) for name in unknown) or _sentences(_printed(run, argv))
-    usage = " ".join(help_text.partition("\n\n")[0].split())
-    raise ConfigError(f"{problem}; {usage}")
+        with failures.on_parse_error(refuse):
+            return tyro.cli(kind, args=argv, prog=program, description=description, **options)
+    except _RefusedError as refused:
+        help_text = _help_text(kind, program, options)
+        usage = " ".join(help_text.partition("\n\n")[0].split())
+        problem = _unknown(argv, help_text) or _problem(refused.args[0])
+        raise ConfigError(f"{problem}; {usage}") from None
 
 
-def _unknown(name: str, options: set[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(options), n=1)
-    return f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else "")
+def program_of(tool: str) -> str:
+    """The words that start a tool, as this process was started."""
+    name = Path(sys.argv[0]).name
+    return name if name == "train_ray.py" else f"esmeray {tool}" if name == "esmeray" else f"python -m tools {tool}"
 
 
-def _printed(run: Callable[[list[str]], Any], argv: list[str]) -> str:
-    """Text that tyro prints where it ends the process, unwrapped."""
+def _help_text(kind: type[Any], program: str, options: dict[str, Any]) -> str:
+    """The help, unwrapped."""
     text = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = _UNWRAPPED
+    options = {name: value for name, value in options.items() if name not in ("add_help", "return_unknown_args")}
+    columns = os.environ.pop("COLUMNS", None)
+    os.environ["COLUMNS"] = "100000"
     try:
-        with redirect_stdout(text), redirect_stderr(text), suppress(SystemExit):
-            run(argv)
+        with redirect_stdout(text), suppress(SystemExit):
+            tyro.cli(kind, args=["--help"], prog=program, **options)
     finally:
         del os.environ["COLUMNS"]
         if columns is not None:
@@ -83,21 +88,36 @@ def _printed(run: Callable[[list[str]], Any], argv: list[str]) -> str:
     return text.getvalue()
 
 
-def _sentences(box: str) -> str:
-    """tyro's box on one line: its sentences, and the arguments that these name, without their help."""
-    sentences: list[str] = []
-    for line in box.splitlines()[1:]:
-        inside = line[2:]  # behind what stands for the box's border
-        text = inside.strip()
-        if text.startswith(("For full helptext", "Argument helptext", "Perhaps you meant", "Arguments similar")):
-            break
-        if not text.strip("-"):
-            continue
-        if not inside.startswith(" "):
-            sentences.append("missing:" if text.startswith("Missing from") else text[0].lower() + text[1:].rstrip("."))
-        elif not inside.startswith(" " * 6) and len(sentences[-1]) < _LONGEST:
-            sentences[-1] += (" " if sentences[-1].endswith(":") else ", ") + text
-    return "; ".join(sentences)
+def _unknown(argv: list[str], help_text: str) -> str:
+    """The options that the help does not have, each with the one that may be meant."""
+    known = {"--help", *re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", help_text)}
+    alike = {name.replace("_", "-") for name in known}
+    names = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    unknown = [name for name in names if name.replace("_", "-") not in alike]
+    return ", ".join(f"unknown option {name}{did_you_mean(name, known)}" for name in unknown)
+
+
+def _problem(event: failures.ParseErrorEvent) -> str:
+    """One sentence for tyro's report of a mistake."""
+    if isinstance(event, failures.UnrecognizedArgs):
+        return f"unexpected argument {' '.join(event.tokens)}"
+    if isinstance(event, failures.MissingArgs):
+        return f"missing: {', '.join(_placeholder(missing.arg) for missing in event.missing_arguments)}"
+    argument: Any = getattr(event, "argument", None)
+    name = _name(argument) if argument else ""
+    if isinstance(event, failures.BadValue):
+        return f"{name}: a value is missing"
+    if isinstance(event, failures.InvalidChoice):
+        return f"{name}: expected one of {', '.join(event.choices)}, got {event.value!r}"
+    return f"{name}: {getattr(event, 'message', 'is wrong')}"
+
+
+def _name(argument: Any) -> str:
+    return str(argument.lowered.metavar if argument.is_positional() else argument.lowered.name_or_flags[-1])
+
+
+def _placeholder(argument: Any) -> str:
+    return _name(argument) if argument.is_positional() else f"{_name(argument)} {argument.lowered.metavar}"
 
 
 def _describe(problem: Any) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from common.errors import EsmerayError
 
-INTERRUPTED = 130
-"""Exit code after SIGINT (128 + 2), as shells report it."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after SIGINT and SIGTERM (128 + the signal's number), as shells report them."""
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:

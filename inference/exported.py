@@ -5,7 +5,6 @@ Nothing here needs torch, so that what is wrong with the folder or the settings 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -13,6 +12,7 @@ from dataset.labels.label_space import LabelSpace
 from model.export.exported_folder import CONFIG_FILE, read_settings
 from train_config.loading import load_config
 from train_config.schema import Config
+from train_config.section import Overrides
 
 EXPORT_FOLDER = "export"
 """Of a run: where the exported model lies."""
@@ -38,17 +38,17 @@ def model_folder(source: str | Path) -> Path:
     )
 
 
-def config_of(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that an exported classifier was trained with; the defaults where its folder has none.
 
     Args:
         source: the folder, or that of the run.
-        overrides: ``--section.key VALUE`` and so on, which take precedence.
+        overrides: settings of the command line, which take precedence.
 
     Raises:
         ConfigError: there is no classifier, or a setting is wrong.
     """
-    return load_config(config_file(model_folder(source)), list(overrides))
+    return load_config(config_file(model_folder(source)), overrides)
 
 
 def config_file(folder: Path) -> Path | None:

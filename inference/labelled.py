@@ -8,7 +8,6 @@ Shape legend: N records, R residues of all records end to end, C outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -27,7 +26,7 @@ from dataset.labels.store import LabelledStore
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import Config
-from train_config.section import STORES
+from train_config.section import STORES, Overrides
 from training.checkpoints.resuming import check_data
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class LabelledTexts:
 
 
 def read_texts(
-    sources: list[str], config: Config, space: LabelSpace, part: Part = "all", overrides: Sequence[str] = ()
+    sources: list[str], config: Config, space: LabelSpace, part: Part = "all", overrides: Overrides | None = None
 ) -> LabelledTexts:
     """Read labelled files for a model with this label space.
 
@@ -72,7 +71,7 @@ def read_texts(
         ConfigError: settings that the model, or the file, does not have.
         DataError: the file, a record or a label is refused; or none is left.
     """
-    labels = _settings(config.data.labels, space, part, overrides)
+    labels = _settings(config.data.labels, space, part, overrides or {})
     records = read_labelled(sources, labels, config.model.tokenizer, config.data.ingest)
     targets = _targets(records, labels, space)
     counts = records.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
@@ -155,8 +154,8 @@ def kept_rows(predictions: Predictions) -> NDArray[np.bool_] | None:
     return np.concatenate(pieces)
 
 
-def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: Sequence[str]) -> LabelsSection:
-    if labels.kind != space.kind and any(option.startswith("--data.labels.kind") for option in overrides):
+def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: Overrides) -> LabelsSection:
+    if labels.kind != space.kind and ("data", "labels", "kind") in overrides:
         raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
     update: dict[str, object] = {"kind": space.kind}
     if part == "all":

@@ -1,4 +1,4 @@
-"""Options of a tool: the model and how it computes, and settings of the run as ``--data.labels.kind binary``."""
+"""Options of a tool: the model and how it computes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from common.arguments import ToolArguments
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
     from train_config.schema import Config
-
-Arguments = list[str]
 
 
 class PipelineOptions(ToolArguments):
@@ -39,26 +37,3 @@ def load_pipeline(options: PipelineOptions, config: Config) -> ClassifierPipelin
         amp_dtype=options.amp_dtype,
         batch_tokens=options.batch_tokens,
     )
-
-
-def split_overrides(argv: Arguments) -> tuple[Arguments, Arguments]:
-    """The tool's own arguments, and those that override the config: an option with a dot, with what follows it.
-
-    Positional arguments therefore come before the settings.
-    """
-    own: Arguments = []
-    overrides: Arguments = []
-    goes_to = own
-    for argument in argv:
-        if argument.startswith("-") and not _is_number(argument):
-            goes_to = overrides if argument.startswith("--") and "." in argument.partition("=")[0] else own
-        goes_to.append(argument)
-    return own, overrides
-
-
-def _is_number(argument: str) -> bool:
-    try:
-        float(argument)
-    except ValueError:
-        return False
-    return True

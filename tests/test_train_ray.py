@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import train_ray as program
 from common.command_line import run
+from tools.__main__ import entry_point, main
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
 
@@ -32,12 +33,12 @@ def train_ray(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess]:
-    """Call train_ray.py in this process, which has loaded what it needs, from an empty folder."""
+    """Call ``esmeray`` in this process, which has loaded what it needs, from an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str) -> subprocess.CompletedProcess:
-        code = run(program.main, list(arguments))
+        code = run(main, list(arguments))
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
     return call
@@ -67,10 +68,10 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path):
+@pytest.mark.parametrize("command", [["tune"], ["train", "--tune", "train_config/tune_throughput.yaml"]])
+def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path, command):
     options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
-    experiment = str(REPOSITORY / "train_config" / "masked_lm.yaml")
-    result = called("--config", experiment, "--dry-run", "--tune", str(SEARCH), *options)
+    result = called(*command, "--config", "train_config/masked_lm.yaml", "--dry-run", *options)
     assert result.returncode == 0, result.stderr
     for line in (
         "token budget          4,096, 8,192",
@@ -85,13 +86,14 @@ def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--batch.tokns", "3"], 2, "did you mean batch.tokens?"),
-        (["--config"], 2, "--config: the file is missing"),
+        (["--batch.tokns", "3"], 2, "did you mean --batch.tokens?"),
+        (["--config"], 2, "--config: a value is missing; usage: "),
         (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
-        (["--tune"], 2, "--tune: the file is missing"),
+        (["--tune"], 2, "--tune: a value is missing; usage: "),
         (["--tune", "none.yaml"], 2, "none.yaml: can't be read"),
         (["--tune.search.seed", "1"], 2, "--tune.search.seed: is of a search, and there is none: add --tune"),
-        (["--tune", str(SEARCH), "--tune.search.sed", "1"], 2, "did you mean tune.search.seed?"),
+        (["--tune", str(SEARCH), "--tune.search.sed", "1"], 2, "did you mean --tune.search.seed?"),
+        (["--training.epochs", "3", "4"], 2, "unexpected argument 4"),
         (["--ray.address", "local", "--ray.num_workers", "500"], 4, "500 workers asked"),
         (["--data.source", "none.fasta"], 3, "none.fasta"),
         (["--run.resume", "must"], 6, "no such run"),
@@ -99,7 +101,7 @@ def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_pat
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, called):
-    result = called(*(arguments if "--config" in arguments else [*EXPERIMENT, *arguments]))
+    result = called("train", *(arguments if "--config" in arguments else [*EXPERIMENT, *arguments]))
     assert result.returncode == code, result.stderr
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
@@ -109,7 +111,7 @@ def test_mistakes_are_one_line_and_an_exit_code(arguments, code, message, called
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "error: --config: no experiment is named; usage: train_ray.py --config FILE"),
+        (None, "error: --config: no experiment is named; usage: python -m tools train --config FILE"),
         ("", "error: run.yaml: holds no settings"),
         ("{}\n", "error: run.yaml: holds no settings"),
     ],
@@ -121,7 +123,7 @@ def test_no_experiment_trains_from_defaults_alone(text, message, dry, called, tm
         (tmp_path / "run.yaml").write_text(text)
         arguments = ["--config", "run.yaml"]
     before = sorted(tmp_path.iterdir())
-    result = called(*arguments, *dry)
+    result = called("train", *arguments, *dry)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
@@ -132,3 +134,11 @@ def test_program_leaves_with_the_code_of_the_mistake(tmp_path):
     result = train_ray("--config", "none.yaml", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: none.yaml: can't be read")
+
+
+def test_the_installed_command_is_the_same_program():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"esmeray": "tools.__main__:entry_point"}
+    rooms = [f"{path.parent.name}*" for path in REPOSITORY.glob("*/__init__.py") if path.parent.name != "tests"]
+    assert sorted(project["tool"]["setuptools"]["packages"]["find"]["include"]) == sorted(rooms)
+    assert callable(entry_point)

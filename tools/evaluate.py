@@ -27,10 +27,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from common.arguments import parse
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from inference.options import PipelineOptions, load_pipeline, split_overrides
+from inference.options import PipelineOptions, load_pipeline
+from train_config.overrides import parse_with_settings
+from train_config.section import Overrides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from dataset.labels.label_space import LabelSpace
     from inference.classifier import ClassifierPipeline
     from inference.labelled import LabelledTexts
-    from train_config.schema import Config
+from train_config.schema import Config
 
 _UNWRAPPED_WIDTH = 10_000
 MADE_BY = "evaluate"
@@ -72,8 +73,7 @@ class Arguments(PipelineOptions):
 
 def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
-    own, overrides = split_overrides(argv)
-    arguments = parse(Arguments, own, "evaluate", __doc__)
+    arguments, overrides = parse_with_settings(Arguments, argv, "evaluate", __doc__)
     # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
     # data is said before torch is loaded, which takes seconds.
     from inference.exported import config_of, label_space_of
@@ -185,7 +185,7 @@ def _output(arguments: Arguments, part: Part) -> Path:
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 
-def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, overrides: list[str]) -> LabelledTexts:
+def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, overrides: Overrides) -> LabelledTexts:
     from inference.labelled import read_texts
 
     if arguments.file is None:

@@ -35,10 +35,10 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from common.arguments import ToolArguments, parse
+from common.arguments import ToolArguments
 from common.errors import ResourceError
-from inference.options import split_overrides
 from train_config.loading import load_config
+from train_config.overrides import parse_with_settings
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from train_config.tune_schema import MeasurementSection
 from training.launch.signals import StopSignals
@@ -67,8 +67,7 @@ class Arguments(ToolArguments):
 
 def main(argv: list[str]) -> int:
     """Search, print the table and what to set."""
-    own, overrides = split_overrides(argv)
-    arguments = parse(Arguments, own, "find_batch_size", __doc__)
+    arguments, overrides = parse_with_settings(Arguments, argv, "find_batch_size", __doc__)
     config = load_config(arguments.config, overrides)
     if arguments.workers is not None:
         config = config.model_copy(update={"ray": config.ray.model_copy(update={"num_workers": arguments.workers})})

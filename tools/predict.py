@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 from pydantic import Field
 
-from common.arguments import parse
 from common.errors import ConfigError, DataError
 from common.publishing import made_file, refuse_file
-from inference.options import PipelineOptions, load_pipeline, split_overrides
+from inference.options import PipelineOptions, load_pipeline
+from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
@@ -62,8 +62,7 @@ class Counts(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Load, predict, write, and say what was done."""
-    own, overrides = split_overrides(argv)
-    arguments = parse(Arguments, own, "predict", __doc__)
+    arguments, overrides = parse_with_settings(Arguments, argv, "predict", __doc__)
     output, made = arguments.output, (MADE_BY, arguments.overwrite)
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")

@@ -35,17 +35,18 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from common.arguments import parse
 from common.errors import ConfigError, EsmerayError
 from common.publishing import made_folder, refuse_existing
-from inference.options import PipelineOptions, load_pipeline, split_overrides
+from inference.options import PipelineOptions, load_pipeline
+from train_config.overrides import parse_with_settings
+from train_config.section import Overrides
 
 if TYPE_CHECKING:
     from dataset.labels.label_space import LabelSpace
     from inference.classifier import ClassifierPipeline
     from inference.classifier_profile import BatchResult
     from inference.labelled import LabelledTexts
-    from train_config.schema import Config
+from train_config.schema import Config
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
 STEPS: tuple[Step, ...] = get_args(Step)
@@ -83,8 +84,7 @@ class Arguments(PipelineOptions):
 
 def main(argv: list[str]) -> int:
     """Load, do the steps, write and print the summary."""
-    own, overrides = split_overrides(argv)
-    arguments = parse(Arguments, own, "profile_classifier", __doc__)
+    arguments, overrides = parse_with_settings(Arguments, argv, "profile_classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which tells of start and stop
     # Here, so that --help and a wrong option answer at once.
     from inference.exported import config_of, label_space_of, model_folder
@@ -272,7 +272,7 @@ def _known_profile(output: Path, subject: dict[str, Any], steps: list[Step]) -> 
     return dict(profile)
 
 
-def _texts(arguments: Arguments, config: Config, space: LabelSpace, overrides: list[str]) -> LabelledTexts:
+def _texts(arguments: Arguments, config: Config, space: LabelSpace, overrides: Overrides) -> LabelledTexts:
     """The file's records; without targets where these are not asked for."""
     from inference.labelled import read_texts, read_unlabelled
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import types
 import typing
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from train_config.overrides import metavar
 from train_config.schema import Config
-from train_config.section import Section
+from train_config.section import is_section
 from train_config.tune_schema import TuneConfig
 
 HEAD = """# Settings
@@ -42,7 +42,7 @@ def _sections(model: type[BaseModel], prefix: str) -> list[str]:
     pages = []
     for name, field in model.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
+        if is_section(section):
             pages += [_section(section, f"{prefix}{name}"), *_sections(section, f"{prefix}{name}.")]
     return pages
 
@@ -51,7 +51,7 @@ def _section(section: type[BaseModel], name: str) -> str:
     rows = [
         f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |"
         for key, field in section.model_fields.items()
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+        if not is_section(field.annotation)
     ]
     about = (section.__doc__ or "").strip()
     table = "\n".join(["| key | type | default | |", "|---|---|---|---|", *rows])
@@ -59,28 +59,15 @@ def _section(section: type[BaseModel], name: str) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    bounds = [part for item in field.metadata if (part := _bound(item))]
-    return _cell(" ".join([_type_name(field.annotation), *bounds]))
+    return _cell(" ".join([f"`{metavar(field.annotation)}`", *_bounds(field), *_bounds(field.annotation)]))
 
 
-def _type_name(annotation: Any) -> str:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
-    if origin is typing.Annotated:
-        return " ".join([_type_name(arguments[0]), *filter(None, map(_bound, arguments[1:]))])
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else _type_name(a) for a in arguments)
-    if origin in (list, tuple):
-        return f"list of {_type_name(arguments[0])}"
-    return {int: "integer", float: "number", str: "text", bool: "true or false"}[annotation]
-
-
-def _bound(item: Any) -> str:
-    if hasattr(item, "metadata"):  # pydantic's FieldInfo inside Annotated
-        return " ".join(filter(None, map(_bound, item.metadata)))
+def _bounds(item: Any) -> list[str]:
+    """Limits of a setting's value, also of those in a list or beside none."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    return " ".join(f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name))
+    found = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name)]
+    inner = [*getattr(item, "metadata", ()), *getattr(item, "__metadata__", ()), *typing.get_args(item)]
+    return list(dict.fromkeys([*found, *(bound for part in inner for bound in _bounds(part))]))
 
 
 def _default(field: FieldInfo) -> str:

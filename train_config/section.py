@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+import typing
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+KeyPath = tuple[str, ...]
+Overrides = dict[KeyPath, Any]
+"""Settings given on the command line: texts, or None and [] for what ``none`` clears."""
 
 STORES = "stores"
 """Folder of the storage path in which made stores lie, beside the runs."""
@@ -38,3 +43,20 @@ class Section(BaseModel):
     """Base of every section: unknown keys are refused, values are fixed once checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
+        return [value] if is_list and isinstance(value, (str, int, float)) else value
+
+
+def is_section(annotation: Any) -> bool:
+    """Test for the type of a section, whose settings lie below it."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def list_type(annotation: Any) -> Any:
+    """The list or tuple that a setting is, or may be; None otherwise."""
+    members = (annotation, *typing.get_args(annotation))
+    return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)

@@ -185,7 +185,7 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
 
 def test_settings_of_the_run_can_be_given_anew(tmp_path):
     folder = export_tiny(tmp_path / "model", classifier_config(max_length=20))
-    config = config_of(folder, ["--data.max_length", "10"])
+    config = config_of(folder, {("data", "max_length"): "10"})
     assert config.data.max_length == 10
     assert ClassifierPipeline.load(folder, config=config, device="cpu").max_length == 10
 

@@ -38,12 +38,12 @@ def test_an_unknown_option_is_named(command, tool):
     ("arguments", "words"),
     [
         (["--outptu", "b.csv"], "unknown option --outptu (did you mean --output?); usage: "),
-        (["b.fasta", "--output", "b.csv"], "unrecognized options: b.fasta; usage: "),
-        (["--output"], "missing value for argument '--output'"),
+        (["b.fasta", "--output", "b.csv"], "unexpected argument b.fasta; usage: "),
+        (["--output"], "--output: a value is missing; usage: "),
         (["--output", "b.csv", "--batch-tokens", "x"], "--batch-tokens: invalid literal for int() with base 10: 'x'"),
         (
             ["--output", "b.csv", "--amp-dtype", "bf"],
-            "'bf' for argument '--amp-dtype'. Expected one of ('fp32', 'bf16'",
+            "--amp-dtype: expected one of fp32, bf16, fp16, got 'bf'; usage: ",
         ),
     ],
 )

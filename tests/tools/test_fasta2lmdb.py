@@ -101,7 +101,7 @@ def test_the_tools_are_listed_with_a_line_each(command):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("fasta2lmbd", "did you mean 'fasta2lmdb'?"),
+        ("fasta2lmbd", "(did you mean fasta2lmdb?)"),
         ("xyz", "fasta2lmdb, find_batch_size, gpu_check"),
         ("_x", "there are"),
     ],
@@ -109,7 +109,7 @@ def test_the_tools_are_listed_with_a_line_each(command):
 def test_an_unknown_tool_is_answered_with_the_nearest(command, name, hint):
     outcome = command(name)
     assert outcome.code == 2
-    assert outcome.err.startswith(f"error: no tool is called {name!r}; ")
+    assert outcome.err.startswith(f"error: there is no command {name!r}")
     assert hint in outcome.err
 
 

@@ -141,9 +141,8 @@ def test_determinism_gives_cublas_what_torch_asks_for_and_keeps_what_the_user_ga
 
 
 def test_timed_kernels_and_determinism_exclude_each_other():
-    options = ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"]
     with pytest.raises(ConfigError, match="deterministic forbids: set one of them to false"):
-        load_config(None, options)
+        load_config(None, {("training", "deterministic"): "true", ("training", "cudnn_benchmark"): "true"})
 
 
 def train(config, store_path, context=None):
