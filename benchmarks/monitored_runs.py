@@ -22,8 +22,8 @@ from benchmarks.stage import Device, Facts, WrongWorkError
 from run_folder.metrics_log import MetricsTail
 
 if TYPE_CHECKING:
-    from benchmarks.fake_wandb_server import FakeWandbServer
     from run_folder.paths import RunFolder
+    from tests.monitoring.fake_wandb_server import FakeWandbServer
 
 Server: TypeAlias = Literal["none", "unreachable", "slow", "broken"]
 
@@ -192,7 +192,7 @@ class Pair:
 @contextmanager
 def side_by_side(launches: Launches, ways: Mapping[str, Watching], slice_s: float) -> Iterator[Pair]:
     """Start two runs, of which the first may have a W&B server; end both and all their processes."""
-    from benchmarks.fake_wandb_server import fake_wandb_server
+    from tests.monitoring.fake_wandb_server import fake_wandb_server
 
     with ExitStack() as stack:
         trouble = next(iter(ways.values())).server

@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks import fake_wandb_server as server_module
 from benchmarks import monitored_runs, monitoring
-from benchmarks.fake_wandb_server import fake_wandb_server
 from benchmarks.launching import ray_command
 from benchmarks.monitoring import (
     NO_GUARD,
@@ -32,6 +30,8 @@ from benchmarks.monitoring import (
 )
 from benchmarks.protocol import QUICK, measure_case
 from benchmarks.stage import Setting
+from tests.monitoring import fake_wandb_server as server_module
+from tests.monitoring.fake_wandb_server import fake_wandb_server
 from train_config.schema import Config
 
 
