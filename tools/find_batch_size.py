@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from run_folder.paths import RunFolder
     from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
-    from training.measuring_pool import MeasuringPool
+    from tuning.pool import MeasuringPool
 
 _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
@@ -119,7 +119,7 @@ def _searched(
         from training.launch import (
             cluster,  # here: they import Ray and torch, which no refusal of config or data waits for
         )
-        from training.measuring_pool import MeasuringPool
+        from tuning.pool import MeasuringPool
 
         with cluster.connected(config.ray):
             signals.reinstall()
@@ -148,7 +148,7 @@ def _search(
     deadline: float,
 ) -> BudgetSearch:
     from tools._find_batch_size.budgets import BudgetSearch
-    from training.throughput import Measurement, Settings
+    from tuning.settings import Measurement, Settings
 
     settings = Settings.of(config, workers)
 

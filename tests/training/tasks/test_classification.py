@@ -32,7 +32,7 @@ from training.loop.worker import train_worker
 from training.tasks import experiment, features
 from training.tasks.classification import ClassificationExperiment
 from training.tasks.labelled_data import check_tokenizer, estimate, prepare, write_names
-from training.trial import measure_on_worker, staged
+from tuning.trial import measure_on_worker, staged
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
