@@ -86,9 +86,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[Ke
 
 def _refuse_other_kind(settings: dict[str, Any], schema: type[Section], path: str | Path | None) -> None:
     """Refuse a search where an experiment is due, and the other way round."""
-    other, kind = (TuneConfig, "a search, which belongs to --tune")
-    if schema is TuneConfig:
-        other, kind = (Config, "an experiment, which belongs to --config")
+    other: type[Section] = Config if schema is TuneConfig else TuneConfig
+    kind = "an experiment, which belongs to --config" if other is Config else "a search, which belongs to --tune"
     if settings and not set(settings) & set(schema.model_fields) and set(settings) <= set(other.model_fields):
         raise ConfigError(f"{path}: this looks like {kind}")
 

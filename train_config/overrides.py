@@ -11,7 +11,7 @@ import typing
 from dataclasses import field as dataclass_field
 from dataclasses import make_dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import tyro
 from tyro.constructors import (
@@ -68,10 +68,9 @@ def parse_sections(
     Raises:
         ConfigError: an argument is missing, unknown or wrong.
     """
-    unnamed = tyro.conf.arg(name="")
-    members: list[Any] = [("own", Annotated[kind, unnamed])]
+    members: list[Any] = [("own", Annotated[cast(Any, kind), tyro.conf.arg(name="")])]
     for prefix, section in sections.items():
-        named = Annotated[type(section), tyro.conf.arg(name=prefix)]
+        named = Annotated[cast(Any, type(section)), tyro.conf.arg(name=prefix)]
         members.append((f"settings_{prefix}", named, dataclass_field(default=section)))
     command = make_dataclass("Command", members)
     registry = ConstructorRegistry()
@@ -95,7 +94,7 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
     fields = [
         StructFieldSpec(
             name=name,
-            type=annotation if is_section(annotation := field.annotation) else Annotated[Any, _raw(annotation)],
+            type=annotation if is_section(annotation := field.annotation) else _raw(annotation),
             default=getattr(info.default, name),
             helptext=field.description or annotation.__doc__,
         )
@@ -108,14 +107,16 @@ def _given_alone(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, (_Given, dict))}
 
 
-def _raw(annotation: Any) -> PrimitiveConstructorSpec[Any]:
-    return PrimitiveConstructorSpec(
+def _raw(annotation: Any) -> Any:
+    """A setting's type for tyro: one text, or several for a list."""
+    rule: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
         nargs="*" if list_type(annotation) else 1,
         metavar=metavar(annotation),
         instance_from_str=partial(_given, annotation),
         is_instance=lambda _: True,
         str_from_instance=_words,
     )
+    return Annotated[Any, rule]
 
 
 def _given(annotation: Any, values: list[str]) -> _Given:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -51,7 +51,7 @@ class Section(BaseModel):
         return [value] if is_list and isinstance(value, (str, int, float)) else value
 
 
-def is_section(annotation: Any) -> bool:
+def is_section(annotation: Any) -> TypeGuard[type[Section]]:
     """Test for the type of a section, whose settings lie below it."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
 

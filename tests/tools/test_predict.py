@@ -147,7 +147,7 @@ def test_an_interrupted_prediction_leaves_nothing(command, model, proteins, tmp_
         (["--output", "a.txt"], r"must end in .csv or .tsv or .parquet"),
         (["--output", "absent/a.csv"], "there is no folder"),
         (["--output", "there.csv"], "--overwrite"),
-        (["--output", "a.csv", "--data.labels.kinds", "x"], "did you mean data.labels.kind"),
+        (["--output", "a.csv", "--data.labels.kinds", "x"], "did you mean --data.labels.kind"),
     ],
 )
 def test_wrong_usage_is_one_line(command, model, proteins, tmp_path, monkeypatch, arguments, message):
