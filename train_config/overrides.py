@@ -11,7 +11,7 @@ import typing
 from dataclasses import field as dataclass_field
 from dataclasses import make_dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import (
@@ -68,15 +68,18 @@ def parse_sections(
     Raises:
         ConfigError: an argument is missing, unknown or wrong.
     """
-    members: list[Any] = [("own", Annotated[cast(Any, kind), tyro.conf.arg(name="")])]
+    members: list[Any] = [("own", _named(kind, ""))]
     for prefix, section in sections.items():
-        named = Annotated[cast(Any, type(section)), tyro.conf.arg(name=prefix)]
-        members.append((f"settings_{prefix}", named, dataclass_field(default=section)))
+        members.append((f"settings_{prefix}", _named(type(section), prefix), dataclass_field(default=section)))
     command = make_dataclass("Command", members)
     registry = ConstructorRegistry()
     registry.struct_rule(_section_rule)
     parsed = parse(command, argv, tool, description, registry=registry, use_underscores=use_underscores)
     return parsed.own, {prefix: _flat(getattr(parsed, f"settings_{prefix}")) for prefix in sections}
+
+
+def _named(kind: Any, name: str) -> Any:
+    return Annotated[kind, tyro.conf.arg(name=name)]
 
 
 def _flat(given: dict[str, Any], prefix: KeyPath = ()) -> Overrides:
