@@ -29,7 +29,7 @@ from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import layer_groups
 from model.export.classifier import export_classifier
-from model.metrics.classification import classification_figures
+from model.metrics.classification import classification_metrics
 from model.parameter_groups import decayed_rates
 from model.tasks.base import TaskModel, targets_of
 from model.tasks.classifier import Classifier
@@ -150,7 +150,7 @@ class ClassificationExperiment(Experiment):
         if control.rank == 0:
             kind = self._labelled.label_space.kind
             figures = engine.module.figures(sums)  # type: ignore[operator]
-            figures |= classification_figures(kind, probabilities_NC, targets, weights)
+            figures |= classification_metrics(kind, probabilities_NC, targets, weights)
         return json.loads(control.from_rank_0(json.dumps(figures)))
 
     def cost(self, figures: dict[str, float]) -> float | None:
