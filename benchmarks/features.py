@@ -54,7 +54,7 @@ class Heads:
         from run_folder.paths import RunFolder
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.tasks.labelled_data import prepare, write_names
+        from training.tasks.classifier.plan import prepare, write_names
 
         name = f"run-{next(self._numbers)}"
         config = Config.model_validate(self._settings(name, cached))

@@ -153,7 +153,7 @@ def prepare_data(config: Config, root: Path, progress: ProgressCallback | None =
     if config.model.task != "classifier":
         count_parameters(config.model)  # refuses an impossible model before the data is read
         return ensure_store(config.data, root, progress)
-    from training.tasks.labelled_data import prepare  # here: it loads readers of tables
+    from training.tasks.classifier.plan import prepare  # here: it loads readers of tables
 
     return prepare(config, root, progress)
 
@@ -161,7 +161,7 @@ def prepare_data(config: Config, root: Path, progress: ProgressCallback | None =
 def write_names(config: Config, run: RunFolder, path: Path) -> None:
     """Put what names a classifier's outputs and tokens into the folder of a run that was accepted."""
     if config.model.task == "classifier":
-        from training.tasks.labelled_data import write_names
+        from training.tasks.classifier.plan import write_names
 
         write_names(config, run, path)
 
@@ -176,7 +176,7 @@ def _check_prepared(config: Config, run: RunFolder, path: Path) -> None:
     if config.model.task != "classifier":
         check_data(run, config, Store(path).checksum)
         return
-    from training.tasks.labelled_data import check_tokenizer
+    from training.tasks.classifier.plan import check_tokenizer
 
     check_data(run, config, LabelledStore(path).checksum)
     check_tokenizer(config, run, path)
@@ -211,7 +211,7 @@ def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
     """Size of the prepared data and of the model."""
     if config.model.task != "classifier":
         return size_of_store(Store(path), config.data), count_parameters(config.model)
-    from training.tasks.labelled_data import measure
+    from training.tasks.classifier.plan import measure
 
     return measure(config, path)
 
@@ -220,7 +220,7 @@ def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
     """Size of the data and of the model, with nothing prepared."""
     if config.model.task != "classifier":
         return estimate_size(config.data), count_parameters(config.model)
-    from training.tasks.labelled_data import estimate
+    from training.tasks.classifier.plan import estimate
 
     return estimate(config)
 

@@ -43,7 +43,7 @@ def export_state(
     facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
     facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
     if config.model.task == "classifier":
-        from training.tasks.classification import export_trained  # here: it loads torchmetrics
+        from training.tasks.classifier.experiment import export_trained  # here: it loads torchmetrics
 
         return export_trained(state, checkpoint, run, folder, facts, overwrite)
     model = build_model(config.model, config.run.seed)

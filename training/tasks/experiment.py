@@ -1,7 +1,7 @@
 """What the training loop is told of a task: its data, its model, and how an evaluation is summed up.
 
 In: the config, the folder of the data. Out: batches, a model, figures. Here for the tasks that learn from residues
-alone; :mod:`training.tasks.classification` has the one for labels.
+alone; :mod:`training.tasks.classifier.experiment` has the one for labels.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def open_experiment(config: Config, context: WorkerContext, run: RunFolder, data
         DataError: the data can't be read.
     """
     if config.model.task == "classifier":
-        from training.tasks.classification import ClassificationExperiment  # here: it loads torchmetrics
+        from training.tasks.classifier.experiment import ClassificationExperiment  # here: it loads torchmetrics
 
         return ClassificationExperiment(config, context, run, Path(data_path))
     return ResidueExperiment(config, context, data_path)

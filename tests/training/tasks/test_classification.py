@@ -29,9 +29,10 @@ from train_config.tune_schema import MeasurementSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.engine.context import StandaloneContext
 from training.loop.worker import train_worker
-from training.tasks import experiment, features
-from training.tasks.classification import ClassificationExperiment
-from training.tasks.labelled_data import check_tokenizer, estimate, prepare, write_names
+from training.tasks import experiment
+from training.tasks.classifier import features
+from training.tasks.classifier.experiment import ClassificationExperiment
+from training.tasks.classifier.plan import check_tokenizer, estimate, prepare, write_names
 from training.trial import measure_on_worker, staged
 
 CLASSIFIER = {

@@ -45,8 +45,8 @@ from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.engine.metric_sums import MetricSums
 from training.loop.finishing import load_trained
+from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
 from training.tasks.experiment import Experiment
-from training.tasks.features import ensure_features, fingerprint, is_pooled
 
 
 class ClassificationExperiment(Experiment):
