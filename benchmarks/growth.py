@@ -209,7 +209,6 @@ def _by_processes(store: Path, setting: Setting, facts: Facts) -> Iterator[Case]
                 np.arange(len(Store(store))),
                 data=DataSection(num_workers=num_workers),
                 batch=BatchSection(tokens=LOADED_TOKENS, global_tokens=LOADED_TOKENS),
-                task="masked_lm",
                 masked_lm=MaskedLMSection(),
                 seed=0,
             )

@@ -88,7 +88,6 @@ def load_measured(meter: Meter, store: str, batches: int, report: str) -> None:
             np.arange(records),
             data=DataSection(num_workers=0),
             batch=BatchSection(tokens=LOADED_TOKENS, global_tokens=LOADED_TOKENS),
-            task="masked_lm",
             masked_lm=MaskedLMSection(),
             seed=0,
         )

@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.batches.loader import Task, TrainingBatches
+from dataset.batches.loader import TrainingBatches
 from dataset.batches.masking import MaskingShares
 from dataset.batches.plan import plan_epoch
 from dataset.batches.preparation import PreparationSettings, prepare_batch
@@ -173,8 +173,7 @@ def training_batches(subject: Subject, budget: int, task: Task, num_workers: int
         subject.some_records(),
         data=subject.data_section(num_workers),
         batch=BatchSection(tokens=budget, global_tokens=budget),
-        task=task,
-        masked_lm=MaskedLMSection(),
+        masked_lm=MaskedLMSection() if task == "masked_lm" else None,
         seed=SEED,
     )
 

@@ -24,6 +24,7 @@ from dataset.tokens.esm import CLS, EOS, MASK, decode
 from tests.dataset.stores import damage_record, make_store
 from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
+MASKED = MaskedLMSection()
 BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
 MAX_LENGTH = 200
 
@@ -38,25 +39,24 @@ def split(store_path) -> tuple[np.ndarray, np.ndarray]:
     return split_records(Store(store_path).sequence_hashes, 0.2)
 
 
-def training(store_path, indices, num_workers=0, task="masked_lm", seed=0, rank=0, world_size=1, batch=BATCH):
+def training(store_path, indices, num_workers=0, masked_lm=MASKED, seed=0, rank=0, world_size=1, batch=BATCH):
     data = DataSection(max_length=MAX_LENGTH, num_workers=num_workers, prefetch=2)
     return TrainingBatches(
         store_path,
         indices,
         data=data,
         batch=batch,
-        task=task,
-        masked_lm=MaskedLMSection(),
+        masked_lm=masked_lm,
         seed=seed,
         rank=rank,
         world_size=world_size,
     )
 
 
-def validation(store_path, indices, task="masked_lm", **others) -> ValidationBatches:
+def validation(store_path, indices, masked_lm=MASKED, **others) -> ValidationBatches:
     data = DataSection(max_length=MAX_LENGTH)
     return ValidationBatches(
-        store_path, indices, data=data, batch=BATCH, task=task, masked_lm=MaskedLMSection(), **others
+        store_path, indices, data=data, batch=BATCH, masked_lm=masked_lm, **others
     )
 
 
@@ -242,7 +242,7 @@ def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
 
 
 def test_autoencoder_targets_are_the_residues_themselves(store_path, split):
-    for batch in (batch for step in training(store_path, split[0], task="autoencoder").epoch(0) for batch in step):
+    for batch in (batch for step in training(store_path, split[0], masked_lm=None).epoch(0) for batch in step):
         if not batch.records.numel():
             continue  # a filler
         special = (batch.tokens == CLS) | (batch.tokens == EOS)
