@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     config = load_config(given.path, given.overrides)
     if given.tune_path is not None:
         search = load_tune_config(given.tune_path, given.tune_overrides)
-        from training.tuning import dry_run_tune, tune
+        from tuning.run import dry_run_tune, tune
 
         return dry_run_tune(config, search) if given.dry else tune(config, search)
     from training.launch.driver import dry_run, train

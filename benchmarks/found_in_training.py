@@ -23,7 +23,7 @@ from benchmarks.background_program import BackgroundProgram
 from benchmarks.slices import SlicedProgram, Turns
 from benchmarks.stage import WrongWorkError
 from train_config.tune_schema import MeasurementSection
-from training.throughput import Settings
+from tuning.settings import Settings
 
 MEASURING, TRAINING = "measuring", "training"
 MEASURING_PROGRAM = "benchmarks.measuring_process"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.measuring_process CONFIG STORE SETTINGS MEASUREMENT ANSWERS
 
-CONFIG is the experiment's YAML file; SETTINGS (:class:`training.throughput.Settings`) and MEASUREMENT
+CONFIG is the experiment's YAML file; SETTINGS (:class:`tuning.settings.Settings`) and MEASUREMENT
 (:class:`train_config.tune_schema.MeasurementSection`) are JSON. In: lines on stdin. Out: for each a line of the file
 ANSWERS, the measurement as JSON. That file is there, empty, as soon as the workers run.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from train_config.loading import load_config
 from train_config.tune_schema import MeasurementSection
 from training.launch import cluster
-from training.measuring_pool import MeasuringPool
-from training.throughput import Settings
+from tuning.pool import MeasuringPool
+from tuning.settings import Settings
 
 
 def main(config_path: str, store: str, settings_json: str, measurement_json: str, answers_path: str) -> None:

@@ -1,7 +1,7 @@
 """A throughput search while its trials fail on purpose: it has to end, with the right answer and the reasons told.
 
 As a program (``python -m benchmarks.search_faults --config FILE --tune FILE --faults RULES``) it is
-``train_ray.py --tune`` with workers that fail by the rules (JSON, see :class:`training.injected_faults.Faults`). In:
+``train_ray.py --tune`` with workers that fail by the rules (JSON, see :class:`tuning.injected_faults.Faults`). In:
 the searches of :mod:`benchmarks.search_runs`. Out: tokens/s of what is found and of what should be.
 """
 
@@ -19,10 +19,10 @@ from benchmarks.search import FAULTS
 from benchmarks.search_runs import Judged, Searches, words
 from benchmarks.stage import WrongWorkError
 from train_config.loading import load_config, load_tune_config
-from training.injected_faults import Faults
-from training.measuring_pool import MeasuringPool
-from training.throughput import Settings
-from training.tuning import tune
+from tuning.injected_faults import Faults
+from tuning.pool import MeasuringPool
+from tuning.run import tune
+from tuning.settings import Settings
 
 FAULT_RULES: dict[str, Any] = {
     "tokens>=16384": "out_of_memory",

@@ -21,17 +21,17 @@ from benchmarks.found_in_training import FoundInTraining, Measuring, Training, f
 from benchmarks.launching import run_program, tokens_per_s
 from benchmarks.search import CASES, FOUND, TIME, TRAINED
 from benchmarks.stage import Facts, Setting, WrongWorkError
-from monitoring.tune_trials import settings_text
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config, load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
 from training.launch import cluster
-from training.measuring_pool import MeasuringPool
-from training.search_knowledge import Knowledge, fits
-from training.throughput import Measurement, Settings
-from training.trial_journal import Trial, TrialJournal, was_measured
+from tuning.journal import Trial, TrialJournal, was_measured
+from tuning.knowledge import Knowledge, fits
+from tuning.pool import MeasuringPool
+from tuning.settings import Measurement, Settings
+from tuning.tune_trials import settings_text
 
 SPACE: dict[str, list[Any]] = {
     "tokens": [1024, 2048, 4096, 8192, 16384],

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from run_folder.paths import RunFolder
     from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
-    from training.measuring_pool import MeasuringPool
+    from tuning.pool import MeasuringPool
 
 _UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
@@ -105,21 +105,23 @@ def _searched(
 ) -> tuple[str, BudgetSearch, int]:
     """What was measured on what, the search that is done, and its workers."""
     from common.progress import conversion_bar
-    from training.launch.driver import measure, prepare_data, with_absolute_paths, write_names
+    from training.launch.driver import with_absolute_paths
     from training.launch.placement import place_workers
+    from training.tasks.registry import task_plan
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
+        task = task_plan(config)
         with conversion_bar("preparing the data") as progress:
-            store_path = prepare_data(config, run.stores, progress)
-        write_names(config, run, store_path)
-        tokens = measure(config, store_path)[0].tokens
+            store_path = task.prepare(run.stores, progress)
+        task.write_names(run, store_path)
+        tokens = task.measure(store_path).data.tokens
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
         from training.launch import (
             cluster,  # here: they import Ray and torch, which no refusal of config or data waits for
         )
-        from training.measuring_pool import MeasuringPool
+        from tuning.pool import MeasuringPool
 
         with cluster.connected(config.ray):
             signals.reinstall()
@@ -148,7 +150,7 @@ def _search(
     deadline: float,
 ) -> BudgetSearch:
     from tools._find_batch_size.budgets import BudgetSearch
-    from training.throughput import Measurement, Settings
+    from tuning.settings import Measurement, Settings
 
     settings = Settings.of(config, workers)
 

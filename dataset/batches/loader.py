@@ -222,9 +222,9 @@ class ResidueSource:
 def _preparation(
     data: DataSection, masked_lm: MaskedLMSection | None, seed: int, random_crops: bool
 ) -> PreparationSettings:
-    masking = masked_lm and MaskingShares(
-        masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share
-    )
+    masking = None
+    if masked_lm is not None:
+        masking = MaskingShares(masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share)
     return PreparationSettings(max_length=data.max_length, seed=seed, random_crops=random_crops, masking=masking)
 
 

@@ -16,7 +16,7 @@ from benchmarks.found_in_training import EachInTraining, Measuring, Training, fo
 from benchmarks.stage import WrongWorkError
 from tests.benchmarks import counting_program
 from train_config.tune_schema import MeasurementSection
-from training.throughput import Settings
+from tuning.settings import Settings
 
 SETTINGS = Settings(1024, None, 0, 4, "none", True, False, 2, 1)
 

@@ -18,11 +18,11 @@ from benchmarks.search_faults import FAULT_RULES, FaultySearch, found_with_fault
 from benchmarks.search_runs import FINALISTS, SPACE, TURNS, Found, Judged, Searches, read_found, words
 from benchmarks.stage import Setting, WrongWorkError
 from train_config.loading import dump_config
-from training.injected_faults import Faults
 from training.launch.placement import NodeResources
-from training.search_space import make_space
-from training.throughput import Measurement, Settings
-from training.trial_journal import TrialJournal
+from tuning.injected_faults import Faults
+from tuning.journal import TrialJournal
+from tuning.settings import Measurement, Settings
+from tuning.space import make_space
 
 OWN = Settings(1024, None, 0, 4, "none", True, False, 2, 1)
 MARGIN = 0.08

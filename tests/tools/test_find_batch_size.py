@@ -24,9 +24,9 @@ from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, large
 from tools._find_batch_size.report import advice, table
 from train_config.loading import dump_config
 from train_config.tune_schema import MeasurementSection
-from training import measuring_pool
-from training.measuring_pool import MeasuringPool
-from training.throughput import Measurement, Settings
+from tuning import pool as measuring_pool
+from tuning.pool import MeasuringPool
+from tuning.settings import Measurement, Settings
 
 MIB = 2**20
 TOTAL = 1000 * MIB

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from training.throughput import Measurement
+from tuning.settings import Measurement
 
 UNIT = 256
 """Tokens that budgets are multiples of."""

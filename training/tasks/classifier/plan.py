@@ -126,8 +126,8 @@ class ClassifierPlan(TaskPlan):
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
         if stage == 3 and facts.padded:
             raise ConfigError(
-                "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers have "
-                "different numbers, so that they would wait for one another: use stage 2"
+                "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
+                "have different numbers, so that they would wait for one another: use stage 2"
             )
 
 

@@ -1,0 +1,165 @@
+"""The measuring harness: warm up, measure contenders in turns, compare them with an interval.
+
+In: callables that take one sample each, such as tokens per second of a piece of work. Out: their samples and ratios.
+All contenders are measured once a round, in an order that rotates, so that what disturbs the machine affects them alike
+and a ratio can be taken within each round.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import comb
+from statistics import median
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+AGREEMENT = 0.02
+"""Two medians that differ by no more than this share of the larger agree."""
+
+REPEATS_PER_MEDIAN = 3
+MAX_MEDIANS = 6
+MAX_WARM_UP_S = 30.0
+"""Bounds of a warm-up, whichever is met first. Two medians are always taken."""
+
+_TAIL = 0.025
+
+
+class WarmUp(NamedTuple):
+    """Medians of three samples each, and whether the last two agree."""
+
+    medians: list[float]
+    settled: bool
+
+
+class Spread(NamedTuple):
+    """Median and quartiles (linear interpolation)."""
+
+    median: float
+    lower: float
+    upper: float
+
+
+class Ratio(NamedTuple):
+    """Median of the ratios of all rounds, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} times ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Measured(Generic[T]):
+    """Samples by contender in order of the rounds, and the error of each contender that dropped out."""
+
+    samples: dict[str, list[T]]
+    failed: dict[str, Exception]
+
+
+def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
+    """Return whether two values differ by at most this share of the larger."""
+    return abs(first - second) <= tolerance * max(abs(first), abs(second))
+
+
+def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> WarmUp:
+    """Repeat until the medians of two successive threes agree, at most six medians or so many seconds."""
+    medians: list[float] = []
+    start_s = time.perf_counter()
+    while len(medians) < MAX_MEDIANS:
+        medians.append(median(sample() for _ in range(REPEATS_PER_MEDIAN)))
+        if len(medians) >= 2 and agree(*medians[-2:]):
+            return WarmUp(medians, settled=True)
+        if len(medians) >= 2 and time.perf_counter() - start_s > max_s:
+            break
+    return WarmUp(medians, settled=False)
+
+
+def measure(
+    contenders: Mapping[str, Callable[[], T]],
+    rounds: int = 5,
+    *,
+    enough: Callable[[int], bool] = lambda _: False,
+    drop_out_on: tuple[type[Exception], ...] = (),
+    show: Callable[[str], None] = lambda _: None,
+) -> Measured[T]:
+    """Take one sample of each contender a round, in rotating order.
+
+    Args:
+        contenders: takes one sample, by name.
+        rounds: at most.
+        enough: given the number of rounds done, at least one; returns whether to stop.
+        drop_out_on: errors that end a contender's part, not the measurement.
+        show: receives what is being measured.
+    """
+    running = list(contenders)
+    samples: dict[str, list[T]] = {name: [] for name in contenders}
+    failed: dict[str, Exception] = {}
+    for number in range(rounds):
+        if number and enough(number):
+            break
+        turn = number % max(1, len(running))
+        for name in running[turn:] + running[:turn]:
+            show(f"{name}: round {number + 1}")
+            try:
+                samples[name].append(contenders[name]())
+            except drop_out_on as error:
+                failed[name] = error
+                running.remove(name)
+    return Measured(samples, failed)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of a piece of work and the seconds that it took, the GPU's work included."""
+    wait_for_device()
+    start_s = time.perf_counter()
+    result = work()
+    wait_for_device()
+    return result, time.perf_counter() - start_s
+
+
+def wait_for_device() -> None:
+    """Wait for the GPU, where torch is loaded and has used one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles of at least one value."""
+    lower, middle, upper = np.percentile(values, [25, 50, 75])
+    return Spread(float(middle), float(lower), float(upper))
+
+
+def round_ratios(
+    ours: Sequence[float], other: Sequence[float], better: Literal["higher", "lower"] = "higher"
+) -> list[float]:
+    """One ratio for each round in which both were measured, larger where ours is better."""
+    pairs = zip(ours, other, strict=False)
+    return [a / b if better == "higher" else b / a for a, b in pairs]
+
+
+def ratio(ratios: Sequence[float]) -> Ratio:
+    """Median of the ratios of at least one round, with its interval."""
+    return Ratio(median(ratios), *median_interval(ratios))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Interval that holds the median with a probability of 95 %, whatever the distribution.
+
+    Between the k-th smallest and the k-th largest, for the largest k such that fewer than k of n fall below the median
+    with a chance of at most 2.5 % (David and Nagaraja 2003, Order Statistics, section 7.1). Of fewer than nine values
+    it is the smallest to the largest, and of fewer than six no interval is as certain.
+    """
+    ordered, count = sorted(values), len(values)
+    chances = accumulate(comb(count, below) * 0.5**count for below in range(count))
+    place = max(0, sum(chance <= _TAIL for chance in chances) - 1)
+    return ordered[place], ordered[-1 - place]

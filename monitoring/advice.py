@@ -1,0 +1,285 @@
+"""Advice from measured facts: the one place that says what limits a run and which setting to change.
+
+In: :class:`Facts`, of which each caller fills in what it measured (a search its best trial, a benchmark its stages, a
+GPU log its utilisation, an alert a share). Out: :class:`Advice`, the costliest first, each with a finding that carries
+its number and with actions that name the setting by its key. A new rule is a line in :data:`RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+RISE = 0.03
+"""Speed that the largest token budget must gain over the next smaller one for memory to be what limits."""
+FULL_MEMORY, UNUSED_MEMORY = 0.95, 0.6
+WORTH = 1.02
+"""Ratio up to which a faster setting is not worth a line in a config."""
+
+
+class Comparison(NamedTuple):
+    """A setting measured at two values: ``other`` has ``ratio`` times the speed of ``now``, with its interval."""
+
+    key: str
+    now: object
+    other: object
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Measurements and settings; None is unknown. Shares are between 0 and 1.
+
+    Attributes:
+        data_wait, forward, backward, communication, optimizer, checkpoint: shares of a step's time.
+        utilisation: mean of a GPU while the run was at work.
+        idle: share of that time in which it did nothing.
+        power: share of the power limit while busy.
+        thermal, power_capped: shares of the busy time with clocks lowered for heat or power.
+        memory: peak share of the memory.
+        memory_limits: the next larger token budget was out of memory or left no margin.
+        rise: speed of the token budget relative to the next smaller one, minus 1.
+        tokens, amp_dtype, gradient_checkpointing, compile, num_workers, stage, workers: as in the config.
+        stage_rates: tokens/s of each stage of the pipeline alone, by name.
+        compared: settings measured at two values.
+        tried: keys whose other values were measured; no action offers them again.
+    """
+
+    data_wait: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    communication: float | None = None
+    optimizer: float | None = None
+    checkpoint: float | None = None
+    utilisation: float | None = None
+    idle: float | None = None
+    power: float | None = None
+    thermal: float | None = None
+    power_capped: float | None = None
+    memory: float | None = None
+    memory_limits: bool = False
+    rise: float | None = None
+    tokens: int | None = None
+    amp_dtype: str | None = None
+    gradient_checkpointing: bool | None = None
+    compile: bool | None = None
+    num_workers: int | None = None
+    stage: int | None = None
+    workers: int | None = None
+    stage_rates: Mapping[str, float] = field(default_factory=dict)
+    compared: tuple[Comparison, ...] = ()
+    tried: frozenset[str] = frozenset()
+
+    @property
+    def busy(self) -> float | None:
+        """Share of a step that is the model's own work."""
+        parts = (self.forward, self.backward, self.optimizer)
+        return sum(part or 0.0 for part in parts) if self.forward is not None else None
+
+
+class Action(NamedTuple):
+    """A thing to do. ``key``: the setting that it changes, empty for what is no setting."""
+
+    key: str
+    text: str
+    helps: Callable[[Facts], bool] = lambda facts: True
+
+
+class Advice(NamedTuple):
+    """A finding and what to do about it.
+
+    Attributes:
+        topic: of the finding, as in :data:`RULES`.
+        finding: one sentence with its number, without a full stop.
+        actions: what to do, the cheapest first.
+        cost: estimated share of the time that it costs; orders the advice.
+    """
+
+    topic: str
+    finding: str
+    actions: tuple[Action, ...] = ()
+    cost: float = 0.0
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.finding, "; ".join(action.text for action in self.actions)) if part)
+
+
+class Rule(NamedTuple):
+    """A fact and the values of it that are worth a line: from ``least`` on, and below ``below``."""
+
+    topic: str
+    fact: str
+    finding: str
+    actions: tuple[Action, ...]
+    least: float = 0.0
+    below: float = float("inf")
+    cost: Callable[[float], float] = lambda share: share
+    applies: Callable[[Facts], bool] = lambda facts: True
+
+
+def advise(facts: Facts) -> list[Advice]:
+    """Return what the facts show, the costliest first; what bounds the speed comes last where nothing is wrong."""
+    found = [*_by_rule(facts), *_slowest_stage(facts), *_compared(facts)]
+    return sorted(found, key=lambda advice: -advice.cost)
+
+
+def what_limits(facts: Facts) -> Advice | None:
+    """Return what bounds the speed of a step, by its topic: loading, communication, memory or compute."""
+    order = ("loading", "communication", "memory", "compute")
+    found = {advice.topic: advice for advice in _by_rule(facts)}
+    return next((found[topic] for topic in order if topic in found), None)
+
+
+def _by_rule(facts: Facts) -> Iterator[Advice]:
+    for rule in RULES:
+        value = getattr(facts, rule.fact)
+        if value is not None and rule.least <= value < rule.below and rule.applies(facts):
+            finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=_budget(facts))
+            actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
+            yield Advice(rule.topic, finding, actions, rule.cost(value))
+
+
+def _slowest_stage(facts: Facts) -> Iterator[Advice]:
+    if len(facts.stage_rates) >= 2:
+        (name, rate), (other, faster) = sorted(facts.stage_rates.items(), key=lambda item: item[1])[:2]
+        finding = f"{name} is the slowest stage with {rate:,.0f} tokens/s; the next, {other}, has {faster:,.0f}"
+        yield Advice("slowest stage", finding)
+
+
+def _compared(facts: Facts) -> Iterator[Advice]:
+    """Settings of which another value is faster with its whole interval."""
+    for key, now, other, ratio, low, high in facts.compared:
+        if low > WORTH:
+            finding = f"{key} {other} has {ratio:.2f} times ({low:.2f} to {high:.2f}) the speed of {now}"
+            yield Advice("setting", finding, (Action(key, f"set {key}: {other}"),), 1 - 1 / ratio)
+
+
+def _budget(facts: Facts) -> str:
+    return "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
+
+
+_CHECKPOINTING = "model.backbone.gradient_checkpointing"
+_BF16 = Action("training.amp_dtype", "set training.amp_dtype: bf16", lambda facts: facts.amp_dtype == "none")
+_COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
+_MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray find_batch_size` finds the fastest)")
+_SAVE_MEMORY = (
+    _BF16,
+    Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: true", lambda facts: facts.gradient_checkpointing is not True),
+    Action("deepspeed.stage", "raise deepspeed.stage", lambda f: (f.workers or 0) > 1 and (f.stage or 0) < 3),
+    Action("deepspeed.offload_optimizer", "set deepspeed.offload_optimizer: true, or use a device with more memory"),
+)
+
+RULES = (
+    Rule(
+        "loading",
+        "data_wait",
+        "Loading limits: {:.0%} of a step is waiting for batches; without it, it would be up to {gain:.0%} faster",
+        (
+            Action("data.num_workers", "raise data.num_workers while cores are free"),
+            Action("data.prefetch", "raise data.prefetch", lambda facts: facts.num_workers != 0),
+            Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
+        ),
+        least=0.08,
+        applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
+    ),
+    Rule(
+        "communication",
+        "communication",
+        "Communication limits: {:.0%} of a step is exchanging gradients and waiting for the slowest worker",
+        (
+            Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)"),
+            Action("deepspeed.stage", "lower deepspeed.stage if memory allows it", lambda facts: bool(facts.stage)),
+            Action("ray.num_workers", "compare with fewer workers (ray.num_workers)", lambda f: (f.workers or 0) > 1),
+            Action("", "check the network between the workers and what else uses their cores"),
+        ),
+        least=0.15,
+    ),
+    Rule(
+        "memory",
+        "rise",
+        "Memory limits: {tokens} is the largest budget that fits, and speed was still rising with it (by {:.0%})",
+        _SAVE_MEMORY,
+        least=RISE,
+        applies=lambda facts: facts.memory_limits,
+    ),
+    Rule(
+        "checkpoints",
+        "checkpoint",
+        "{:.0%} of a step is writing checkpoints",
+        (Action("checkpoint.every_steps", "set checkpoint.asynchronous: true or raise checkpoint.every_steps"),),
+        least=0.05,
+    ),
+    Rule(
+        "update",
+        "optimizer",
+        "The optimizer's update is {:.0%} of a step",
+        (Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)"),),
+        least=0.15,
+    ),
+    Rule(
+        "compute",
+        "busy",
+        "Compute limits: {:.0%} of a step is the model's own work",
+        (
+            _MORE_TOKENS._replace(helps=lambda facts: (facts.rise or 0.0) >= RISE),
+            _BF16,
+            Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: false", lambda facts: facts.gradient_checkpointing is True),
+            _COMPILE,
+            Action("ray.num_workers", "use more devices (ray.num_workers), a faster one or a smaller backbone"),
+        ),
+        cost=lambda share: 0.0,
+    ),
+    Rule(
+        "idle",
+        "idle",
+        "The GPU does nothing in {:.0%} of its time at work",
+        (Action("", "see data_wait_s, communication_s and checkpoint_s in metrics.jsonl for what it waits for"),),
+        least=0.05,
+    ),
+    Rule(
+        "utilisation",
+        "utilisation",
+        "GPU utilisation is {:.0%}",
+        (_MORE_TOKENS, _COMPILE),
+        below=0.7,
+        cost=lambda u: 1 - u,
+    ),
+    Rule(
+        "light load",
+        "power",
+        "The GPU draws {:.0%} of its power limit while it is busy: most of the chip idles",
+        (_MORE_TOKENS, _BF16),
+        below=0.4,
+        cost=lambda share: 0.0,
+        applies=lambda facts: (facts.utilisation or 0.0) >= 0.7,
+    ),
+    Rule(
+        "memory full",
+        "memory",
+        "Peak memory is {:.0%}, so that one longer batch may be out of memory",
+        (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
+        least=FULL_MEMORY,
+        cost=lambda share: 0.0,
+    ),
+    Rule(
+        "memory unused", "memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=UNUSED_MEMORY, cost=lambda share: 0.0
+    ),
+    Rule(
+        "heat",
+        "thermal",
+        "Too hot in {:.0%} of its busy time",
+        (Action("", "improve its cooling, or lower its power limit (nvidia-smi -pl)"),),
+        least=0.01,
+    ),
+    Rule(
+        "power limit",
+        "power_capped",
+        "Held by its power limit in {:.0%} of its busy time",
+        (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
+        least=0.05,
+        cost=lambda share: share / 10,
+    ),
+)

@@ -1,0 +1,59 @@
+"""Warming up, taking turns, ratios and intervals. Time is replaced by values, so nothing here depends on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common import timing
+from common.timing import Ratio, measure, median_interval, ratio, round_ratios, spread, timed, warm_up
+
+
+def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
+    samples = iter([100, 10, 100, 50, 50, 50, 49.5, 10, 90, 1])
+    assert warm_up(lambda: next(samples)) == ([100, 50, 49.5], True)
+
+
+def test_a_warm_up_that_never_settles_ends_by_medians_or_by_time_and_says_so():
+    for max_s, medians in ((60.0, timing.MAX_MEDIANS), (0.0, 2)):
+        doubling = (2.0 ** (number // 3) for number in range(1000))
+        ended = warm_up(lambda coming=doubling: next(coming), max_s)
+        assert (len(ended.medians), ended.settled) == (medians, False)
+
+
+def test_contenders_take_turns_in_an_order_that_rotates_until_it_is_enough():
+    calls: list[str] = []
+    contenders = {name: lambda name=name: calls.append(name) for name in "abc"}
+    measured = measure(contenders, 9, enough=lambda rounds: rounds == 3)
+    assert "".join(calls) == "abc" + "bca" + "cab"
+    assert [len(samples) for samples in measured.samples.values()] == [3, 3, 3]
+
+
+def test_a_contender_that_runs_out_of_memory_drops_out_and_the_others_go_on():
+    def large() -> float:
+        raise MemoryError("no")
+
+    measured = measure({"a": lambda: 1.0, "large": large}, 3, drop_out_on=(MemoryError,))
+    assert measured.samples == {"a": [1.0] * 3, "large": []}
+    assert list(measured.failed) == ["large"]
+
+
+def test_work_is_timed_alone(monkeypatch: pytest.MonkeyPatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timed(lambda: clock.__setitem__(0, 2.0) or "done") == ("done", 2.0)
+
+
+def test_a_ratio_is_taken_within_each_round_so_that_noise_common_to_a_round_cancels():
+    assert ratio(round_ratios([10.0, 5.0, 20.0], [5.0, 2.5, 10.0])) == Ratio(2.0, 2.0, 2.0)
+    assert round_ratios([50.0], [200.0], "lower") == [4.0]
+
+
+def test_the_interval_of_few_rounds_is_all_of_them_and_leaves_strays_out_of_many():
+    assert ratio([3.0, 1.0, 2.0]) == Ratio(2.0, 1.0, 3.0)
+    assert median_interval([*range(1, 24), 1000.0, -1000.0]) == (7, 17)
+    assert median_interval([float(value) for value in range(8)]) == (0, 7)
+    assert median_interval([float(value) for value in range(9)]) == (1, 7)
+
+
+def test_spread_is_the_median_between_the_quartiles():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 2.0, 4.0)

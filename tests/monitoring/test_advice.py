@@ -1,0 +1,76 @@
+"""Advice names what limits with its number, offers settings that exist, and none that were tried."""
+
+from __future__ import annotations
+
+from monitoring.advice import RULES, Comparison, Facts, advise, what_limits
+from train_config.schema import Config
+
+STEP = Facts(data_wait=0.01, forward=0.3, backward=0.6, optimizer=0.05, communication=0.02)
+
+
+def _topics(facts: Facts) -> list[str]:
+    return [advice.topic for advice in advise(facts)]
+
+
+def test_nothing_measured_gives_no_advice():
+    assert advise(Facts()) == []
+    assert what_limits(Facts()) is None
+
+
+def test_waiting_for_batches_limits_and_says_by_how_much():
+    found = what_limits(Facts(data_wait=0.2, forward=0.3, backward=0.4))
+    assert found is not None and found.topic == "loading"
+    assert "20% of a step" in found.finding and "25% faster" in found.finding
+    assert found.actions[0].key == "data.num_workers"
+
+
+def test_the_larger_of_waiting_and_communicating_limits():
+    found = what_limits(Facts(data_wait=0.2, communication=0.4, forward=0.2, backward=0.2))
+    assert found is not None and found.topic == "communication"
+
+
+def test_memory_limits_only_while_speed_still_rises_with_the_budget():
+    rising = Facts(forward=0.3, backward=0.6, memory_limits=True, rise=0.1, tokens=4096)
+    flat = Facts(forward=0.3, backward=0.6, memory_limits=True, rise=0.0, tokens=4096)
+    assert "4,096 tokens" in str(what_limits(rising)) and "10%" in str(what_limits(rising))
+    assert [found.topic for found in (what_limits(rising), what_limits(flat)) if found] == ["memory", "compute"]
+
+
+def test_settings_that_are_on_or_were_tried_are_not_offered():
+    off = what_limits(Facts(forward=0.3, backward=0.6, amp_dtype="none", compile=False))
+    on = what_limits(Facts(forward=0.3, backward=0.6, amp_dtype="bf16", compile=True))
+    tried = what_limits(
+        Facts(forward=0.3, backward=0.6, amp_dtype="none", compile=False, tried=frozenset({"training.amp_dtype"}))
+    )
+    assert [[action.key for action in found.actions] for found in (off, on, tried) if found] == [
+        ["training.amp_dtype", "training.compile", "ray.num_workers"],
+        ["ray.num_workers"],
+        ["training.compile", "ray.num_workers"],
+    ]
+
+
+def test_advice_is_ordered_by_cost():
+    assert _topics(Facts(idle=0.1, utilisation=0.4, memory=0.3)) == ["utilisation", "idle", "memory unused"]
+
+
+def test_a_healthy_gpu_needs_no_advice():
+    assert _topics(Facts(utilisation=0.97, idle=0.01, power=0.9, memory=0.8, thermal=0.0, power_capped=0.01)) == []
+
+
+def test_a_compared_setting_is_advised_only_where_its_whole_interval_says_so():
+    faster, noise = (Comparison("training.amp_dtype", "none", "bf16", 2.0, low, 2.2) for low in (1.9, 0.9))
+    assert "2.00 times (1.90 to 2.20)" in str(advise(Facts(compared=(faster,)))[0])
+    assert advise(Facts(compared=(noise,))) == []
+
+
+def test_the_slowest_stage_is_named_beside_the_next():
+    found = advise(Facts(stage_rates={"reading": 9e6, "packing": 1e6, "inference": 2e4}))
+    assert str(found[0]) == "inference is the slowest stage with 20,000 tokens/s; the next, packing, has 1,000,000"
+
+
+def test_every_setting_that_is_offered_exists():
+    keys = {action.key for rule in RULES for action in rule.actions if action.key}
+    for key in keys:
+        section: object = Config
+        for part in key.split("."):
+            section = section.model_fields[part].annotation

@@ -1,0 +1,152 @@
+"""A trial takes training's own steps, ends when two windows agree, and says what went wrong where something did."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import ResourceError
+from dataset.batches.steps import StepBatches
+from tests.runs import tiny_config
+from train_config.tune_schema import MeasurementSection
+from training.engine.collective import ControlGroup
+from training.engine.context import StandaloneContext
+from training.engine.memory_meter import MemoryMeter
+from training.engine.step_clock import StepClock
+from tuning import trial as module
+from tuning.settings import Measurement, Settings
+from tuning.trial import measure_on_worker
+
+QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
+TOKENS_PER_STEP = 100
+MARGIN_MIB = 150
+"""More than what a process that has run other tests keeps; the trial that runs out takes far more."""
+
+
+class ScriptedWork:
+    """Steps that take as long as they are told to, by a clock that stands still otherwise."""
+
+    def __init__(self, monkeypatch, step_s: list[float]) -> None:
+        self.now, self.step_s, self.steps = 0.0, step_s, 0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        self.clock = StepClock(1)
+        self.model = nn.Linear(1, 1)
+
+    def step(self, step: StepBatches, global_targets: int) -> bool:
+        self.now += self.step_s[min(self.steps, len(self.step_s) - 1)]
+        self.steps += 1
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class OneStepEpochs:
+    """Epochs of a single step."""
+
+    def epoch(self, epoch: int):
+        yield StepBatches([], epoch, 0, epoch + 1, 0, num_tokens=TOKENS_PER_STEP, num_targets=1)
+
+
+def scripted(monkeypatch, step_s: list[float], best: float | None = None, **measurement) -> tuple[Measurement, int]:
+    """What a trial makes of steps that take so long, and how many it took."""
+    work = ScriptedWork(monkeypatch, step_s)
+    section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
+    meter = MemoryMeter(torch.device("cpu"))
+    trial = module._Trial(StandaloneContext(), section, best, 0.15, ControlGroup(), meter, None)
+    return trial.run(work, OneStepEpochs()), work.steps
+
+
+def measured(config, store_path, best=None, measurement=QUICK, **options) -> Measurement:
+    return measure_on_worker(config, StandaloneContext(), store_path, measurement, best, **options)
+
+
+def test_warm_up_is_not_counted_and_windows_end_the_trial_when_they_agree(process_group, monkeypatch):
+    result, steps = scripted(monkeypatch, [50.0, 1.0])
+    assert result.windows == [TOKENS_PER_STEP, TOKENS_PER_STEP]
+    assert (result.status, result.tokens_per_s) == ("ok", TOKENS_PER_STEP)
+    assert steps == 1 + 2 + 2
+
+
+def test_windows_that_differ_are_followed_by_more(process_group, monkeypatch):
+    result, _ = scripted(monkeypatch, [1.0, 2.0, 1.0, 1.0, 1.01, 1.0])
+    assert result.windows == pytest.approx([50, 100, 200 / 2.01])
+    assert result.tokens_per_s == pytest.approx((100 + 200 / 2.01) / 2)
+
+
+def test_windows_that_never_agree_are_told(process_group, monkeypatch):
+    result, _ = scripted(monkeypatch, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], max_windows=3)
+    assert result.windows == [50, 25, 12.5]
+    assert result.tokens_per_s == 25
+    assert "no two of 3 windows agreed within 3%" in result.reason
+
+
+@pytest.mark.parametrize(("best", "status"), [(117.0, "ok"), (118.0, "pruned")])
+def test_first_window_too_slow_to_win_ends_the_trial(best, status, process_group, monkeypatch):
+    result, steps = scripted(monkeypatch, [1.0], best)
+    assert result.status == status
+    assert len(result.windows) == (1 if status == "pruned" else 2)
+    assert steps == 1 + 2 * len(result.windows)
+
+
+def test_further_windows_need_less_of_a_difference_to_end_the_trial(process_group, monkeypatch):
+    # After windows of 100 and 95 tokens/s 107 are out of reach, over 7.5 % above their mean; 103 never are.
+    seconds = [1.0, 1.0, 1.0, 100 / 95, 100 / 95, 1.0]
+    for best, windows in ((103.0, 3), (107.0, 2)):
+        result, _ = scripted(monkeypatch, seconds, best, max_windows=3)
+        assert (len(result.windows), result.status) == (windows, "ok" if windows == 3 else "pruned")
+
+
+def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):
+    config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps an epoch
+    result = measured(config, store_path, measurement=MeasurementSection(warmup_steps=5, window_s=0.01, max_windows=2))
+    assert result.status == "ok"
+    assert result.tokens_per_s > 0
+    assert 0 < result.peak_memory_bytes < result.total_memory_bytes
+    assert set(result.shares) == {"data_wait", "forward", "backward", "optimizer", "communication"}
+    assert 0.5 < sum(result.shares.values()) <= 1.001
+    assert json.loads(json.dumps(asdict(result))) == asdict(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(process_group, store_path, tmp_path):
+    config = tiny_config(tmp_path)
+    enough = measured(config, store_path)
+    limit_mib = enough.peak_memory_bytes / 2**20 + MARGIN_MIB
+    small = tiny_config(tmp_path, training={"cpu_memory_limit_mib": limit_mib})
+    large = Settings.of(small, 1)
+    large = replace(large, tokens=65536).applied(
+        tiny_config(tmp_path, model={"backbone": {"layers": 2, "hidden_size": 256}}, training=small.training.__dict__),
+        keep_global_tokens=False,
+    )
+    failed = measured(large, store_path)
+    assert failed.status == "out_of_memory"
+    assert failed.peak_memory_bytes > failed.total_memory_bytes == int(limit_mib * 2**20)
+    assert "memory ran out" in failed.reason
+    again = measured(small, store_path)
+    assert again.status == "ok"
+    assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
+
+
+def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path):
+    result = measured(tiny_config(tmp_path), store_path, fault="nan")
+    assert (result.status, result.reason) == ("nan", "loss or gradient was not finite in step 1")
+
+
+def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TrainingEngine", None)
+    config = tiny_config(tmp_path, training={"amp_dtype": "bf16"}, batch={"tokens": 512})
+    result = measured(config, store_path, inference=True)
+    assert result.status == "ok"
+    assert result.shares["forward"] > 0
+    assert result.shares["backward"] == result.shares["optimizer"] == 0
+
+
+def test_refused_precision_is_no_crash(process_group, store_path, tmp_path):
+    with pytest.raises(ResourceError, match="fp16 needs a GPU"):
+        measured(tiny_config(tmp_path, training={"amp_dtype": "fp16"}), store_path)

@@ -1,0 +1,368 @@
+"""Worker processes that measure one configuration after the other, and outlive what goes wrong in one.
+
+In: settings to try. Out: a :class:`~tuning.settings.Measurement`, whatever happened. The workers are Ray actors of
+this pool's own with a process group, placed and set up as those of training are. They are kept from trial to trial, as
+starting them takes about ten seconds, and started anew where another number is needed or where the last ones crashed,
+hung or can't be trusted any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+
+from common.errors import EsmerayError, ResourceError
+from monitoring.sampling.host import memory_of_this_machine
+from train_config.schema import Config
+from train_config.tune_schema import MeasurementSection
+from training.engine.context import StandaloneContext
+from training.engine.deepspeed_settings import check_precision
+from training.engine.device import choose_device
+from training.launch import cluster
+from training.launch.placement import Workers, place_workers
+from training.tasks.registry import stage
+from tuning.injected_faults import Fault, Faults
+from tuning.settings import Measurement, Settings, Status
+from tuning.trial import PRUNE_MARGIN, measure_on_worker
+
+GRACE_S = 2.0
+"""How long the other workers may take to end after one broke off by itself: it may have left them inside a step."""
+
+CHECK_TIMEOUT_S = 30.0
+COLLECTIVE_TIMEOUT = timedelta(hours=12)
+"""The pool ends workers that hang itself, by ``measurement.timeout_s``."""
+
+PROCESS_ENDED = "a worker's process ended"
+_GRAVITY: dict[Status, int] = {"timeout": 1, "crash": 2, "nan": 3, "refused": 4, "out_of_memory": 5}
+"""Which worker's word counts where they differ: a crash of the others may be no more than what another one left."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What every worker is to measure."""
+
+    config: Config
+    store_path: str
+    measurement: MeasurementSection
+    best_tokens_per_s: float | None
+    prune_margin: float
+    inference: bool
+    fault: Fault | None
+
+
+class MeasuringPool:
+    """A group of worker processes that outlives trials. Ray is connected already
+    (:func:`training.launch.cluster.connected`).
+
+    Args:
+        config: the resolved config, with absolute paths (:func:`training.launch.driver.with_absolute_paths`).
+        store_path: the prepared data (:meth:`training.tasks.plan.TaskPlan.prepare`). A classifier's tokenizer lies in
+            the folder of the config's run.
+        keep_global_tokens: see :meth:`~tuning.settings.Settings.applied`.
+        inference: measure forward passes alone.
+        faults: what is to fail on purpose.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store_path: Path,
+        *,
+        keep_global_tokens: bool = True,
+        inference: bool = False,
+        faults: Faults | None = None,
+    ) -> None:
+        self._config, self._store_path = config, str(store_path)
+        self._keep_global_tokens, self._inference = keep_global_tokens, inference
+        self._faults = faults or Faults()
+        self._group: _Group | None = None
+        self.starts = 0
+        """How often workers were started."""
+
+    def measure(
+        self,
+        settings: Settings,
+        measurement: MeasurementSection,
+        best_tokens_per_s: float | None = None,
+        prune_margin: float = PRUNE_MARGIN,
+    ) -> Measurement:
+        """Try these settings. What happens in a trial is a result; that there are no workers is none.
+
+        Args:
+            settings: what to try.
+            measurement: warm-up, windows, and when a trial counts as hung.
+            best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
+            prune_margin: see :class:`~train_config.tune_schema.SearchSection`.
+
+        Raises:
+            ResourceError: the workers did not start.
+        """
+        try:
+            config = settings.applied(self._config, self._keep_global_tokens)
+            workers = place_workers(config.ray, cluster.cluster_resources())
+            if not self._inference:
+                check_precision(config.training, workers.device)
+        except EsmerayError as error:
+            return Measurement("refused", str(error))
+        return self._measured(workers, config, settings, measurement, best_tokens_per_s, prune_margin)
+
+    def start(self, workers: int) -> None:
+        """Start so many workers, if they don't run: the first trial then starts at once.
+
+        Raises:
+            ResourceError: the cluster does not have the place, or not now.
+        """
+        section = self._config.ray.model_copy(update={"num_workers": workers})
+        self._ready(place_workers(section, cluster.cluster_resources()))
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._group is not None:
+            self._group.kill()
+            self._group = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _measured(
+        self,
+        workers: Workers,
+        config: Config,
+        settings: Settings,
+        measurement: MeasurementSection,
+        best_tokens_per_s: float | None,
+        prune_margin: float,
+    ) -> Measurement:
+        group = self._ready(workers)
+        began = time.monotonic()  # starting workers is no part of a trial
+        order = _Order(
+            config=_limited(config, group.most_on_a_node),
+            store_path=self._store_path,
+            measurement=measurement,
+            best_tokens_per_s=best_tokens_per_s,
+            prune_margin=prune_margin,
+            inference=self._inference,
+            fault=self._faults.of(settings),
+        )
+        try:
+            replies = group.measure(order, measurement.timeout_s)
+        except BaseException:  # Ctrl-C: they are in the middle of something
+            self.close()
+            raise
+        result = _summary(replies, measurement.timeout_s)
+        if not self._usable(group, replies, result):
+            self.close()
+        return replace(result, seconds=time.monotonic() - began)
+
+    def _ready(self, workers: Workers) -> _Group:
+        if self._group is not None and self._group.workers != workers:
+            self.close()
+        if self._group is None:
+            self._group = _Group(workers)
+            self.starts += 1
+            try:
+                self._group.connect()
+                if self._config.data.stage_dir is not None:
+                    self._group.stage(self._store_path, self._config)
+            except (RayError, GetTimeoutError) as error:
+                self.close()
+                reason = "is the cluster busy?" if isinstance(error, GetTimeoutError) else _in_a_line(error)
+                raise ResourceError(f"the workers that measure did not start: {reason}") from error
+            except BaseException:
+                self.close()
+                raise
+        return self._group
+
+    def _usable(self, group: _Group, replies: list[Measurement | None], result: Measurement) -> bool:
+        """Whether the next trial would find a clean device and workers that are in step."""
+        if any(reply is None or reply.status in ("crash", "timeout") for reply in replies):
+            return False
+        if result.status == "out_of_memory" and group.workers.use_gpu:
+            return False
+        return result.status in ("ok", "pruned") or group.in_step()
+
+
+class _Group:
+    """Actors of one process group."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.most_on_a_node = workers.count
+        options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
+        actor: Any = ray.remote(_MeasuringActor).options(runtime_env=cluster.worker_environment(), **options)
+        self._actors: list[Any] = [actor.remote(rank, workers) for rank in range(workers.count)]
+        self._checks = 0
+
+    def connect(self) -> None:
+        """Wait for the actors and make their process group.
+
+        Raises:
+            RayActorError, GetTimeoutError: some did not start.
+        """
+        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=cluster.START_TIMEOUT_S)
+        self.most_on_a_node = max(Counter(nodes).values())
+        address = ray.get(self._actors[0].listen.remote(), timeout=cluster.START_TIMEOUT_S)
+        ranks_on: Counter[str] = Counter()
+        joining = []
+        for actor, node in zip(self._actors, nodes, strict=True):
+            joining.append(actor.join.remote(address, ranks_on[node]))
+            ranks_on[node] += 1
+        ray.get(joining, timeout=cluster.START_TIMEOUT_S)
+
+    def stage(self, store_path: str, config: Config) -> None:
+        """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
+        ray.get([actor.stage.remote(store_path, config) for actor in self._actors])
+
+    def measure(self, order: _Order, timeout_s: float) -> list[Measurement | None]:
+        """What each worker says; None of those that did not end in time."""
+        waiting = {actor.measure.remote(order): rank for rank, actor in enumerate(self._actors)}
+        replies: list[Measurement | None] = [None] * len(self._actors)
+        deadline = time.monotonic() + timeout_s
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            done, _ = ray.wait(list(waiting), timeout=left_s)
+            for reference in done:
+                reply = replies[waiting.pop(reference)] = _reply(reference)
+                if not reply.agreed:  # of those that agreed a machine under load may take its time to let go
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return replies
+
+    def in_step(self) -> bool:
+        """Whether the workers still understand each other: nothing of the last trial is left on its way."""
+        self._checks += 1
+        try:
+            sums = ray.get([actor.add_up.remote(self._checks) for actor in self._actors], timeout=CHECK_TIMEOUT_S)
+        except (RayActorError, RayTaskError, GetTimeoutError):
+            return False
+        return all(total == self._checks * self.workers.count for total in sums)
+
+    def kill(self) -> None:
+        """End the processes, whatever they are doing."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+class _MeasuringActor:
+    """One worker."""
+
+    def __init__(self, rank: int, workers: Workers) -> None:
+        torch.set_num_threads(workers.cpus_each)
+        self._rank, self._workers = rank, workers
+        self._store: Any = None
+        self._context = StandaloneContext(rank, workers.count)
+
+    def node(self) -> str:
+        """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
+        from training.engine.engine import prepare_deepspeed
+        from training.tasks.residues.experiment import ResidueExperiment
+
+        assert callable(prepare_deepspeed) and callable(ResidueExperiment)
+        return ray.get_runtime_context().get_node_id()
+
+    def listen(self) -> tuple[str, int]:
+        """On worker 0: open the store at which the workers meet; its address."""
+        host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, self._workers.count, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, address: tuple[str, int], local_rank: int) -> None:
+        """Become part of the process group."""
+        from training.engine.engine import prepare_deepspeed
+
+        store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
+        # Ray shows an actor its own GPU alone, as the first one.
+        device = choose_device(0)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index or 0)  # DeepSpeed asks for it
+        self._context = StandaloneContext(self._rank, self._workers.count, local_rank, device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=self._rank, world_size=self._workers.count, timeout=COLLECTIVE_TIMEOUT
+        )
+        prepare_deepspeed(device)  # may compile: not in the time of the first trial
+
+    def stage(self, store_path: str, config: Config) -> None:
+        """See :func:`training.tasks.registry.stage`."""
+        stage(config.model.task, config.data, Path(store_path))
+
+    def measure(self, order: _Order) -> Measurement:
+        """See :func:`tuning.trial.measure_on_worker`; what it raises becomes a result."""
+        try:
+            return measure_on_worker(
+                order.config,
+                self._context,
+                order.store_path,
+                order.measurement,
+                order.best_tokens_per_s,
+                prune_margin=order.prune_margin,
+                inference=order.inference,
+                fault=order.fault,
+            )
+        except EsmerayError as error:
+            return Measurement("crash" if error.retryable else "refused", str(error), agreed=False)
+        except Exception as error:  # noqa: BLE001 - a result, too
+            return Measurement("crash", f"{type(error).__name__}: {_in_a_line(error)}", agreed=False)
+
+    def add_up(self, number: int) -> int:
+        """The sum of what all workers were given."""
+        total = torch.tensor([number], device=self._context.device)
+        dist.all_reduce(total)
+        return int(total)
+
+
+def _limited(config: Config, workers_on_a_node: int) -> Config:
+    """Without a limit of its own, a worker on the CPU may take its part of the machine's memory."""
+    if config.training.cpu_memory_limit_mib is not None:
+        return config
+    limit_mib = memory_of_this_machine().total / workers_on_a_node / 2**20
+    training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
+    return config.model_copy(update={"training": training})
+
+
+def _reply(reference: Any) -> Measurement:
+    try:
+        return ray.get(reference)
+    except OutOfMemoryError as error:
+        reason = f"memory ran out: Ray ended the worker ({_in_a_line(error)})"
+        return Measurement("out_of_memory", reason, agreed=False)
+    except (RayActorError, RayTaskError) as error:
+        return Measurement("crash", f"{PROCESS_ENDED} ({_in_a_line(error)})", agreed=False)
+
+
+def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
+    """One result from those of the workers."""
+    known = [reply for reply in replies if reply is not None]
+    if not known:
+        return Measurement("timeout", f"no worker ended within {timeout_s:g} s")
+    failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
+    if not failed and len(known) < len(replies):
+        return Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
+    if not failed:
+        return known[0]
+    # Where a process ended, the others lost their peer; where a worker has no reason, another one has it.
+    worst = max(
+        failed, key=lambda reply: (_GRAVITY[reply.status], reply.reason.startswith(PROCESS_ENDED), bool(reply.reason))
+    )
+    peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
+    return replace(worst, peak_memory_bytes=max(peaks, default=None))
+
+
+def _in_a_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,107 @@
+"""What a throughput search varies, and what it comes to know of each configuration.
+
+In: a config. Out: its :class:`Settings`, which another config can take over. What a trial with them came to is a
+:class:`Measurement`; :mod:`tuning.trial` makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from train_config.schema import Config
+from training.engine.deepspeed_settings import deepspeed_settings
+
+Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search varies; each stands for one key of the config."""
+
+    tokens: int
+    batch_size: int | None
+    num_workers: int
+    prefetch: int
+    amp_dtype: str
+    gradient_checkpointing: bool
+    compile: bool
+    stage: int
+    workers: int
+
+    @classmethod
+    def of(cls, config: Config, workers: int) -> Settings:
+        """Those that a config has, for so many workers.
+
+        Raises:
+            ConfigError: DeepSpeed's settings can't be read.
+        """
+        stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+        return cls(
+            tokens=config.batch.tokens,
+            batch_size=config.batch.batch_size,
+            num_workers=config.data.num_workers,
+            prefetch=config.data.prefetch,
+            amp_dtype=config.training.amp_dtype,
+            gradient_checkpointing=config.model.backbone.gradient_checkpointing,
+            compile=config.training.compile,
+            stage=stage,
+            workers=workers,
+        )
+
+    def applied(self, config: Config, keep_global_tokens: bool) -> Config:
+        """The config with these settings.
+
+        Args:
+            config: any other setting.
+            keep_global_tokens: leave ``batch.global_tokens`` as it is, so that the result of training does not change;
+                else a step is one batch of each worker.
+
+        Raises:
+            ConfigError: they don't go together, for example where ``tokens`` does not divide the global batch.
+        """
+        global_tokens = config.batch.global_tokens if keep_global_tokens else self.tokens * self.workers
+        plain = config.model_dump(mode="json")
+        plain["batch"] |= {"tokens": self.tokens, "batch_size": self.batch_size, "global_tokens": global_tokens}
+        plain["data"] |= {"num_workers": self.num_workers, "prefetch": self.prefetch}
+        plain["model"]["backbone"] |= {"gradient_checkpointing": self.gradient_checkpointing}
+        plain["training"] |= {"amp_dtype": self.amp_dtype, "compile": self.compile}
+        plain["deepspeed"] |= {"stage": self.stage}
+        plain["ray"] |= {"num_workers": self.workers}
+        try:
+            return Config.model_validate(plain)
+        except ValidationError as error:
+            problems = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
+            raise ConfigError("; ".join(problems)) from error
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What became of a trial; plain values, for :func:`dataclasses.asdict`.
+
+    Attributes:
+        status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
+        reason: a line for a person.
+        tokens_per_s: real tokens of all workers; the median of the last two windows, or of all if no two agree.
+        windows: tokens per second of each window.
+        peak_memory_bytes: the largest over the workers.
+        total_memory_bytes: of one device; on the CPU what one worker may take.
+        shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
+            ``communication``; the rest is what lies between.
+        seconds: that the trial took, whole.
+        agreed: the workers ended with it together. Otherwise one broke off by itself, and others may wait for it inside
+            a step for ever.
+    """
+
+    status: Status
+    reason: str
+    tokens_per_s: float | None = None
+    windows: list[float] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    agreed: bool = True
