@@ -20,11 +20,8 @@ MODULES = (
     "embedding",
     "memory",
     "training",
-    "launching",
     "monitoring",
     "features",
-    "search",
-    "growth",
 )
 """Importing one loads neither torch nor a peer, so that --list and --help answer at once."""
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.launching import run_program, tokens_per_s
+from benchmarks.launched_program import run_program, tokens_per_s
 from benchmarks.proteins import MAX_RESIDUES, read_proteins
 from benchmarks.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 

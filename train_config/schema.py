@@ -408,22 +408,18 @@ class WandbSection(Section):
     mode: Literal["offline", "online", "disabled"] = Field(
         "offline",
         description=(
-            "offline: to a file, for 'wandb sync'; online: to the server, or to the file where that can't be "
-            "reached; disabled."
+            "offline: to a file, for 'wandb sync'; online: to the server (what it does not take can be uploaded from "
+            "the run's folder later); disabled."
         ),
     )
     project: str = Field("esmeray", description="Project.")
     entity: str | None = Field(None, description="User or team; default: that of the API key.")
     group: str | None = Field(None, description="Group of runs.")
     runs: Literal["one", "per_worker"] = Field(
-        "one", description="one: a W&B run holds every worker's figures; per_worker: each has its own, in one group."
+        "one", description="one: a W&B run holds every worker's metrics; per_worker: each has its own, in one group."
     )
-    init_timeout_s: PositiveFloat = Field(
-        10.0, description="Seconds to wait for the server at the start, then offline."
-    )
-    finish_timeout_s: PositiveFloat = Field(
-        10.0, description="Seconds to wait for uploads at the end, then the rest is left for 'wandb sync'."
-    )
+    init_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for the server at the start.")
+    finish_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for uploads at the end.")
 
 
 class Config(Section):

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from common.errors import ConfigError
 from dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from model.backbones.esm2_sizes import SIZES
-from model.backbones.parameter_counts import BERT_POSITIONS, T5_BUCKETS, random_size
+from model.backbones.facts import BERT_POSITIONS, T5_BUCKETS, random_size
 from model.backbones.source import RANDOM_ARCHITECTURES, SOURCE_KEY, folder_model_type
 from train_config.schema import BackboneSection
 
@@ -52,7 +52,7 @@ def all_sizes() -> list[str]:
 
 
 def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """An architecture of the size that :func:`model.backbones.parameter_counts.random_size` gives.
+    """An architecture of the size that :func:`model.backbones.facts.random_size` gives.
 
     Args:
         section: its source is one of :data:`RANDOM_ARCHITECTURES`.

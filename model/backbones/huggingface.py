@@ -40,9 +40,9 @@ from model.backbones.architectures import (
 from model.backbones.base import PackedBackbone, layer_groups
 from model.backbones.esm2 import EsmBackbone, load_backbone, load_weights, quiet_transformers, seeded
 from model.backbones.esm2_sizes import has_random_weights, read_config
+from model.backbones.facts import BackboneFacts
 from model.backbones.float32_buffers import keep_rotary_float32
 from model.backbones.lora import linear_layers
-from model.backbones.parameter_counts import BackboneFacts
 from model.backbones.source import SOURCE_KEY, folder_model_type
 from train_config.schema import BackboneSection
 
@@ -228,7 +228,7 @@ def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0)
 
 
 def facts_of(backbone: PackedBackbone) -> BackboneFacts:
-    """The facts of :func:`model.backbones.parameter_counts.backbone_facts`, from a backbone that is not frozen."""
+    """The facts of :func:`model.backbones.facts.backbone_facts`, from a backbone that is not frozen."""
     parameters = list(backbone.parameters())
     return BackboneFacts(
         type(backbone.model).__name__,

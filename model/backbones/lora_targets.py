@@ -2,7 +2,7 @@
 
 In: the names of all linear layers, ``model.backbone.lora.targets``. Out: those to adapt, or a refusal. Imports no
 torch, so that a plan can count the adapter's parameters before a model is built
-(:mod:`model.backbones.parameter_counts`).
+(:mod:`model.backbones.facts`).
 """
 
 from __future__ import annotations

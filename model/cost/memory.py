@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from dataset.labels.label_space import LabelSpace
 from model.backbones.esm2_sizes import read_esm_settings
+from model.backbones.facts import BackboneFacts, esm_facts
 from model.backbones.lora_targets import check_not_frozen, chosen_layers
-from model.backbones.parameter_counts import BackboneFacts, esm_facts
 from model.tasks.classifier_settings import check_pooling, loss_name
 from train_config.classifier_schema import ClassifierSection
 from train_config.schema import ModelSection

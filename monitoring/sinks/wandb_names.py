@@ -1,15 +1,15 @@
-"""What W&B shows of a run's records, and under which names.
+"""Rows of W&B's history made of a run's records.
 
 In: records of metrics.jsonl, samples and alerts. Out: a :class:`Row` for each, which
-:mod:`monitoring.sinks.wandb_process` logs. Records of the loop have the step as their axis. Samples and alerts have the
-time: they go on while no step does, and a resumed run repeats steps but no moment. W&B's own clock is set to the moment
-of the record as well: a history that is told again later would else be shown as if it happened then.
+:mod:`monitoring.sinks.wandb_follower` logs. Records of the loop have the step as their axis. Samples and alerts have
+the time: they continue while no step does, and a resumed run repeats steps but no moment. W&B's own clock is set to the
+moment of the record as well: a history that is uploaded later would else be shown as if it happened then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from run_folder.metrics_log import Record
@@ -19,7 +19,12 @@ ELAPSED = "elapsed_s"
 POSITION = "position"
 """Namespace of what tells how far the server has each stream of rows."""
 NODE_NAMESPACES = ("gpu/", "mem/", "cpu/", "disk/", "net/")
-"""Figures of a machine, not of a worker."""
+"""Metrics of a machine, not of a worker."""
+AXES = {
+    "step": ("train/*", "validation/*", "event/*"),
+    ELAPSED: (*(f"{name}*" for name in NODE_NAMESPACES), "node/*", "worker/*", "perf/*", "alert/*"),
+}
+"""W&B's x axis of each namespace."""
 _LOOP = "train/"
 _TITLES = {
     "low_utilization": "GPU little used",
@@ -44,10 +49,6 @@ class Row:
     position: str
     values: dict[str, Any]
     alert: dict[str, str] | None = None
-
-    def as_order(self) -> dict[str, Any]:
-        """As the process gets it."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class WandbRows:

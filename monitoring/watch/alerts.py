@@ -185,8 +185,6 @@ class AlertSink:
         warn: called with one line where the file can't be read.
     """
 
-    live = True  # what was before this run went on has been told
-
     def __init__(
         self,
         path: Path,

@@ -48,8 +48,6 @@ class ProgressSink:
         clock: seconds; for tests.
     """
 
-    live = True
-
     def __init__(
         self,
         total_steps: int,

@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 class Sink(Protocol):
     """Where records go.
 
-    A sink may say ``live = True`` as a class attribute: it then gets only what is written while it listens, repeated
-    steps included. Otherwise it gets the run from its first record, each step once, also after a restart. A sink may
-    also have a method ``tick()``, which is called at every look at the files, whether anything is new or not.
+    A sink gets only what is written while it listens, repeated steps included. It may also have a method ``tick()``,
+    which is called at every look at the files, whether anything is new or not.
     """
 
     def write(self, record: Record) -> None:
@@ -63,23 +62,13 @@ class RunWatcher:
         self._poll_s = poll_s
         self._warn = warn
         self._sinks = list(sinks)
-        self._tails: dict[bool, RunTail] = {}
+        self._tail: RunTail | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="run-watcher", daemon=True)
 
     def start(self) -> RunWatcher:
-        """Begin to follow. What is in the files at this moment is history, which live sinks don't get."""
-        warned: set[str] = set()
-
-        def warn_once(message: str) -> None:  # two tails meet the same damage
-            if message not in warned:
-                warned.add(message)
-                self._warn(message)
-
-        self._tails = {
-            live: RunTail(self._path, self._samples, self._alerts, live, warn_once)
-            for live in {_is_live(sink) for sink in self._sinks}
-        }
+        """Begin to follow. What is in the files at this moment is history, which sinks don't get."""
+        self._tail = RunTail(self._path, self._samples, self._alerts, live=True, warn=self._warn)
         self._thread.start()
         return self
 
@@ -103,11 +92,11 @@ class RunWatcher:
     def _pass_on(self) -> bool:
         """One look at the files; returns whether another at once may find more."""
         more = False
-        for live, tail in self._tails.items():
-            for record in tail.poll():  # one after the other: a history may be larger than memory
-                more = True
-                for sink in [sink for sink in self._sinks if _is_live(sink) == live]:
-                    self._guarded(sink, sink.write, record)
+        assert self._tail is not None  # the thread is started after it is made
+        for record in self._tail.poll():
+            more = True
+            for sink in list(self._sinks):
+                self._guarded(sink, sink.write, record)
         for sink in list(self._sinks):
             if (tick := getattr(sink, "tick", None)) is not None:
                 self._guarded(sink, tick)
@@ -123,7 +112,3 @@ class RunWatcher:
         except Exception as error:  # noqa: BLE001 - reported once, then the sink is out
             self._sinks.remove(sink)
             self._warn(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")
-
-
-def _is_live(sink: Sink) -> bool:
-    return bool(getattr(sink, "live", False))

@@ -25,14 +25,10 @@ FLOORS = {
     ("memory", "cuda"): [1 / 0.6] * 4,
     ("training", "cpu"): [3.0, 1.0],
     ("training", "cuda"): [1 / 0.6, 0.45],
-    ("launching", "cpu"): [0.97],
-    ("launching", "cuda"): [0.97],
-    ("monitoring", "cpu"): [0.99] * 5 + [1.0],
-    ("monitoring", "cuda"): [0.99] * 5 + [1.0],
+    ("monitoring", "cpu"): [0.99],
+    ("monitoring", "cuda"): [0.99],
     ("features", "cpu"): [20.0],
     ("features", "cuda"): [20.0],
-    ("search", "cpu"): [4.0, 0.95, 0.95, 0.95, 0.95],
-    ("growth", "cpu"): [],
 }
 """What each stage has to reach, in the order of its rows. Lowering one is a decision, not a side effect."""
 

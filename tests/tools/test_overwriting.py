@@ -30,7 +30,6 @@ COMMANDS = {
     "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
     "analyze_gpu_logs without --output": ("analyze_gpu_logs", "--log", "log.csv"),
     "benchmark": ("benchmark", "store", "--output", "target"),
-    "wandb_dashboard": ("wandb_dashboard", "--output", "target.json"),
     "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
 }
 DEFAULTS = {"evaluate without --output": "evaluation-proteins", "analyze_gpu_logs without --output": "log.png"}
@@ -72,7 +71,7 @@ def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, conte
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("kind", ["wandb_dashboard", "analyze_gpu_logs --json", "fasta2lmdb"])
+@pytest.mark.parametrize("kind", ["analyze_gpu_logs --json", "fasta2lmdb"])
 def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
     assert command(*COMMANDS[kind]).code == 0
     before = (here / target_of(kind)).stat().st_ino
@@ -82,7 +81,7 @@ def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
     assert (here / target_of(kind)).stat().st_ino != before
 
 
-@pytest.mark.parametrize("kind", ["predict", "analyze_gpu_logs", "wandb_dashboard", "evaluate", "fasta2lmdb"])
+@pytest.mark.parametrize("kind", ["predict", "analyze_gpu_logs", "evaluate", "fasta2lmdb"])
 def test_a_read_only_folder_is_one_line(command, here, kind, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     outcome = command(*COMMANDS[kind])

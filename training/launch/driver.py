@@ -6,6 +6,7 @@ Ray's workers; what it measures comes back through metrics.jsonl in the run's fo
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import threading
@@ -19,8 +20,7 @@ from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, writing
 from model.export.exported_folder import MADE_BY
-from monitoring.sinks.wandb_runs import open_wandb
-from monitoring.sinks.wandb_sink import new_run_id
+from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
@@ -221,12 +221,14 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
             run_id = _wandb_run_id(run)
         say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
         signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-        watcher = _watch(config, run, run_id, plan.total_steps)
+        watcher = _watch(config, run, plan.total_steps)
+        wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         fit = Fit(_make_trainer(config, workers, store_path, run_id))
         try:
             fit.wait(signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
+            wandb.close(signals.remaining_s(math.inf))
     return _conclude(run, fit, signals, config.ray.max_failures)
 
 
@@ -295,9 +297,8 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     )
 
 
-def _watch(config: Config, run: RunFolder, run_id: str, total_steps: int) -> RunWatcher:
-    wandb = open_wandb(config.wandb, run_id, config.run.name, run.path, config.model_dump(mode="json"), warn=warn)
-    sinks: list[Sink] = [ProgressSink(total_steps), wandb]
+def _watch(config: Config, run: RunFolder, total_steps: int) -> RunWatcher:
+    sinks: list[Sink] = [ProgressSink(total_steps)]
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
     return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()

@@ -6,7 +6,7 @@ import pytest
 
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import EsmSequenceTokenizer
-from model.backbones.parameter_counts import backbone_facts
+from model.backbones.facts import backbone_facts
 from model.cost.memory import count_classifier_parameters, count_parameters, estimate_memory
 from model.tasks.registry import build_classifier, build_model
 from tests.model.support import save_network, tiny_section

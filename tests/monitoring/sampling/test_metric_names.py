@@ -58,3 +58,9 @@ def test_everything_that_nvml_says_has_a_name():
 def test_the_page_lists_every_figure_as_the_code_does():
     page = (REPOSITORY / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert metrics_table() in page, "put metrics_table() into docs/monitoring.md"
+
+
+def test_grafanas_dashboard_shows_every_metric_and_no_other():
+    dashboard = (REPOSITORY / "docker" / "grafana" / "esmeray.json").read_text(encoding="utf-8")
+    asked = set(re.findall(r'"expr": "ray_(\w+)\{', dashboard))
+    assert asked == {metric.prometheus_name for metric in METRICS}

@@ -22,10 +22,6 @@ class Recorder:
         self.closed += 1
 
 
-class LiveRecorder(Recorder):
-    live = True
-
-
 def wait_until(condition, timeout_s=10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline:
@@ -45,36 +41,32 @@ def test_sinks_get_every_record_and_are_closed_once(tmp_path):
     assert sink.closed == 1
 
 
-def test_broken_sink_is_told_once_and_disturbs_no_other(tmp_path):
+def test_broken_sink_is_reported_once_and_disturbs_no_other(tmp_path):
     path = tmp_path / "m.jsonl"
     broken, honest, warnings = Recorder(fails_at=2), Recorder(), []
-    with MetricsLog(path) as log:
-        for step in (1, 2, 3):
-            log.append({"kind": "train", "step": step})
-    RunWatcher(path, [broken, honest], poll_s=0.01, warn=warnings.append).start().close()
+    watcher = RunWatcher(path, [broken, honest], poll_s=0.01, warn=warnings.append).start()
+    append(path, *({"kind": "train", "step": step} for step in (1, 2, 3)))
+    watcher.close()
     assert honest.steps == [1, 2, 3]
     assert broken.steps == [1]
     assert len(warnings) == 1
     assert "broken sink" in warnings[0]
 
 
-def test_history_goes_to_those_who_want_the_whole_run_alone(tmp_path):
-    path = tmp_path / "m.jsonl"
-    whole, live = Recorder(), LiveRecorder()
-    with MetricsLog(path) as log:
-        log.append({"kind": "train", "step": 1})
-        watcher = RunWatcher(path, [whole, live], poll_s=0.01).start()
-        log.append({"kind": "train", "step": 2})
-        watcher.close()
-    assert whole.steps == [1, 2]
-    assert live.steps == [2]
+def test_history_is_not_given_again(tmp_path):
+    path, sink = tmp_path / "m.jsonl", Recorder()
+    append(path, {"kind": "train", "step": 1})
+    watcher = RunWatcher(path, [sink], poll_s=0.01).start()
+    append(path, {"kind": "train", "step": 2})
+    watcher.close()
+    assert sink.steps == [2]
 
 
 def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(tmp_path):
     path, alerts = tmp_path / "m.jsonl", tmp_path / "alerts.jsonl"
     recorder = Recorder()
 
-    class Alarm(LiveRecorder):
+    class Alarm(Recorder):
         def write(self, record):
             if record["kind"] == "train":
                 append(alerts, {"kind": "alert", "step": record["step"] + 100})

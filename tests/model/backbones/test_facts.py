@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import EsmConfig
 
+from model.backbones.facts import backbone_facts
 from model.backbones.huggingface import empty_backbone, facts_of
-from model.backbones.parameter_counts import backbone_facts
 from tests.model.small_models import save_small_model
 from train_config.schema import BackboneSection
 

@@ -1,0 +1,218 @@
+"""Weights & Biases for one run, in a process of its own that follows the run's folder.
+
+The driver (:mod:`monitoring.sinks.wandb_run`) starts it. All that can block in wandb happens here; killed or hanging it
+hurts nobody, and every value stays in the run's folder. To upload a run that has ended, or what
+W&B did not take of it, run it once more; on the server a run continues, and rows that are there are left out:
+
+    python -m monitoring.sinks.wandb_follower RUN_FOLDER --mode online
+
+In: the run's folder, whose config.yaml has the settings (section wandb). Out: a W&B run, on the server or, for
+``wandb sync``, in the folder ``wandb``. Standard output says in one line what went wrong; silence is success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import psutil
+import yaml
+
+from monitoring.sinks.wandb_names import AXES, WandbRows
+from run_folder.metrics_log import Record
+from run_folder.paths import RunFolder
+from run_folder.sample_tail import RunTail
+from train_config.schema import WandbSection
+
+POLL_S = 0.5
+OFFLINE_LIMIT_S = 60.0
+"""Seconds in which the rest of an offline file must be written, on a loaded machine."""
+SHUTDOWN_S = 3.0
+"""Seconds that wandb's service may take to close its file beyond finish_timeout_s."""
+FLUSH_S = 1.0
+"""Seconds between wandb's writes to its file: what an untimely end can lose of it."""
+ALERT_GAP_S = 1
+"""Seconds in which W&B takes alerts of one title for repeats."""
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Follow or replay one run, then leave without wandb's atexit hook, which waits for the server."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run_folder", type=Path)
+    parser.add_argument("--mode", choices=["offline", "online"], help="default: wandb.mode of the run's config")
+    parser.add_argument("--worker", type=int, help="only this worker's records, as a W&B run of its own")
+    parser.add_argument("--follow", action="store_true", help="until standard input ends; default: what is there now")
+    arguments = parser.parse_args(argv)
+    replies = _take_standard_output()
+    try:
+        problem = _Follower(arguments, replies).run()
+    except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
+        problem = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    _leave(replies, problem)
+
+
+class _Follower:
+    """One W&B run."""
+
+    def __init__(self, arguments: argparse.Namespace, replies: int) -> None:
+        self._replies = replies
+        path = arguments.run_folder.absolute()
+        self._run = RunFolder(path.parent, path.name)
+        self._config = yaml.safe_load(self._run.config.read_text(encoding="utf-8"))
+        self._section = WandbSection(**self._config["wandb"])
+        self._mode = arguments.mode or self._section.mode
+        self._worker: int | None = arguments.worker
+        self._follow = arguments.follow
+        self._ended = threading.Event()
+        self._imported = threading.Event()
+
+    def run(self) -> str | None:
+        """Log the run to its end; return what wandb complained about."""
+        if self._follow:
+            threading.Thread(target=self._end_in_time, daemon=True).start()
+        else:
+            self._ended.set()
+        sys.stderr = complaints = _Complaints(sys.stderr)
+        import wandb  # takes seconds
+
+        self._imported.set()
+        run = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
+        run.define_metric("position/*", hidden=True)
+        for axis, namespaces in AXES.items():
+            run.define_metric(axis, hidden=True)
+            for namespace in namespaces:
+                run.define_metric(namespace, step_metric=axis)
+        known = _Known(run)
+        rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
+        for record in self._records():
+            row = rows.row(record)
+            if self._is_own(record) and not known.has(row.position, row.values):
+                run.log(row.values)
+                if row.alert is not None:
+                    run.alert(**row.alert, wait_duration=ALERT_GAP_S)
+        run.finish()
+        problem = complaints.first if self._mode == "online" else None
+        wandb.teardown()  # wandb-core writes the rest of its file and ends
+        return problem
+
+    def _records(self) -> Iterator[Record]:
+        """From the run's first record to its end."""
+        tail = RunTail(self._run.metrics, self._run.monitoring, self._run.alerts)
+        while True:
+            ended = self._ended.is_set()  # before reading, so that the last records are not missed
+            yield from tail.poll()
+            if ended:
+                return
+            self._ended.wait(POLL_S)
+
+    def _is_own(self, record: Record) -> bool:
+        """With a W&B run for each worker, worker 0's holds the records of the loop and the alerts."""
+        return self._worker is None or self._worker == (record["worker"] if record["kind"] == "sample" else 0)
+
+    def _end_in_time(self) -> None:
+        """Wait for the driver's end, then leave at the latest when the timeout is over."""
+        while os.read(0, 1):
+            pass
+        self._ended.set()
+        self._imported.wait(OFFLINE_LIMIT_S)
+        limit_s = self._section.finish_timeout_s + SHUTDOWN_S if self._mode == "online" else OFFLINE_LIMIT_S
+        time.sleep(limit_s)
+        _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end")
+
+    def _settings(self) -> dict[str, Any]:
+        section = self._section
+        run_id, name, group = self._run.wandb_run_id.read_text().strip(), self._run.path.name, section.group
+        if self._worker is not None:
+            group = group or name
+        if self._worker:
+            run_id, name = f"{run_id}-{self._worker}", f"{name}-worker-{self._worker}"
+        return {
+            "mode": self._mode,
+            "root_dir": str(self._run.path),
+            "run_id": run_id,
+            "run_name": name,
+            "project": section.project,
+            "entity": section.entity,
+            "run_group": group,
+            "resume": "allow",
+            "console": "off",
+            "save_code": False,
+            "disable_code": True,
+            "disable_git": True,
+            "disable_job_creation": True,
+            "silent": True,
+            "x_disable_stats": True,  # it would sample the driver's machine
+            "init_timeout": section.init_timeout_s,
+            "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
+            "x_transaction_log_flush_interval": FLUSH_S,
+        }
+
+
+class _Complaints(io.TextIOBase):
+    """Standard error that remembers the first warning: that uploads were given up, wandb says in no other way."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.first: str | None = None
+
+    def write(self, text: str) -> int:
+        """Pass ``text`` on, and remember it if it is the first warning or error."""
+        found = re.search(r"(?:WARNING|ERROR) +(.+)", text)
+        if found and self.first is None:
+            self.first = found[1].strip()
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class _Known:
+    """Rows that the server has of a run that it already knew: of each stream, those up to a position."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._until: dict[str, float] = {}
+
+    def has(self, position: str, values: dict[str, Any]) -> bool:
+        """Test whether the row is among them."""
+        if position not in self._until:  # asked once, before this process adds to it
+            known = self._run.summary.get(position) if self._run.resumed else None
+            self._until[position] = known if isinstance(known, int | float) else -math.inf
+        until = self._until[position]
+        # Validation of the last known step may be new: it is repeated.
+        return values[position] < until or (
+            values[position] == until and (position != "step" or "train/loss" in values)
+        )
+
+
+def _take_standard_output() -> int:
+    """The pipe to the driver, under a descriptor that wandb's service does not inherit; 1 then leads to the log."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    return replies
+
+
+def _leave(replies: int, problem: str | None) -> NoReturn:
+    if problem is not None:
+        with contextlib.suppress(BrokenPipeError):  # the driver was killed
+            os.write(replies, problem.encode())
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    os._exit(problem is not None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

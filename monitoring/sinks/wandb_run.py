@@ -1,0 +1,130 @@
+"""Metrics to Weights & Biases, which can neither stop nor slow a run.
+
+The driver starts :mod:`monitoring.sinks.wandb_follower`, which follows the run's folder by itself, and at the end waits
+for it no longer than ``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever W&B does, the run's folder holds all
+values; one warning says so, with the command that uploads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import string
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from run_folder.paths import RunFolder
+from train_config.schema import WandbSection
+
+logger = logging.getLogger(__name__)
+
+MARGIN_S = 10.0
+"""Seconds that a follower, which ends by itself when its own time is over, may take for that."""
+START_LIMIT_S = 60.0
+"""Seconds in which Python must have imported wandb, or written an offline file, on a loaded machine."""
+PROGRAM = "monitoring.sinks.wandb_follower"
+ROOT = Path(__file__).resolve().parents[2]
+_TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_DIR")
+"""Variables of another wandb run that this process may belong to."""
+
+
+def new_run_id() -> str:
+    """An id for W&B, as W&B makes them. Made once for a run and kept in its folder, so that resuming continues it."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+
+
+class WandbFollowers:
+    """The processes of one run: one, or one for each worker (``wandb.runs``).
+
+    Args:
+        section: mode, runs and timeouts.
+        run: its folder, with config.yaml and the W&B run's id.
+        workers: how many the run has.
+        warn: called with the one warning that W&B may cause.
+    """
+
+    def __init__(
+        self, section: WandbSection, run: RunFolder, workers: int, warn: Callable[[str], None] = logger.warning
+    ) -> None:
+        self._section = section
+        self._run = run
+        self._warn = warn
+        self._warned = threading.Lock()  # taken by whoever warns first
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
+        if section.mode == "disabled":
+            return
+        own = [[]] if section.runs == "one" else [["--worker", str(worker)] for worker in range(workers)]
+        for arguments in own:
+            self._start(arguments)
+
+    def close(self, timeout_s: float = math.inf) -> None:
+        """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        limit_s = START_LIMIT_S if self._section.mode == "offline" else self._section.finish_timeout_s
+        for thread, process in zip(self._threads, self._processes, strict=True):
+            thread.join(min(limit_s + MARGIN_S, timeout_s))
+            if thread.is_alive():
+                _kill(process)
+                thread.join()
+
+    def _start(self, arguments: list[str]) -> None:
+        try:
+            self._run.logs.mkdir(parents=True, exist_ok=True)
+            with (self._run.logs / "wandb.log").open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", PROGRAM, str(self._run.path), "--follow", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=_environment(),
+                    cwd=self._run.path,
+                    start_new_session=True,  # Ctrl-C in the terminal is for the driver, which then ends this in order
+                )
+        except OSError as error:
+            self._report(str(error))
+            return
+        thread = threading.Thread(target=self._wait, args=(process,), name="wandb-follower", daemon=True)
+        self._processes.append(process)
+        self._threads.append(thread)
+        thread.start()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a follower, whenever that is, and report what went wrong."""
+        assert process.stdout is not None
+        with process.stdout:
+            problem = process.stdout.read().decode(errors="replace").strip()
+        if process.wait() != 0 or problem:
+            self._report(problem or f"its process ended with code {process.returncode}")
+
+    def _report(self, problem: str) -> None:
+        if self._warned.acquire(blocking=False):
+            path = self._run.path
+            self._warn(
+                f"W&B: {problem}; {path} holds all values: 'python -m {PROGRAM} {path} --mode online' uploads them"
+            )
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with the project on Python's path and without wandb's own error reports to its makers."""
+    kept = {name: value for name, value in os.environ.items() if name not in _TIED}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process.pid)
+        for one in [*parent.children(recursive=True), parent]:
+            one.kill()

@@ -1,0 +1,40 @@
+"""Rows of W&B's history: every metric of every worker and node, drawn against step or time."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+from monitoring.sampling.metric_names import METRICS
+from monitoring.sinks.wandb_names import AXES, WandbRows
+from tests.monitoring.samples import BEGAN_S, sample, train
+
+
+def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis():
+    rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
+    records = [
+        train(1, 0),
+        *(sample(w, 5 + w, host="ab"[w]) | {"figures": {m.of(w): float(w) for m in METRICS}} for w in (0, 1)),
+        {"kind": "alert", "step": 1, "time": BEGAN_S + 9, "name": "memory", "state": "raised", "message": ""},
+        {"kind": "event", "step": 1, "time": BEGAN_S + 9, "event": "finished"},
+    ]
+    made = [rows.row(record).values for record in records]
+    shown = {name for values in made for name in values}
+    for metric in METRICS:
+        if metric.per in ("gpu", "host"):
+            assert {metric.of(0), f"node/b/{metric.of(1)}"} <= shown
+        elif metric.per == "worker":
+            assert {metric.of(0), metric.of(1)} <= shown
+    for values in made:
+        axis = "elapsed_s" if "elapsed_s" in values else "step"
+        for name in values:
+            if "/" in name and not name.startswith("position/"):
+                assert any(fnmatch(name, pattern) for pattern in AXES[axis]), name
+    assert [values["elapsed_s"] for values in made if "elapsed_s" in values] == [5, 6, 9]
+    assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
+
+
+def test_alerts_of_an_earlier_start_are_history_and_not_sent_again():
+    rows = WandbRows(alerts_from_s=BEGAN_S + 5, name_nodes=True)
+    alert = {"kind": "alert", "step": 1, "name": "memory", "state": "raised", "message": "full"}
+    sent = [rows.row(alert | {"time": BEGAN_S + seconds}).alert for seconds in (0, 6)]
+    assert sent[0] is None and sent[1] == {"title": "memory nearly full", "text": "full", "level": "WARN"}

@@ -1,0 +1,267 @@
+"""W&B can neither stop nor slow a run. Real wandb, against a fake server, closed ports and files on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from monitoring.sinks.wandb_names import wandb_values
+from monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
+from run_folder.paths import RunFolder
+from tests.conftest import REPOSITORY
+from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
+from tests.monitoring.samples import append, sample, sample_file, train
+from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
+from train_config.loading import dump_config
+from train_config.schema import Config, WandbSection
+
+PATIENCE_S = 60.0
+"""How long a test waits for what must come, on a machine under any load."""
+MARK = "ESMERAY_TEST_MARK"
+RUN_ID = "abcd1234"
+RECORDS = [train(step, step) for step in range(1, 101)]
+VALUES = [wandb_values(record) for record in RECORDS]
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """W&B's environment, and a mark by which all processes of a test are found, also those that lost their parents."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
+    yield mark
+    for process in marked_processes(mark):
+        process.kill()
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended meanwhile, a zombie, or another user's
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Run:
+    """A run's folder, and what W&B made the driver say."""
+
+    def __init__(
+        self, path: Path, mode: str = "offline", finish_timeout_s: float = PATIENCE_S, **settings: Any
+    ) -> None:
+        self.section = WandbSection(mode=mode, finish_timeout_s=finish_timeout_s, init_timeout_s=PATIENCE_S)  # type: ignore[arg-type]
+        self.section = self.section.model_copy(update=settings)
+        self.folder = RunFolder(path.parent, path.name)
+        path.mkdir(exist_ok=True)
+        self.folder.config.write_text(dump_config(Config(wandb=self.section)))
+        self.folder.wandb_run_id.write_text(RUN_ID)
+        self.warnings: list[str] = []
+
+    def start(self, workers: int = 1) -> WandbFollowers:
+        return WandbFollowers(self.section, self.folder, workers, warn=self.warnings.append)
+
+    def files(self) -> list[Path]:
+        """W&B's, in order of time."""
+        return sorted(self.folder.path.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_ctime)
+
+    def assert_harmless(self, mark: str) -> None:
+        """One warning with the command that uploads everything, and no process left behind."""
+        (warning,) = self.warnings
+        assert f"'python -m {PROGRAM} {self.folder.path} --mode online' uploads" in warning
+        assert marked_processes(mark) == []
+
+    def upload(self) -> None:
+        """As the warning says."""
+        command = [sys.executable, "-m", PROGRAM, str(self.folder.path), "--mode", "online"]
+        subprocess.run(command, cwd=REPOSITORY, check=True, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandbServer]:
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        yield server
+
+
+def series(history: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in history if name in row]
+
+
+# --- in good order
+
+
+def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, mark, server):
+    assert WandbSection().mode == "offline"
+    run = Run(tmp_path / "run")
+    append(run.folder.metrics, *RECORDS[:50])
+    wandb = run.start()
+    append(run.folder.metrics, *RECORDS[50:])
+    wandb.close()
+    assert run.warnings == [] and marked_processes(mark) == []
+    (file,) = run.files()
+    assert read_history(file) == VALUES
+    assert read_run_id(file) == RUN_ID
+    assert read_config(file)["wandb"]["mode"] == "offline"
+    command = [sys.executable, "-m", "wandb", "sync", str(file.parent)]
+    subprocess.run(command, cwd=file.parent.parent, check=True, capture_output=True, timeout=PATIENCE_S)
+    assert server.values() == VALUES
+
+
+def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
+    run = Run(tmp_path / "run", "online")
+    for steps, samples in ((range(60), range(2)), (range(60, 100), range(2, 4))):
+        wandb = run.start()
+        append(run.folder.metrics, *(RECORDS[step] for step in steps))
+        append(sample_file(run.folder.monitoring, 1), *(sample(1, 30 * n, gpu__0__util=n) for n in samples))
+        wandb.close()
+        assert run.warnings == []
+    assert series(server.values(), "train/loss") == [1.0] * 100
+    assert series(server.values(), "node/a/gpu/0/util") == [0, 1, 2, 3]
+    assert marked_processes(mark) == []
+
+
+def test_alerts_of_this_start_are_sent_and_a_run_per_worker_has_its_own_figures(tmp_path, mark):
+    run = Run(tmp_path / "run", runs="per_worker")
+    for worker in (0, 1):
+        append(sample_file(run.folder.monitoring, worker), sample(worker, 1 + worker, gpu__0__util=worker))
+    wandb = run.start(workers=2)
+    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
+    append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
+    wandb.close()
+    assert run.warnings == [] and marked_processes(mark) == []
+    files = {read_run_id(file): file for file in run.files()}
+    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
+    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
+    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
+    assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
+    assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
+    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
+    assert [(a.title, a.text) for a in sent] == [("memory nearly full", "GPU 0 is full")]
+
+
+def test_disabled_starts_and_writes_nothing(tmp_path, mark):
+    run = Run(tmp_path / "run", "disabled")
+    before = sorted(run.folder.path.iterdir())
+    wandb = run.start()
+    assert marked_processes(mark) == []
+    wandb.close()
+    assert sorted(run.folder.path.iterdir()) == before
+
+
+# --- failures
+
+
+@contextmanager
+def black_hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An address that takes connections and never answers."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        yield
+
+
+def test_server_that_is_silent_costs_a_warning_and_the_values_are_uploaded_later(tmp_path, monkeypatch, mark):
+    run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
+    append(run.folder.metrics, *RECORDS)
+    with black_hole(monkeypatch):
+        run.start().close()
+    run.assert_harmless(mark)
+    with fake_wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        run.upload()
+        assert server.values() == VALUES
+
+
+@pytest.mark.parametrize("failure", ["refused", "unauthorised", "no key"])
+def test_failure_at_the_start_is_reported_while_the_run_goes_on(failure, tmp_path, monkeypatch, mark, server):
+    if failure == "no key":
+        monkeypatch.delenv("WANDB_API_KEY")
+    if failure == "refused":
+        monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    server.behaviour = "unauthorised"
+    run = Run(tmp_path / "run", "online", init_timeout_s=1.0)
+    wandb = run.start()
+    assert wait_until(lambda: run.warnings)
+    wandb.close()
+    run.assert_harmless(mark)
+
+
+@pytest.mark.parametrize("failure", ["silent", "frozen", "killed"])
+def test_failure_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(failure, tmp_path, mark, server):
+    run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
+    append(run.folder.metrics, *RECORDS[:50])
+    wandb = run.start()
+    assert wait_until(lambda: "file_stream" in server.requests), run.warnings
+    if failure == "silent":
+        server.behaviour = "silent"
+    else:
+        for process in marked_processes(mark):
+            if process.name() == "wandb-core":
+                process.send_signal(signal.SIGSTOP if failure == "frozen" else signal.SIGKILL)
+    append(run.folder.metrics, *RECORDS[50:])
+    wandb.close()
+    run.assert_harmless(mark)
+    server.behaviour = "answer"
+    run.upload()
+    assert server.values() == VALUES
+
+
+def test_no_room_for_wandbs_files_costs_only_a_warning(tmp_path, mark):
+    run = Run(tmp_path / "run")
+    append(run.folder.metrics, *RECORDS)
+    (run.folder.path / "wandb").write_text("not a folder")
+    run.start().close()
+    run.assert_harmless(mark)
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from monitoring.sinks.wandb_run import WandbFollowers
+from run_folder.paths import RunFolder
+from train_config.schema import WandbSection
+path = Path(sys.argv[1])
+WandbFollowers(WandbSection(mode="online"), RunFolder(path.parent, path.name), 1)
+time.sleep(600)
+"""
+
+
+def test_killed_driver_leaves_no_process(tmp_path, monkeypatch, mark):
+    run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
+    with black_hole(monkeypatch):
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(run.folder.path)], cwd=REPOSITORY)
+        assert wait_until(lambda: any(process.name() == "wandb-core" for process in marked_processes(mark)))
+        driver.kill()
+        driver.wait()
+        assert wait_until(lambda: not marked_processes(mark)), marked_processes(mark)
