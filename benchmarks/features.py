@@ -54,13 +54,14 @@ class Heads:
         from run_folder.paths import RunFolder
         from train_config.loading import dump_config
         from train_config.schema import Config
-        from training.tasks.labelled_data import prepare, write_names
+        from training.tasks.registry import task_plan
 
         name = f"run-{next(self._numbers)}"
         config = Config.model_validate(self._settings(name, cached))
         run = RunFolder(config.run.storage_path, config.run.name)
-        path = prepare(config, run.stores)
-        write_names(config, run, path)
+        task = task_plan(config)
+        path = task.prepare(run.stores)
+        task.write_names(run, path)
         config_path = self.setting.folder / f"{name}.yaml"
         config_path.write_text(dump_config(config), encoding="utf-8")
         is_first = cached and not (path.parent / "features").exists()

@@ -132,8 +132,7 @@ def _batches(
         np.arange(len(Store(store))),
         data=DataSection(num_workers=num_workers, max_length=MAX_RESIDUES),
         batch=BatchSection(tokens=tokens, global_tokens=tokens),
-        task=task,
-        masked_lm=MaskedLMSection(mask_share=MASK_SHARE),
+        masked_lm=MaskedLMSection(mask_share=MASK_SHARE) if task == "masked_lm" else None,
         seed=0,
         pin_memory=pin_memory,
     )

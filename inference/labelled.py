@@ -111,7 +111,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         raise DataError(
             f"{', '.join(config.data.source)}: gives other labels than those that the model was trained for"
         )
-    check_data(RunFolder(config.run.storage_path, config.run.name), config, store.checksum)
+    check_data(RunFolder(config.run.storage_path, config.run.name), config.data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
     if not records.size:

@@ -28,9 +28,9 @@ from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
 from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
     bootstrap_intervals,
-    classification_figures,
+    classification_metrics,
     confusion_matrix,
-    figures_of_each,
+    metrics_of_each,
 )
 
 EVALUATION_FILE, REPORT_FILE, CONFUSION_FILE = "evaluation.json", "report.md", "confusion.tsv"
@@ -81,7 +81,7 @@ def write_report(
         label_space: what the columns mean.
         ids: of the N records.
         probabilities: (N, C), or (R, C) for per_residue.
-        targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_figures`.
+        targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_metrics`.
         baselines: predictions of that shape by name.
         counts: of records that were read, skipped and so on, by what was done to them.
         best_of: figure by which the model was chosen, shown first.
@@ -108,7 +108,7 @@ def write_report(
             kind, predictions, targets, samples, seed, SHARE, weights=weights, groups=groups
         )
         return {
-            "figures": classification_figures(kind, predictions, targets, weights),
+            "figures": classification_metrics(kind, predictions, targets, weights),
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
@@ -194,7 +194,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
 
 def _classes(label_space: LabelSpace, probabilities: NDArray, targets: NDArray) -> list[dict[str, Any]]:
     whole = ("records", "predicted")
-    each = figures_of_each(label_space.kind, probabilities, targets)
+    each = metrics_of_each(label_space.kind, probabilities, targets)
     return [
         {"name": name, **{key: int(value) if key in whole else value for key, value in figures.items()}}
         for name, figures in zip(label_space.names, each, strict=True)

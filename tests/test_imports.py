@@ -21,7 +21,7 @@ for module, arguments in json.loads(sys.argv[1]):
             code = run(main, arguments)
         except SystemExit as ended:
             code = ended.code
-    heavy = {"torch", "transformers", "ray", "deepspeed", "peft", "sklearn", "torchmetrics"} & set(sys.modules)
+    heavy = {"torch", "transformers", "ray", "deepspeed", "peft", "sklearn"} & set(sys.modules)
     seen.append([code, sorted(heavy), said.getvalue()])
 print(json.dumps(seen))
 """

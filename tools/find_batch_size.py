@@ -104,15 +104,17 @@ def _searched(
 ) -> tuple[str, BudgetSearch, int]:
     """What was measured on what, the search that is done, and its workers."""
     from common.progress import conversion_bar
-    from training.launch.driver import measure, prepare_data, with_absolute_paths, write_names
+    from training.launch.driver import with_absolute_paths
     from training.launch.placement import place_workers
+    from training.tasks.registry import task_plan
 
     with _own_folder(config) as run:
         config = with_absolute_paths(config.model_copy(update={"run": _named(config, run)}), run)
+        task = task_plan(config)
         with conversion_bar("preparing the data") as progress:
-            store_path = prepare_data(config, run.stores, progress)
-        write_names(config, run, store_path)
-        tokens = measure(config, store_path)[0].tokens
+            store_path = task.prepare(run.stores, progress)
+        task.write_names(run, store_path)
+        tokens = task.measure(store_path).data.tokens
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
         from training.launch import (

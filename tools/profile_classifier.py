@@ -201,7 +201,7 @@ def _details(unit: str, results: list[BatchResult]) -> str:
 def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
     from inference.classifier_profile import measure_whole
     from inference.labelled import kept_rows
-    from model.metrics.classification import classification_figures
+    from model.metrics.classification import classification_metrics
 
     facts, predictions = measure_whole(
         pipeline, texts.texts, lambda done, total: show(f"whole_file: {done:,} of {total:,}")
@@ -210,7 +210,7 @@ def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callab
     if texts.targets.size:
         rows = kept_rows(predictions)
         targets = texts.targets if rows is None else texts.targets[rows]
-        figures = classification_figures(pipeline.label_space.kind, predictions.probabilities, targets)
+        figures = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
     return {**facts, "figures": figures}
 
 

@@ -31,9 +31,10 @@ from training.engine.deepspeed_settings import check_precision
 from training.engine.device import choose_device
 from training.launch import cluster
 from training.launch.placement import Workers, place_workers
+from training.tasks.registry import stage
 from tuning.injected_faults import Fault, Faults
 from tuning.settings import Measurement, Settings, Status
-from tuning.trial import PRUNE_MARGIN, measure_on_worker, staged
+from tuning.trial import PRUNE_MARGIN, measure_on_worker
 
 GRACE_S = 2.0
 """How long the other workers may take to end after one broke off by itself: it may have left them inside a step."""
@@ -66,7 +67,7 @@ class MeasuringPool:
 
     Args:
         config: the resolved config, with absolute paths (:func:`training.launch.driver.with_absolute_paths`).
-        store_path: the prepared data (:func:`training.launch.driver.prepare_data`). A classifier's tokenizer lies in
+        store_path: the prepared data (:meth:`training.tasks.plan.TaskPlan.prepare`). A classifier's tokenizer lies in
             the folder of the config's run.
         keep_global_tokens: see :meth:`~tuning.settings.Settings.applied`.
         inference: measure forward passes alone.
@@ -268,9 +269,9 @@ class _MeasuringActor:
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
         from training.engine.engine import prepare_deepspeed
-        from training.tasks.experiment import open_experiment
+        from training.tasks.residues.experiment import ResidueExperiment
 
-        assert callable(prepare_deepspeed) and callable(open_experiment)
+        assert callable(prepare_deepspeed) and callable(ResidueExperiment)
         return ray.get_runtime_context().get_node_id()
 
     def listen(self) -> tuple[str, int]:
@@ -297,8 +298,8 @@ class _MeasuringActor:
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
     def stage(self, store_path: str, config: Config) -> None:
-        """See :func:`tuning.trial.staged`."""
-        staged(config, store_path)
+        """See :func:`training.tasks.registry.stage`."""
+        stage(config.model.task, config.data, Path(store_path))
 
     def measure(self, order: _Order) -> Measurement:
         """See :func:`tuning.trial.measure_on_worker`; what it raises becomes a result."""

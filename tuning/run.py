@@ -42,16 +42,15 @@ from training.checkpoints.resuming import differences, within
 from training.launch import cluster
 from training.launch.driver import (
     Fit,
-    prepare_data,
     resources_to_plan_with,
     say,
     until_signal,
     warn,
     with_absolute_paths,
-    write_names,
 )
 from training.launch.placement import LOCAL, find, local_resources
 from training.launch.signals import StopSignals
+from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal, was_measured
 from tuning.limits import KEYS
 from tuning.pool import MeasuringPool
@@ -147,15 +146,16 @@ def _tune_locked(
     measured = config.model_copy(update={"run": config.run.model_copy(update={"name": search.name})})
     if find(config.ray) == LOCAL:
         make_space(config, search, [*local_resources()])  # refuses what can be refused before Ray starts
+    task = task_plan(measured)
     with conversion_bar("preparing the data") as progress:
-        store_path = prepare_data(measured, folder.stores, progress)
+        store_path = task.prepare(folder.stores, progress)
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         _check_hardware(folder, journal)
         space = make_space(config, search, cluster.cluster_resources())
         write_atomically(folder.config, dump_config(config))
         write_atomically(folder.tune, dump_config(search))
-        write_names(measured, folder, store_path)
+        task.write_names(folder, store_path)
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
         say("\n".join(_space_lines(space, search)))
         if journal.trials:

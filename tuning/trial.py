@@ -23,7 +23,6 @@ import torch
 
 from common.errors import DataError, EsmerayError
 from dataset.batches.steps import StepBatches, TrainingSteps
-from dataset.store.staging import stage_once
 from model.parameter_groups import parameter_groups
 from run_folder.paths import RunFolder
 from train_config.schema import Config
@@ -138,16 +137,14 @@ def _with_work(
     run: Callable[[_Work, TrainingSteps], Measurement],
 ) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
-    from training.tasks.experiment import (
-        open_experiment,  # here: it loads transformers, which the search itself never needs
-    )
+    from training.tasks.registry import open_experiment
 
     config = _without_long_preparation(config)
     if not inference:
         check_precision(config.training, context.device.type)
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
-    experiment = open_experiment(config, context, _folder(config), staged(config, store_path))
+    experiment = open_experiment(config, context, _folder(config), Path(store_path))
     try:
         model = experiment.build_model()
         experiment.open(model, context, control)
@@ -175,18 +172,6 @@ def _without_long_preparation(config: Config) -> Config:
 
 def _folder(config: Config) -> RunFolder:
     return RunFolder(config.run.storage_path, config.run.name)
-
-
-def staged(config: Config, store_path: str) -> str:
-    """Where this node has the store; copied and verified once in a process, not in each trial."""
-    if config.data.stage_dir is None:
-        return store_path
-    if config.model.task != "classifier":
-        return str(stage_once(Path(store_path), Path(config.data.stage_dir)))
-    from dataset.labels.store import stage_sequences  # here: it loads readers of tables
-
-    stage_sequences(Path(store_path), Path(config.data.stage_dir))
-    return store_path  # it lies beside tokens and features that all workers share, and finds its sequences itself
 
 
 class _Training:

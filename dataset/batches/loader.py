@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice, tee
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
 
-Task: TypeAlias = Literal["autoencoder", "masked_lm"]
-
 
 class TrainingBatches(TrainingSteps):
     """Steps of training on a store of residues, for one rank."""
@@ -42,8 +39,7 @@ class TrainingBatches(TrainingSteps):
         *,
         data: DataSection,
         batch: BatchSection,
-        task: Task,
-        masked_lm: MaskedLMSection,
+        masked_lm: MaskedLMSection | None,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
@@ -56,8 +52,7 @@ class TrainingBatches(TrainingSteps):
             indices: records to train on.
             data: lengths and loader processes.
             batch: token budgets.
-            task: masked_lm masks; autoencoder takes every residue as its own target.
-            masked_lm: how much is masked.
+            masked_lm: how much is masked; None takes every residue as its own target.
             seed: of shuffling, cropping and masking.
             rank, world_size: which part of each step is this worker's.
             pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
@@ -65,7 +60,7 @@ class TrainingBatches(TrainingSteps):
         Raises:
             DataError: the store can't be read.
         """
-        settings = _preparation(data, task, masked_lm, seed, random_crops=True)
+        settings = _preparation(data, masked_lm, seed, random_crops=True)
         source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch, pin_memory)
         super().__init__(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
         self.cropped: CropCount = source.count_cropped(self._indices)
@@ -86,8 +81,7 @@ class ValidationBatches(ValidationSteps):
         *,
         data: DataSection,
         batch: BatchSection,
-        task: Task,
-        masked_lm: MaskedLMSection,
+        masked_lm: MaskedLMSection | None,
         max_batches: int | None = None,
         seed: int = 0,
         rank: int = 0,
@@ -104,7 +98,7 @@ class ValidationBatches(ValidationSteps):
         Raises:
             DataError: the store can't be read.
         """
-        settings = _preparation(data, task, masked_lm, seed, random_crops=False)
+        settings = _preparation(data, masked_lm, seed, random_crops=False)
         source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1, pin_memory=pin_memory)
         super().__init__(
             source, indices, batch=batch, max_batches=max_batches, seed=seed, rank=rank, world_size=world_size
@@ -226,15 +220,12 @@ class ResidueSource:
 
 
 def _preparation(
-    data: DataSection, task: Task, masked_lm: MaskedLMSection, seed: int, random_crops: bool
+    data: DataSection, masked_lm: MaskedLMSection | None, seed: int, random_crops: bool
 ) -> PreparationSettings:
-    shares = MaskingShares(masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share)
-    return PreparationSettings(
-        max_length=data.max_length,
-        seed=seed,
-        random_crops=random_crops,
-        masking=shares if task == "masked_lm" else None,
-    )
+    masking = None
+    if masked_lm is not None:
+        masking = MaskingShares(masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share)
+    return PreparationSettings(max_length=data.max_length, seed=seed, random_crops=random_crops, masking=masking)
 
 
 def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:

@@ -38,7 +38,7 @@ FIGURES: dict[TargetKind, tuple[str, ...]] = {
     "multilabel": ("accuracy", "f1_macro", "f1_micro", "auroc", "average_precision", "fmax", "ece"),
     "regression": ("mse", "mae", "r2", "pearson", "spearman"),
 }
-"""Metrics of :func:`model.metrics.classification.classification_figures`."""
+"""Metrics of :func:`model.metrics.classification.classification_metrics`."""
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
 """Figures of which less is better; of all others, more."""

@@ -5,7 +5,7 @@ import pytest
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.labels.label_space import IGNORED_TARGET
 from inference.baselines import baselines, composition, composition_and_ends
-from model.metrics.classification import classification_figures
+from model.metrics.classification import classification_metrics
 
 LOGISTIC = "logistic regression on composition"
 
@@ -45,7 +45,7 @@ def test_classes_that_differ_in_composition_are_told_apart(svm):
         assert predictions.dtype == np.float32
         np.testing.assert_allclose(predictions.sum(axis=1), 1, atol=1e-5)
         assert not predictions[:, 3].any(), "a class that training lacks is never predicted"
-        figures = classification_figures("multiclass", predictions, wanted)
+        figures = classification_metrics("multiclass", predictions, wanted)
         assert figures["accuracy"] > 0.8 if name != "majority class" else figures["auroc"] == 0.5
 
 
@@ -69,7 +69,7 @@ def test_labels_are_fitted_one_by_one_with_unknown_ones_left_out():
     targets[5] = np.nan
     found = baselines("multilabel", "protein", texts, targets, asked, 4)[LOGISTIC]
     assert not found[:, 3].any(), "a label that no training record has"
-    assert classification_figures("multilabel", found, np.eye(4)[wanted])["auroc"] > 0.9
+    assert classification_metrics("multilabel", found, np.eye(4)[wanted])["auroc"] > 0.9
 
 
 @pytest.mark.parametrize("content", ["protein", "text"])
@@ -88,7 +88,7 @@ def test_numbers_get_the_mean_and_a_ridge_regression(content):
     found = baselines("regression", content, texts, targets, asked, 2)
     np.testing.assert_allclose(found["mean"][:, 0], mean, rtol=1e-5)
     ridge = found[f"ridge regression on {'TF-IDF' if content == 'text' else 'composition'}"]
-    assert classification_figures("regression", ridge, measured(asked))["spearman"] > 0.9
+    assert classification_metrics("regression", ridge, measured(asked))["spearman"] > 0.9
 
 
 def test_residues_get_the_shares_of_their_amino_acid():
@@ -123,7 +123,7 @@ def test_deeploc_is_predicted_about_as_well_as_its_composition_allows(shared_dat
     targets, wanted_targets = (np.array([names.index(place) for place in group]) for group in (places, wanted))
     found = baselines("multiclass", "protein", texts, targets, asked, len(names))
     accuracies = {
-        name: classification_figures("multiclass", predictions, wanted_targets)["accuracy"]
+        name: classification_metrics("multiclass", predictions, wanted_targets)["accuracy"]
         for name, predictions in found.items()
     }
     assert accuracies["majority class"] == pytest.approx(0.284, abs=0.002)

@@ -16,7 +16,7 @@ from dataset.labels.label_space import LabelSpace
 from inference.classifier import ClassifierPipeline, Predictions
 from inference.exported import config_of, model_folder
 from model.backbones.lora import is_adapted
-from model.metrics.classification import bootstrap_intervals, classification_figures, figures_of_each
+from model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from model.tasks.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.support import random_sequences
@@ -154,11 +154,11 @@ def test_a_label_at_a_probability_of_a_half_is_called_nowhere():
     batch = replace(pipeline().pack(["MK", "MKV"]), targets=targets)
     in_training = model.figures(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
-    in_report = classification_figures("multilabel", scores, targets)
+    in_report = classification_metrics("multilabel", scores, targets)
     for figures in (in_training, in_report):
         assert (figures["accuracy"], figures["f1_micro"]) == (1.0, 1.0)
     assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
-    assert [figures["predicted"] for figures in figures_of_each("multilabel", scores, targets)] == [0, 0, 2]
+    assert [figures["predicted"] for figures in metrics_of_each("multilabel", scores, targets)] == [0, 0, 2]
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
     assert model.label_space.decode(scores) == [["GO:3"], ["GO:3"]]
 

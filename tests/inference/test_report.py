@@ -6,7 +6,7 @@ import pytest
 
 from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
 from inference.report import write_report
-from model.metrics.classification import bootstrap_intervals, classification_figures
+from model.metrics.classification import bootstrap_intervals, classification_metrics
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
 
@@ -34,7 +34,7 @@ def test_figures_intervals_and_baselines_are_those_of_the_predictions(tmp_path):
     evaluation = report(tmp_path / "evaluation", best_of="mcc", facts={"checkpoint": "step 10"})
     probabilities, targets = case()
     targets[0] = IGNORED_TARGET
-    assert evaluation["figures"] == classification_figures("multiclass", probabilities, targets)
+    assert evaluation["figures"] == classification_metrics("multiclass", probabilities, targets)
     intervals = bootstrap_intervals("multiclass", probabilities, targets, samples=50, seed=1)
     assert evaluation["intervals"] == {name: list(interval) for name, interval in intervals.items()}
     assert evaluation["baselines"]["majority class"]["figures"]["auroc"] == 0.5

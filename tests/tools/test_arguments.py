@@ -67,7 +67,7 @@ Path("a.csv").write_text("name,text\\nx,MK\\n")
 Path("there.csv").write_text("")
 for line in sys.stdin:
     print(run(main, line.split()), file=sys.stderr)
-print(*sorted({"torch", "transformers", "torchmetrics", "sklearn", "scipy"} & sys.modules.keys()))
+print(*sorted({"torch", "transformers", "sklearn", "scipy"} & sys.modules.keys()))
 """
     lines = ["predict absent a.csv --output b.csv", "predict model a.csv --output there.csv"]
     lines += ["predict model a.csv --output b.csv", "evaluate absent a.csv", "evaluate model a.csv", "export absent"]

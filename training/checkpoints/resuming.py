@@ -17,7 +17,7 @@ from common.publishing import is_same_file, writing
 from monitoring.watch.run_state import LOCK
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
-from train_config.schema import Config
+from train_config.schema import Config, DataSection
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 
 FIXED = (
@@ -173,12 +173,12 @@ def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) ->
     )
 
 
-def check_data(run: RunFolder, config: Config, checksum: str) -> None:
+def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
     """Refuse other data than the newest checkpoint was trained on.
 
     Args:
         run: the run's folder.
-        config: names the data.
+        data: names the data.
         checksum: of that data's store.
 
     Raises:
@@ -187,7 +187,7 @@ def check_data(run: RunFolder, config: Config, checksum: str) -> None:
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
         return
-    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(config.data.source)
+    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(data.source)
     raise CheckpointError(
         f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
         f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "

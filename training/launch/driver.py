@@ -17,13 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common.errors import DataError, ResourceError
-from common.progress import ProgressCallback, conversion_bar
+from common.progress import conversion_bar
 from common.publishing import refuse_existing, writing
-from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
-from dataset.labels.store import LabelledStore
-from dataset.store.conversion import ensure_store, store_location
-from dataset.store.reader import Store
-from model.cost.memory import ParameterCount, count_parameters
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
@@ -48,7 +43,8 @@ from training.engine.deepspeed_settings import check_precision, settings_path
 from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.launch.signals import StopSignals
-from training.tasks.data_size import DataSize, estimate_size, size_of_store
+from training.tasks.plan import TaskPlan, TaskSize
+from training.tasks.registry import task_plan
 
 WATCHER_TIMEOUT_S = 30.0
 
@@ -101,15 +97,16 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         if find(config.ray) == LOCAL:
             local = place_workers(config.ray, local_resources())
             _check_placed(config, run, local)
+    task = task_plan(config)
     with conversion_bar("preparing the data") as progress:
-        store_path = prepare_data(config, run.stores, progress)
-    _check_prepared(config, run, store_path)
+        store_path = task.prepare(run.stores, progress)
+    _check_prepared(task, run, store_path)
     if finished:
         say(_finished(run, config))
         return 0
-    size = measure(config, store_path)
+    size = task.measure(store_path)
     if local is not None:
-        _check_plan(make_plan(config, local, *size), config, run)
+        _check_plan(make_plan(config, local, size), config, run)
     for remark in remarks:
         warn(remark)
     return _train_on_cluster(config, run, store_path, size, signals)
@@ -136,7 +133,7 @@ def dry_run(config: Config) -> int:
             _check_placed(config, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
         _check_source(config, run)
-    plan = make_plan(config, workers, *_estimate(config))
+    plan = make_plan(config, workers, task_plan(config).estimate())
     if not finished:
         _check_plan(plan, resolved, run)
     for remark in remarks:
@@ -148,56 +145,28 @@ def dry_run(config: Config) -> int:
     return 0
 
 
-def prepare_data(config: Config, root: Path, progress: ProgressCallback | None = None) -> Path:
-    """The folder of the data, made in ``root`` if need be."""
-    if config.model.task != "classifier":
-        count_parameters(config.model)  # refuses an impossible model before the data is read
-        return ensure_store(config.data, root, progress)
-    from training.tasks.labelled_data import prepare  # here: it loads readers of tables
-
-    return prepare(config, root, progress)
-
-
-def write_names(config: Config, run: RunFolder, path: Path) -> None:
-    """Put what names a classifier's outputs and tokens into the folder of a run that was accepted."""
-    if config.model.task == "classifier":
-        from training.tasks.labelled_data import write_names
-
-        write_names(config, run, path)
-
-
 def _check_export(run: RunFolder) -> None:
     """Refuse before training what could not be replaced after it."""
     refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
 
 
-def _check_prepared(config: Config, run: RunFolder, path: Path) -> None:
-    """Refuse other data, or another tokenizer, than the newest checkpoint was trained with."""
-    if config.model.task != "classifier":
-        check_data(run, config, Store(path).checksum)
-        return
-    from training.tasks.labelled_data import check_tokenizer
-
-    check_data(run, config, LabelledStore(path).checksum)
-    check_tokenizer(config, run, path)
+def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
+    """Refuse data that the newest checkpoint was not trained with, or that its model would read otherwise."""
+    check_data(run, task.config.data, task.checksum(path))
+    if (checkpoint := CheckpointStore(run.checkpoints).newest_intact()) is not None:
+        task.check_resumed(checkpoint, path)
 
 
 def _check_source(config: Config, run: RunFolder) -> None:
-    """As :func:`_check_prepared`, of data that need not be prepared: it is then converted in a temporary folder."""
-    is_labelled, data, tokenizer = config.model.task == "classifier", config.data, config.model.tokenizer
-    path = labelled_store_location(data, tokenizer, run.stores) if is_labelled else store_location(data, run.stores)
-    if path.exists():
-        _check_prepared(config, run, path)
+    """As :func:`_check_prepared`, of data that need not be prepared: it is then, in a temporary folder."""
+    task = task_plan(config)
+    if (path := task.location(run.stores)).exists():
+        _check_prepared(task, run, path)
         return
-    data = data.model_copy(update={"store": None})
+    elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"store": None})})
     with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
-        root = Path(folder)
-        path = (
-            ensure_labelled_store(data, tokenizer, root, progress)
-            if is_labelled
-            else ensure_store(data, root, progress)
-        )
-        _check_prepared(config, run, path)
+        path = task_plan(elsewhere).prepare(Path(folder), progress)
+        _check_prepared(task, run, path)
 
 
 def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
@@ -205,24 +174,6 @@ def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
     check_steps(run, config, plan.total_steps)
     if not CheckpointStore(run.checkpoints).complete():
         check_warm_up(config.training, plan.total_steps)
-
-
-def measure(config: Config, path: Path) -> tuple[DataSize, ParameterCount]:
-    """Size of the prepared data and of the model."""
-    if config.model.task != "classifier":
-        return size_of_store(Store(path), config.data), count_parameters(config.model)
-    from training.tasks.labelled_data import measure
-
-    return measure(config, path)
-
-
-def _estimate(config: Config) -> tuple[DataSize, ParameterCount]:
-    """Size of the data and of the model, with nothing prepared."""
-    if config.model.task != "classifier":
-        return estimate_size(config.data), count_parameters(config.model)
-    from training.tasks.labelled_data import estimate
-
-    return estimate(config)
 
 
 def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
@@ -244,9 +195,7 @@ def resources_to_plan_with(config: Config) -> list[NodeResources]:
     return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
 
 
-def _train_on_cluster(
-    config: Config, run: RunFolder, store_path: Path, size: tuple[DataSize, ParameterCount], signals: StopSignals
-) -> int:
+def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals) -> int:
     from training.launch import cluster  # here: it imports Ray, and the work that needs it begins
 
     with cluster.connected(config.ray) as dashboard:
@@ -255,7 +204,7 @@ def _train_on_cluster(
         _check_placed(config, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
-        plan = make_plan(config, workers, *size)
+        plan = make_plan(config, workers, size)
         _check_plan(plan, config, run)
         say(f"run {config.run.name}: {run.path}")
         say(
@@ -268,7 +217,7 @@ def _train_on_cluster(
                 warn(remark)
             run.clear_requests()
             write_atomically(run.config, dump_config(config))
-            write_names(config, run, store_path)
+            task_plan(config).write_names(run, store_path)
             run_id = _wandb_run_id(run)
         say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
         signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from common.text import counted
 from dataset.fasta.counts import UNCHANGED, count_lines
-from model.cost.memory import MemoryEstimate, ParameterCount, estimate_memory
+from model.cost.memory import MemoryEstimate, estimate_memory
 from train_config.schema import Config, TrainingSection
 from training.engine.deepspeed_settings import check_precision, deepspeed_settings
 from training.launch.placement import Workers
 from training.tasks.data_size import DataSize
+from training.tasks.plan import TaskSize
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,13 @@ class Plan:
         return f"at most {in_batches} of {counted(self.max_sequences, 'sequence{s}')} at most"
 
 
-def make_plan(config: Config, workers: Workers, data: DataSize, parameters: ParameterCount) -> Plan:
+def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
     """Derive the plan.
 
     Raises:
         ConfigError: the model or DeepSpeed's settings are wrong.
     """
+    data = size.data
     check_precision(config.training, workers.device)
     settings = deepspeed_settings(config.training, config.deepspeed)
     stage = settings["zero_optimization"]["stage"]
@@ -91,7 +93,7 @@ def make_plan(config: Config, workers: Workers, data: DataSize, parameters: Para
         stage=stage,
         amp_dtype=config.training.amp_dtype,
         memory=estimate_memory(
-            parameters,
+            size.parameters,
             stage=stage,
             world_size=workers.count,
             amp_dtype=config.training.amp_dtype,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
 
-from dataset.store.staging import stage_store
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 
@@ -49,11 +47,7 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     torch.set_num_threads(arguments["cpus"])
     _log_to_file(RunFolder(config.run.storage_path, config.run.name), context)
     try:
-        store_path = Path(arguments["store_path"])
-        # A labelled store lies beside tokens and features that all workers share: it stages its sequences itself.
-        if config.data.stage_dir is not None and config.model.task != "classifier":
-            store_path = stage_store(store_path, Path(config.data.stage_dir))
-        train_worker(config, context, str(store_path), arguments["wandb_run_id"])
+        train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
     except Exception:
         logger.exception("worker %d failed", context.rank)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -25,7 +26,8 @@ from training.engine.device import apply_device_settings
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
 from training.engine.memory_meter import MemoryMeter
-from training.tasks.experiment import Experiment, open_experiment
+from training.tasks.experiment import Experiment
+from training.tasks.registry import open_experiment
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
     control = ControlGroup()
-    experiment = open_experiment(config, context, run, store_path)
+    experiment = open_experiment(config, context, run, Path(store_path))
     model = experiment.build_model()
     experiment.open(model, context, control)
     checkpoints = CheckpointStore(run.checkpoints)

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from common.errors import CheckpointError
 from dataset.packed_batch import PackedBatch
-from model.export.backbone import export
-from model.tasks.registry import build_model
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RunFolder, write_atomically
-from train_config.loading import dump_config
 from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.engine import TrainingEngine
+from training.tasks.experiment import TrainedState
+from training.tasks.registry import experiment_class
 
 
 def export_final(engine: TrainingEngine, checkpoint: CheckpointFolder, run: RunFolder, rank: int) -> None:
@@ -42,26 +40,8 @@ def export_state(
     config, step = checkpoint.config(), checkpoint.step
     facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
     facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
-    if config.model.task == "classifier":
-        from training.tasks.classification import export_trained  # here: it loads torchmetrics
-
-        return export_trained(state, checkpoint, run, folder, facts, overwrite)
-    model = build_model(config.model, config.run.seed)
-    load_trained(model, state, run)
-    return export(model, folder, resolved_config=dump_config(config), model_card_facts=facts, overwrite=overwrite)
-
-
-def load_trained(model: nn.Module, state: Mapping[str, Tensor], run: RunFolder) -> None:
-    """Put trained weights into a model whose other weights came from its source.
-
-    Raises:
-        CheckpointError: the state does not fit the model.
-    """
-    missing, unexpected = model.load_state_dict(dict(state), strict=False)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if unexpected or trained & set(missing):
-        names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
-        raise CheckpointError(f"{run.path}: the trained state does not fit model.* of its config ({names} ...)")
+    trained = TrainedState(state, checkpoint, run, facts)
+    return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
 
 
 def save_nonfinite_records(

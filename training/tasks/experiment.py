@@ -1,35 +1,76 @@
-"""What the training loop is told of a task: its data, its model, and how an evaluation is summed up.
+"""A task as the training loop sees it: its batches, its model, its evaluation and its export.
 
-In: the config, the folder of the data. Out: batches, a model, figures. Here for the tasks that learn from residues
-alone; :mod:`training.tasks.classification` has the one for labels.
+In: the config, the folder of the prepared data. Out: batches, a model, metrics, a Hugging Face folder. The driver's
+side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by the task's name.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from torch import Tensor
+
+from common.errors import CheckpointError
 from dataset.batches.cropping import CropCount
-from dataset.batches.loader import TrainingBatches, ValidationBatches
-from dataset.batches.splitting import split_records
 from dataset.batches.steps import TrainingSteps, ValidationSteps
-from dataset.store.reader import Store
-from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
-from model.tasks.registry import build_model
 from run_folder.paths import RunFolder
 from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.engine.metric_sums import evaluate
 
+Model = TypeVar("Model", bound=TaskModel)
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """The weights of a checkpoint, to be exported.
+
+    Attributes:
+        weights: of what was trained, whole and in fp32, by parameter.
+        checkpoint: which they are of; its config and its names describe the model, as those of the run's folder may be
+            of later data.
+        run: which the checkpoint is of.
+        facts: run, data, steps and metrics, for the model card.
+    """
+
+    weights: Mapping[str, Tensor]
+    checkpoint: CheckpointFolder
+    run: RunFolder
+    facts: dict[str, Any]
+
+    def put_into(self, model: Model) -> Model:
+        """Load the weights into a model whose other weights came from its source.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        missing, unexpected = model.load_state_dict(dict(self.weights), strict=False)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if unexpected or trained & set(missing):
+            names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
+            raise CheckpointError(
+                f"{self.run.path}: the trained state does not fit model.* of its config ({names} ...)"
+            )
+        return model
+
 
 class Experiment(ABC):
     """One task on its data, as one worker sees it.
+
+    Args:
+        config: the resolved config.
+        context: rank and world size.
+        run: the run's folder.
+        path: of the prepared data, on this node where it is staged.
 
     Attributes:
         batches: steps of training.
@@ -45,6 +86,34 @@ class Experiment(ABC):
     cropped: CropCount
     checksum: str
     feature_cache_hit_rate: float | None = None
+
+    @abstractmethod
+    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        """Open the data.
+
+        Raises:
+            DataError: it can't be read.
+        """
+
+    @classmethod
+    @abstractmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy prepared data to this node, once in a process, and return the path to open.
+
+        Raises:
+            DataError: the data is damaged.
+            ResourceError: the node's disk is full or can't be written.
+        """
+
+    @classmethod
+    @abstractmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        """Write a Hugging Face folder of a trained model. Needs no data, so a run can be exported anywhere.
+
+        Raises:
+            ConfigError: the folder exists, and is no export or may not be overwritten.
+            CheckpointError: the weights do not fit the config's model.
+        """
 
     @abstractmethod
     def build_model(self) -> TaskModel:
@@ -94,83 +163,3 @@ class Experiment(ABC):
         """End loader processes."""
         self.batches.close()
         self.validation.close()
-
-
-class ResidueExperiment(Experiment):
-    """The autoencoder or the masked language model on a store of residues."""
-
-    def __init__(self, config: Config, context: WorkerContext, store_path: str) -> None:
-        """Open the store.
-
-        Raises:
-            DataError: it can't be read.
-        """
-        self._config = config
-        self._store = Store(store_path)
-        self.checksum = self._store.checksum
-        training, held_out = split_records(self._store.sequence_hashes, config.data.validation_share)
-        common: dict[str, Any] = {
-            "data": config.data,
-            "batch": config.batch,
-            "task": config.model.task,
-            "masked_lm": config.model.masked_lm,
-            "rank": context.rank,
-            "world_size": context.world_size,
-        }
-        batches = TrainingBatches(self._store.path, training, seed=config.run.seed, **common)
-        self.batches, self.cropped = batches, batches.cropped
-        self.validation = ValidationBatches(
-            self._store.path, held_out, max_batches=config.training.evaluation_batches, **common
-        )
-
-    def build_model(self) -> TaskModel:
-        """See :func:`model.tasks.registry.build_model`."""
-        return build_model(self._config.model, self._config.run.seed)
-
-    def record_name(self, record: int) -> str:
-        """Its id in the store."""
-        return self._store.id(record)
-
-    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
-        """Measure the normalisation of the autoencoder's features."""
-        if isinstance(model, ESM2Autoencoder):
-            model.to(context.device)
-            tokens = self._config.model.autoencoder.normalization_tokens
-            measure_features(model, self.batches, tokens, context, control)
-
-
-def measure_features(
-    model: ESM2Autoencoder, batches: TrainingSteps, tokens: int, context: WorkerContext, control: ControlGroup
-) -> None:
-    """Fix the autoencoder's normalisation from the first steps of the first epoch, all workers together."""
-    statistics = model.new_statistics()
-    seen = 0
-    for step in batches.epoch(0):
-        for batch in step.batches:
-            model.measure(batch.to(context.device), statistics)
-        seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
-        if seen >= tokens:
-            break
-    sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-    for index, tensor in enumerate(statistics.tensors):
-        tensor.copy_(sums[str(index)])
-    model.set_normalization(statistics)
-
-
-def open_experiment(config: Config, context: WorkerContext, run: RunFolder, data_path: str) -> Experiment:
-    """The config's task on the data in this folder.
-
-    Args:
-        config: the resolved config.
-        context: rank and world size.
-        run: the run's folder, which holds a classifier's tokenizer.
-        data_path: a store, or for the classifier a labelled store.
-
-    Raises:
-        DataError: the data can't be read.
-    """
-    if config.model.task == "classifier":
-        from training.tasks.classification import ClassificationExperiment  # here: it loads torchmetrics
-
-        return ClassificationExperiment(config, context, run, Path(data_path))
-    return ResidueExperiment(config, context, data_path)

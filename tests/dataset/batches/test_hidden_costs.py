@@ -63,7 +63,6 @@ def batch_settings(store_path: Path, num_workers: int = 0) -> dict:
         "indices": np.arange(NUM_RECORDS),
         "data": DataSection(max_length=150, num_workers=num_workers, prefetch=2),
         "batch": BatchSection(tokens=1024, global_tokens=2048, packing_window=64),
-        "task": "masked_lm",
         "masked_lm": MaskedLMSection(),
         "seed": 0,
     }

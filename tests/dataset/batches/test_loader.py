@@ -24,6 +24,7 @@ from dataset.tokens.esm import CLS, EOS, MASK, decode
 from tests.dataset.stores import damage_record, make_store
 from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
+MASKED = MaskedLMSection()
 BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
 MAX_LENGTH = 200
 
@@ -38,26 +39,23 @@ def split(store_path) -> tuple[np.ndarray, np.ndarray]:
     return split_records(Store(store_path).sequence_hashes, 0.2)
 
 
-def training(store_path, indices, num_workers=0, task="masked_lm", seed=0, rank=0, world_size=1, batch=BATCH):
+def training(store_path, indices, num_workers=0, masked_lm=MASKED, seed=0, rank=0, world_size=1, batch=BATCH):
     data = DataSection(max_length=MAX_LENGTH, num_workers=num_workers, prefetch=2)
     return TrainingBatches(
         store_path,
         indices,
         data=data,
         batch=batch,
-        task=task,
-        masked_lm=MaskedLMSection(),
+        masked_lm=masked_lm,
         seed=seed,
         rank=rank,
         world_size=world_size,
     )
 
 
-def validation(store_path, indices, task="masked_lm", **others) -> ValidationBatches:
+def validation(store_path, indices, masked_lm=MASKED, **others) -> ValidationBatches:
     data = DataSection(max_length=MAX_LENGTH)
-    return ValidationBatches(
-        store_path, indices, data=data, batch=BATCH, task=task, masked_lm=MaskedLMSection(), **others
-    )
+    return ValidationBatches(store_path, indices, data=data, batch=BATCH, masked_lm=masked_lm, **others)
 
 
 def plain(batch: PackedBatch) -> tuple:
@@ -85,9 +83,7 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
 @given(world_size=st.integers(1, 6), seed=st.integers(0, 2**32), epoch=st.integers(0, 5), steps=st.integers(1, 8))
 def test_every_record_comes_once_an_epoch_for_any_number_of_workers(store_path, split, world_size, seed, epoch, steps):
     batch = BatchSection(tokens=512, global_tokens=512 * steps, packing_window=64)
-    ranks = [
-        training(store_path, split[0], 0, "masked_lm", seed, rank, world_size, batch) for rank in range(world_size)
-    ]
+    ranks = [training(store_path, split[0], 0, MASKED, seed, rank, world_size, batch) for rank in range(world_size)]
     found = [by_record(list(rank.epoch(epoch))) for rank in ranks]
     assert sorted(record for part in found for record in part) == split[0].tolist()
     together = {record: value for part in found for record, value in part.items()}
@@ -106,11 +102,11 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
         assert len({len(part) for part in parts}) == 1
 
 
-@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
-def test_loader_processes_change_nothing(store_path, split, task):
-    expected = [contents(training(store_path, split[0], 0, task).epoch(epoch)) for epoch in (0, 1)]
+@pytest.mark.parametrize("masked_lm", [MASKED, None])
+def test_loader_processes_change_nothing(store_path, split, masked_lm):
+    expected = [contents(training(store_path, split[0], 0, masked_lm).epoch(epoch)) for epoch in (0, 1)]
     for num_workers in (1, 2):
-        with training(store_path, split[0], num_workers, task) as batches:
+        with training(store_path, split[0], num_workers, masked_lm) as batches:
             assert [contents(batches.epoch(epoch)) for epoch in (0, 1)] == expected
 
 
@@ -220,7 +216,7 @@ def test_cropping_is_counted_from_the_lengths(store_path, split):
 
 def test_training_crops_are_windows_of_their_sequence_and_move_with_the_epoch(store_path, split):
     store = Store(store_path)
-    epochs = [by_record(list(training(store_path, split[0], 0, "autoencoder").epoch(epoch))) for epoch in (0, 1)]
+    epochs = [by_record(list(training(store_path, split[0], 0, None).epoch(epoch))) for epoch in (0, 1)]
     moved = 0
     for record in split[0].tolist():
         whole = store.sequence(record).tobytes().decode()
@@ -242,7 +238,7 @@ def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
 
 
 def test_autoencoder_targets_are_the_residues_themselves(store_path, split):
-    for batch in (batch for step in training(store_path, split[0], task="autoencoder").epoch(0) for batch in step):
+    for batch in (batch for step in training(store_path, split[0], masked_lm=None).epoch(0) for batch in step):
         if not batch.records.numel():
             continue  # a filler
         special = (batch.tokens == CLS) | (batch.tokens == EOS)
@@ -301,7 +297,7 @@ def test_validation_is_the_same_every_time_and_for_any_number_of_workers(store_p
 
 def test_validation_crops_at_the_start(store_path, split):
     store = Store(store_path)
-    for record, (tokens, _) in by_record(list(validation(store_path, split[1], "autoencoder").steps())).items():
+    for record, (tokens, _) in by_record(list(validation(store_path, split[1], None).steps())).items():
         assert decode(tokens) == store.sequence(record)[:MAX_LENGTH].tobytes().decode()
 
 

@@ -12,6 +12,7 @@ from tests.runs import tiny_config
 from training.launch.placement import Workers
 from training.launch.planning import check_warm_up, make_plan
 from training.tasks.data_size import estimate_size, size_of_store
+from training.tasks.plan import TaskSize
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 
@@ -48,7 +49,7 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
     data = estimate_size(config.data)
-    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
+    plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
     assert plan.steps_per_epoch == -(-data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
     text = "\n".join(plan.lines())
@@ -72,14 +73,14 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
     data = estimate_size(config.data)
-    plan = make_plan(config, WORKERS, data, count_parameters(config.model))
+    plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
     assert plan.steps_per_epoch == -(-data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())
 
 
 def test_zero_divides_the_optimizer_state_over_the_workers(tmp_path):
     config = tiny_config(Path(tmp_path))
-    data, parameters = estimate_size(config.data), count_parameters(config.model)
-    alone = make_plan(config, Workers(1, 1, False), data, parameters).memory
-    shared = make_plan(config, WORKERS, data, parameters).memory
+    size = TaskSize(estimate_size(config.data), count_parameters(config.model))
+    alone = make_plan(config, Workers(1, 1, False), size).memory
+    shared = make_plan(config, WORKERS, size).memory
     assert shared.optimizer_bytes == -(-alone.optimizer_bytes // 2)

@@ -29,10 +29,11 @@ from train_config.tune_schema import MeasurementSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.engine.context import StandaloneContext
 from training.loop.worker import train_worker
-from training.tasks import experiment, features
-from training.tasks.classification import ClassificationExperiment
-from training.tasks.labelled_data import check_tokenizer, estimate, prepare, write_names
-from tuning.trial import measure_on_worker, staged
+from training.tasks import registry
+from training.tasks.classifier import features
+from training.tasks.classifier.experiment import ClassifierExperiment
+from training.tasks.classifier.plan import ClassifierPlan
+from tuning.trial import measure_on_worker
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
@@ -66,8 +67,9 @@ def config_of(folder: Path, table: Path, **changes: dict) -> Config:
 def prepared(config: Config) -> Path:
     """The data, and the folder of a run that was accepted."""
     run = run_folder(config)
-    path = prepare(config, run.stores)
-    write_names(config, run, path)
+    plan = ClassifierPlan(config)
+    path = plan.prepare(run.stores)
+    plan.write_names(run, path)
     run.config.write_text(dump_config(config))
     return path
 
@@ -171,10 +173,11 @@ def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(
 def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_path):
     config, labelled = trained
     run = copy_of(config, tmp_path)
-    check_tokenizer(config, run, labelled.path)
+    checkpoint = CheckpointStore(run.checkpoints).complete()[0]
+    ClassifierPlan(config).check_resumed(checkpoint, labelled.path)
     other = merged(CLASSIFIER, {"data": {"source": [str(table)]}, "model": {"tokenizer": {"source": "train"}}})
     with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
-        check_tokenizer(tiny_config(tmp_path, **other), run, labelled.path)
+        ClassifierPlan(tiny_config(tmp_path, **other)).check_resumed(checkpoint, labelled.path)
 
 
 def copy_of(config: Config, folder: Path) -> RunFolder:
@@ -314,17 +317,17 @@ def test_sequences_are_read_from_the_node_s_own_disk(trained, table, tmp_path, p
 
 def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, tmp_path, process_group, monkeypatch):
     config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local")})
-    path = str(prepared(config))
-    assert staged(config, path) == path
+    path = prepared(config)
+    assert registry.stage("classifier", config.data, path) == path
     [copy] = (tmp_path / "local").iterdir()
     read_whole = []
     monkeypatch.setattr(Store, "_check_file", lambda store, full: read_whole.append(store.path) if full else None)
     opened = []
-    open_one = experiment.open_experiment
-    monkeypatch.setattr(experiment, "open_experiment", lambda *given: opened.append(open_one(*given)) or opened[-1])
+    open_one = registry.open_experiment
+    monkeypatch.setattr(registry, "open_experiment", lambda *given: opened.append(open_one(*given)) or opened[-1])
     measurement = MeasurementSection(warmup_steps=1, window_s=0.01, max_windows=2)
     for _ in range(2):
-        assert measure_on_worker(config, StandaloneContext(), path, measurement, None).status == "ok"
+        assert measure_on_worker(config, StandaloneContext(), str(path), measurement, None).status == "ok"
     assert [one._labelled.store.path for one in opened] == [copy, copy]
     assert read_whole == []
 
@@ -332,7 +335,7 @@ def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, t
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
     with pytest.raises(ConfigError, match=r"of multiclass has no metric 'fmax'; it has .*accuracy"):
-        prepare(config, tmp_path)
+        ClassifierPlan(config).prepare(tmp_path)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -356,7 +359,7 @@ def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, pro
     assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
     merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
     config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
-    experiment = ClassificationExperiment(config, StandaloneContext(), run_folder(config), stored)
+    experiment = ClassifierExperiment(config, StandaloneContext(), run_folder(config), stored)
     assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
 
 
@@ -373,7 +376,7 @@ def test_kept_features_need_not_hold_the_first_record(tmp_path, process_group):
 
 
 def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
-    size, parameters = estimate(config_of(tmp_path, table))
+    size, parameters = ClassifierPlan(config_of(tmp_path, table)).estimate()
     assert size.exact
     assert 100 <= size.sequences <= 110
     assert parameters.trainable <= parameters.total
@@ -389,7 +392,7 @@ def test_the_plan_counts_tokens_and_parameters(table, tmp_path):
 )
 def test_what_the_backbone_can_not_take_is_refused_before_any_worker_starts(table, tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
-        estimate(config_of(tmp_path, table, **changes))
+        ClassifierPlan(config_of(tmp_path, table, **changes)).estimate()
 
 
 def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_worker_starts(table, tmp_path):
@@ -398,8 +401,9 @@ def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_w
     BertModel(BertConfig(vocab_size=40, max_position_embeddings=40, **size)).save_pretrained(folder)
     backbone = {"source": str(folder), "layers": None, "hidden_size": None, "heads": None}
     with pytest.raises(ConfigError, match=r"has 64 tokens, and this backbone takes 40: set it to at most 38"):
-        estimate(config_of(tmp_path, table, model={"backbone": backbone}))
-    size, _ = estimate(config_of(tmp_path, table, model={"backbone": backbone}, data={"max_length": 38}))
+        ClassifierPlan(config_of(tmp_path, table, model={"backbone": backbone})).estimate()
+    shorter = config_of(tmp_path, table, model={"backbone": backbone}, data={"max_length": 38})
+    size, _ = ClassifierPlan(shorter).estimate()
     assert size.sequences
 
 

@@ -9,7 +9,7 @@ Shape legend: N sequences, C labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from dataset.batches.features import FeatureSource
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
-from dataset.labels.store import LabelledStore
+from dataset.labels.store import LabelledStore, stage_sequences
 from dataset.packed_batch import has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import layer_groups
 from model.export.classifier import export_classifier
-from model.metrics.classification import classification_figures
+from model.metrics.classification import classification_metrics
 from model.parameter_groups import decayed_rates
 from model.tasks.base import TaskModel, targets_of
 from model.tasks.classifier import Classifier
@@ -39,25 +39,19 @@ from model.tasks.registry import build_classifier
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.engine.metric_sums import MetricSums
-from training.loop.finishing import load_trained
-from training.tasks.experiment import Experiment
-from training.tasks.features import ensure_features, fingerprint, is_pooled
+from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
+from training.tasks.experiment import Experiment, TrainedState
 
 
-class ClassificationExperiment(Experiment):
+class ClassifierExperiment(Experiment):
     """A classifier on a labelled store."""
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the labels and the tokens.
-
-        Raises:
-            DataError: they can't be read.
-        """
+        """Open the labels and the tokens."""
         self._config = config
         self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
         stage_dir = config.data.stage_dir
@@ -78,6 +72,25 @@ class ClassificationExperiment(Experiment):
         self._features = path.parent / "features"
         self.cropped = training.count_cropped(self._labelled.training)
         self._take(training, held_out)
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the sequences, which the store then reads there; tokens and features beside it all workers share."""
+        stage_sequences(path, stage_dir)
+        return path
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        """Write the network, its label names and its tokenizer."""
+        config, checkpoint = trained.checkpoint.config(), trained.checkpoint.path
+        # Checkpoints of earlier versions have no names of their own.
+        names = checkpoint if (checkpoint / MAPPINGS_FILE).is_file() else trained.run.path
+        tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
+        model = trained.put_into(build_classifier(config.model, config.run.seed, space, tokenizer))
+        resolved = dump_config(config)
+        return export_classifier(
+            model, folder, tokenizer, resolved_config=resolved, facts=trained.facts, overwrite=overwrite
+        )
 
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         """Compute the features of a frozen backbone, or find them, and take batches of these.
@@ -150,7 +163,7 @@ class ClassificationExperiment(Experiment):
         if control.rank == 0:
             kind = self._labelled.label_space.kind
             figures = engine.module.figures(sums)  # type: ignore[operator]
-            figures |= classification_figures(kind, probabilities_NC, targets, weights)
+            figures |= classification_metrics(kind, probabilities_NC, targets, weights)
         return json.loads(control.from_rank_0(json.dumps(figures)))
 
     def cost(self, figures: dict[str, float]) -> float | None:
@@ -237,26 +250,3 @@ def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:
     mean_C = np.where(known_NC, targets_NC, 0.0).sum(axis=0) / count_C
     deviation_C = np.sqrt(np.where(known_NC, (targets_NC - mean_C) ** 2, 0.0).sum(axis=0) / count_C)
     return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))
-
-
-def export_trained(
-    state: Mapping[str, Tensor],
-    checkpoint: CheckpointFolder,
-    run: RunFolder,
-    folder: Path,
-    facts: dict[str, Any],
-    overwrite: bool,
-) -> Path:
-    """Write the Hugging Face folder of a classifier in which ``state`` was trained.
-
-    Raises:
-        CheckpointError: the state does not fit the config's model.
-    """
-    config = checkpoint.config()
-    # Checkpoints of earlier versions have no names of their own.
-    names = checkpoint.path if (checkpoint.path / MAPPINGS_FILE).is_file() else run.path
-    tokenizer, space = open_tokenizer(names / TOKENIZER), LabelSpace.load(names)
-    model = build_classifier(config.model, config.run.seed, space, tokenizer, class_weights=None)
-    load_trained(model, state, run)
-    resolved = dump_config(config)
-    return export_classifier(model, folder, tokenizer, resolved_config=resolved, facts=facts, overwrite=overwrite)

@@ -1,0 +1,142 @@
+"""The data of a classifier before training: prepared, counted, and held against the model that is to take it.
+
+In: the config. Out: the labelled store with its tokens, how much there is to train on, how many parameters that takes.
+Imports neither torch nor transformers, so that a plan and a refusal are there at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from common.errors import CheckpointError, ConfigError
+from common.progress import ProgressCallback
+from dataset.batches.cropping import count_cropped, cropped_lengths
+from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
+from dataset.labels.store import LabelledStore
+from dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
+from dataset.tokens.token_store import ensure_tokens
+from model.backbones.facts import BackboneFacts, backbone_facts, check_source
+from model.cost.memory import count_classifier_parameters
+from model.tasks.classifier_settings import best_metric, check_pooling, loss_name
+from run_folder.paths import TOKENIZER, RunFolder
+from train_config.schema import ModelSection
+from training.checkpoints.checkpoint import CheckpointFolder
+from training.engine.deepspeed_settings import deepspeed_settings
+from training.tasks.data_size import DataSize
+from training.tasks.plan import TaskPlan, TaskSize
+
+
+class ClassifierPlan(TaskPlan):
+    """A classifier of labelled sequences."""
+
+    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+        """Convert the labelled sources to a store with its tokens."""
+        self._check_settings()
+        path = ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress)
+        labelled = LabelledStore(path)
+        ensure_tokens(labelled.store, _tokenizer(self.config.model, labelled), path.parent, progress)
+        return path
+
+    def location(self, root: Path) -> Path:
+        """Return the labelled store's folder."""
+        return labelled_store_location(self.config.data, self.config.model.tokenizer, root)
+
+    def checksum(self, path: Path) -> str:
+        """Return the identity of sequences, classes and targets."""
+        return LabelledStore(path).checksum
+
+    def measure(self, path: Path) -> TaskSize:
+        """Count the training records with their tokens."""
+        labelled = LabelledStore(path)
+        return self._measured(labelled, _tokenizer(self.config.model, labelled))
+
+    def estimate(self) -> TaskSize:
+        """Prepare the data in a folder that is thrown away: labels decide the model's size."""
+        self._check_settings()
+        with TemporaryDirectory() as folder:
+            path = ensure_labelled_store(self.config.data, self.config.model.tokenizer, Path(folder))
+            labelled = LabelledStore(path)
+            return self._measured(labelled, _tokenizer(self.config.model, labelled, keep=False))
+
+    def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
+        """Refuse another tokenizer than the checkpoint was trained with."""
+        if not (checkpoint.path / TOKENIZER).is_dir():
+            return  # a checkpoint of an earlier version knows no tokenizer
+        now = _tokenizer(self.config.model, LabelledStore(path))
+        if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
+            raise CheckpointError(
+                f"model.tokenizer: the run {self.config.run.name} was trained with another tokenizer than that of "
+                f"{self.config.model.backbone.source} and model.tokenizer: restore it, or choose another run.name"
+            )
+
+    def write_names(self, run: RunFolder, path: Path) -> None:
+        """Write label names and tokenizer."""
+        labelled = LabelledStore(path)
+        shutil.rmtree(run.tokenizer, ignore_errors=True)
+        run.tokenizer.mkdir(parents=True)
+        _tokenizer(self.config.model, labelled).save(run.tokenizer)
+        labelled.label_space.save(run.path)
+
+    def _check_settings(self) -> None:
+        """Refuse what the config alone shows to be impossible."""
+        section, kind = self.config.model.classifier, self.config.data.labels.kind
+        best_metric(section, kind)
+        loss_name(section, kind)
+        check_pooling(section, kind)
+        check_source(self.config.model.backbone)
+
+    def _measured(self, labelled: LabelledStore, tokenizer: SequenceTokenizer) -> TaskSize:
+        config = self.config
+        tokens = ensure_tokens(labelled.store, tokenizer, labelled.path.parent)
+        special = len(tokenizer.prefix) + len(tokenizer.suffix)
+        lengths_N = cropped_lengths(tokens.lengths, config.data.max_length) + special
+        judged_N = np.concatenate([labelled.training, labelled.validation])
+        facts = backbone_facts(config.model.backbone, tokenizer.vocabulary_size, tokenizer.pad)
+        self._check_network(facts, int(lengths_N[judged_N].max()), special)
+        cropped = count_cropped(tokens.lengths[labelled.training], config.data.max_length)
+        size = DataSize(
+            labelled.training.size,
+            int(lengths_N[labelled.training].sum()),
+            cropped.sequences,
+            cropped.residues,
+            exact=True,
+            held_out=labelled.validation.size,
+            counts=labelled.counts,
+        )
+        return TaskSize(
+            size, count_classifier_parameters(config.model, facts, labelled.label_space, len(tokenizer.prefix))
+        )
+
+    def _check_network(self, facts: BackboneFacts, longest: int, special: int) -> None:
+        """Refuse what the backbone can't take, before any worker has started.
+
+        Raises:
+            ConfigError: sequences of so many tokens, or ZeRO-3.
+        """
+        if facts.longest is not None and longest > facts.longest:
+            raise ConfigError(
+                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "
+                f"set it to at most {facts.longest - special}"
+            )
+        config = self.config
+        stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+        if stage == 3 and facts.padded:
+            raise ConfigError(
+                "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
+                "have different numbers, so that they would wait for one another: use stage 2"
+            )
+
+
+def _tokenizer(model: ModelSection, labelled: LabelledStore, *, keep: bool = True) -> SequenceTokenizer:
+    """The config's tokenizer; one that is trained on the labelled store is kept beside it if ``keep``."""
+    path, section = labelled.path, model.tokenizer
+    trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}") if keep else None
+    return load_tokenizer(section, model.backbone.source, lambda: _training_texts(labelled), trained)
+
+
+def _training_texts(labelled: LabelledStore) -> list[str]:
+    return [labelled.text(index) for index in labelled.training.tolist()]

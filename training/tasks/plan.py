@@ -1,0 +1,83 @@
+"""A task as the driver sees it: its data made ready, and the size of data and model, before any worker starts.
+
+In: the config. Out: the folder of the prepared data, its size, the parameters to train, or a refusal. The worker's side
+of a task is :mod:`training.tasks.experiment`. Imports neither torch nor transformers, so that a plan and a refusal are
+there at once; modules of the tasks keep to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+from common.progress import ProgressCallback
+from model.cost.memory import ParameterCount
+from run_folder.paths import RunFolder
+from train_config.schema import Config
+from training.checkpoints.checkpoint import CheckpointFolder
+from training.tasks.data_size import DataSize
+
+
+class TaskSize(NamedTuple):
+    """Size of the data to train on and of the model."""
+
+    data: DataSize
+    parameters: ParameterCount
+
+
+class TaskPlan(ABC):
+    """One task of an experiment, before it is trained.
+
+    Args:
+        config: of the experiment, resolved; a task reads its sections ``data``, ``model`` and what it has of its own.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
+        """Make, or find, the data, and return its folder.
+
+        Args:
+            root: folder of the stores.
+            progress: called while the sources are read.
+
+        Raises:
+            ConfigError, DataError: the settings or the sources are refused.
+        """
+
+    @abstractmethod
+    def location(self, root: Path) -> Path:
+        """Return the folder that :meth:`prepare` uses, whether or not it is there."""
+
+    @abstractmethod
+    def checksum(self, path: Path) -> str:
+        """Return the identity of prepared data, which a checkpoint can't be resumed without."""
+
+    @abstractmethod
+    def measure(self, path: Path) -> TaskSize:
+        """Count prepared data and the model's parameters.
+
+        Raises:
+            ConfigError: the model is impossible, or can't take this data.
+        """
+
+    @abstractmethod
+    def estimate(self) -> TaskSize:
+        """Return the sizes of :meth:`measure`, or about so, with nothing prepared or left behind.
+
+        Raises:
+            ConfigError, DataError: as :meth:`prepare` and :meth:`measure`.
+        """
+
+    def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
+        """Refuse prepared data that the model of this checkpoint would read otherwise than before.
+
+        Raises:
+            CheckpointError: such as with another tokenizer.
+        """
+
+    def write_names(self, run: RunFolder, path: Path) -> None:  # noqa: B027
+        """Write what names the model's inputs and outputs into the folder of a run that was accepted."""

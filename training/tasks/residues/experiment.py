@@ -1,0 +1,108 @@
+"""Tasks that learn from residues alone, as the training loop sees them: the autoencoder, the masked language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dataset.batches.loader import TrainingBatches, ValidationBatches
+from dataset.batches.splitting import split_records
+from dataset.batches.steps import TrainingSteps
+from dataset.store.reader import Store
+from dataset.store.staging import stage_once
+from model.export.backbone import export
+from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.base import TaskModel
+from model.tasks.registry import build_model
+from run_folder.paths import RunFolder
+from train_config.loading import dump_config
+from train_config.schema import Config, MaskedLMSection
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+from training.tasks.experiment import Experiment, TrainedState
+
+
+class ResidueExperiment(Experiment):
+    """A task on a store of residues."""
+
+    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        """Open the store."""
+        self._section, self._seed = config.model, config.run.seed
+        self._store = Store(path)
+        self.checksum = self._store.checksum
+        training, held_out = split_records(self._store.sequence_hashes, config.data.validation_share)
+        common: dict[str, Any] = {
+            "data": config.data,
+            "batch": config.batch,
+            "masked_lm": self.masking(config),
+            "rank": context.rank,
+            "world_size": context.world_size,
+        }
+        batches = TrainingBatches(self._store.path, training, seed=config.run.seed, **common)
+        self.batches, self.cropped = batches, batches.cropped
+        self.validation = ValidationBatches(
+            self._store.path, held_out, max_batches=config.training.evaluation_batches, **common
+        )
+
+    @staticmethod
+    def masking(config: Config) -> MaskedLMSection | None:
+        """Return how much is masked; None where every residue is its own target."""
+        return None
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the store."""
+        return stage_once(path, stage_dir)
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        """Write the backbone, and what the task has besides it."""
+        config = trained.checkpoint.config()
+        model = trained.put_into(build_model(config.model, config.run.seed))
+        resolved = dump_config(config)
+        return export(model, folder, resolved_config=resolved, model_card_facts=trained.facts, overwrite=overwrite)
+
+    def build_model(self) -> TaskModel:
+        """See :func:`model.tasks.registry.build_model`."""
+        return build_model(self._section, self._seed)
+
+    def record_name(self, record: int) -> str:
+        """Return its id in the store."""
+        return self._store.id(record)
+
+
+class MaskedLMExperiment(ResidueExperiment):
+    """The masked language model."""
+
+    @staticmethod
+    def masking(config: Config) -> MaskedLMSection | None:
+        """Return ``model.masked_lm``."""
+        return config.model.masked_lm
+
+
+class AutoencoderExperiment(ResidueExperiment):
+    """The autoencoder."""
+
+    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
+        """Measure the normalisation of the features."""
+        assert isinstance(model, ESM2Autoencoder)
+        model.to(context.device)
+        measure_features(model, self.batches, self._section.autoencoder.normalization_tokens, context, control)
+
+
+def measure_features(
+    model: ESM2Autoencoder, batches: TrainingSteps, tokens: int, context: WorkerContext, control: ControlGroup
+) -> None:
+    """Fix the autoencoder's normalisation from the first steps of the first epoch, all workers together."""
+    statistics = model.new_statistics()
+    seen = 0
+    for step in batches.epoch(0):
+        for batch in step.batches:
+            model.measure(batch.to(context.device), statistics)
+        seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
+        if seen >= tokens:
+            break
+    sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
+    for index, tensor in enumerate(statistics.tensors):
+        tensor.copy_(sums[str(index)])
+    model.set_normalization(statistics)
