@@ -19,7 +19,7 @@ from common.command_line import run
 from dataset.labels.sample_locations import located_records
 from dataset.labels.sample_messages import message_records
 from dataset.store.conversion import ensure_store
-from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
