@@ -29,7 +29,7 @@ from tools.__main__ import main as tools
 from tools._gpu_check import trial
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -98,7 +98,7 @@ def finished_autoencoder(config: Config) -> None:
     run = run_folder(config)
     run.path.mkdir(parents=True)
     run.config.write_text(dump_config(config))
-    train_worker(config, StandaloneContext(), str(ensure_store(config.data, run.path.parent / "stores")))
+    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.path.parent / "stores")))
 
 
 def write_data(folder: Path) -> None:
