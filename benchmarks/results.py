@@ -7,8 +7,6 @@ date, command, versions and revision. So a stage can be measured again without t
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -20,6 +18,7 @@ from benchmarks.protocol import AGREEMENT, MOST_MEDIANS, REPEATS_PER_MEDIAN, Mea
 from benchmarks.ratios import Verdict, ratio_of, round_ratios, spread, verdict
 from benchmarks.stage import Case, Comparison, Contender, Device, Estimate, Reference, Stage
 from common.errors import DataError
+from common.publishing import write_atomically
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
@@ -156,21 +155,7 @@ def read_results(folder: Path, machine: Machine) -> Results:
 
 def write_results(folder: Path, results: Results) -> None:
     """Replace ``results.json`` in one step."""
-    replace_file(folder / RESULTS_FILE, (results.model_dump_json(indent=1) + "\n").encode())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it and rename it, so that no half of it is ever seen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(folder / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
 
 
 def _took_part(comparison: Comparison, measured: Measured) -> bool:

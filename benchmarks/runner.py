@@ -20,10 +20,11 @@ from benchmarks.machine import Machine, device_of, revision, versions
 from benchmarks.plot import png
 from benchmarks.progress import Line, progress_line
 from benchmarks.protocol import FULL, QUICK, measure_case
-from benchmarks.results import CaseResult, Origin, case_result, merged, read_results, replace_file, write_results
+from benchmarks.results import CaseResult, Origin, case_result, merged, read_results, write_results
 from benchmarks.stage import Setting, Stage, WrongWorkError
 from benchmarks.table import markdown, quantity, ratio_text, ratio_texts
 from common.errors import EsmerayError
+from common.publishing import write_atomically
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _keep(case: CaseResult, run: Run) -> None:
     """Write the results with this case among them, and say what it gave."""
     results = merged(read_results(run.output, run.machine), [case], stage_names())
     write_results(run.output, results)
-    replace_file(run.output / "results.md", markdown(results).encode())
+    write_atomically(run.output / "results.md", markdown(results))
     print("\n".join(_lines(case)), flush=True)
 
 
@@ -115,9 +116,9 @@ def _draw(run: Run, stage: Stage) -> None:
     results = read_results(run.output, run.machine)
     if not any(case.stage == stage.name for case in results.cases):
         return
-    replace_file(run.output / "results.png", png(results))
+    write_atomically(run.output / "results.png", png(results))
     for name, content in stage.files(results).items():
-        replace_file(run.output / name, content)
+        write_atomically(run.output / name, content)
 
 
 def _lines(case: CaseResult) -> list[str]:
