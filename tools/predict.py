@@ -16,7 +16,7 @@ Examples:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -25,13 +25,13 @@ import tyro
 from pydantic import Field
 
 from common.errors import ConfigError, DataError
+from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from inference.options import PipelineOptions, load_pipeline
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
-    from inference.output import Bar
     from inference.prediction_table import PredictionWriter
     from inference.text_stream import TextPart
 
@@ -72,7 +72,6 @@ def main(argv: list[str]) -> int:
     from common.text import counted
     from dataset.fasta.counts import count_lines
     from inference.exported import config_of, label_space_of
-    from inference.output import record_bar
     from inference.text_stream import TextStream
 
     config = config_of(arguments.model, overrides)
@@ -107,7 +106,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def predict_all(pipeline: ClassifierPipeline, parts: Iterable[TextPart], writer: PredictionWriter, bar: Bar) -> Counts:
+def predict_all(
+    pipeline: ClassifierPipeline, parts: Iterable[TextPart], writer: PredictionWriter, bar: Callable[[float, int], None]
+) -> Counts:
     """Read, predict and write chunk after chunk.
 
     Raises:

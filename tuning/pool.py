@@ -26,7 +26,7 @@ from common.errors import EsmerayError, ResourceError
 from monitoring.sampling.host import memory_of_this_machine
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
 from training.engine.device import choose_device
 from training.launch import cluster
@@ -264,7 +264,7 @@ class _MeasuringActor:
         torch.set_num_threads(workers.cpus_each)
         self._rank, self._workers = rank, workers
         self._store: Any = None
-        self._context = StandaloneContext(rank, workers.count)
+        self._context = WorkerContext(rank, workers.count)
 
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
@@ -290,7 +290,7 @@ class _MeasuringActor:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         os.environ["LOCAL_RANK"] = str(device.index or 0)  # DeepSpeed asks for it
-        self._context = StandaloneContext(self._rank, self._workers.count, local_rank, device)
+        self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=store, rank=self._rank, world_size=self._workers.count, timeout=COLLECTIVE_TIMEOUT

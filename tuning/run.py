@@ -127,7 +127,7 @@ def dry_run_tune(config: Config, search: TuneConfig) -> int:
     folder = SearchFolder(config.run.storage_path, search.name)
     for remark in _check_same(with_absolute_paths(config, folder), search, folder):
         warn(remark)
-    space = make_space(config, search, resources_to_plan_with(config))
+    space = make_space(config, search, resources_to_plan_with(config.ray))
     print(dump_config(search))
     print("\n".join(_space_lines(space, search)))
     print("first, if all fit:")

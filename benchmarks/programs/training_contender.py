@@ -30,7 +30,7 @@ from benchmarks.programs.training_workload import (
 )
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.device import choose_device
 from training.loop.building import Worker, build
 from training.loop.restoring import restore
@@ -101,7 +101,7 @@ def run_config(workload: Workload, folder: Path) -> Config:
 
 def train(workload: Workload, lines: StepLines, folder: Path) -> None:
     """Train the workload's steps."""
-    context = StandaloneContext(device=choose_device(0))
+    context = WorkerContext(device=choose_device(0))
     config = run_config(workload, folder)
     run = RunFolder(config.run.storage_path, config.run.name)
     run.path.mkdir(parents=True)

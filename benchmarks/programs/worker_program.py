@@ -7,6 +7,7 @@ CONFIG is a run's YAML file, STORE a store on a disk of this machine. Threads ar
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -14,14 +15,16 @@ import torch.distributed as dist
 
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
+from training.engine.device import choose_device
 from training.loop.worker import train_worker
 
 
 def main(config_path: str, store_path: str) -> int:
     """Train to the end; the exit code of the run."""
     config = load_config(config_path)
-    context = StandaloneContext.from_environment()
+    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    context = WorkerContext(rank, world_size, local_rank, choose_device(local_rank))
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     dist.init_process_group("nccl" if context.device.type == "cuda" else "gloo")
