@@ -19,7 +19,7 @@ from common.command_line import run
 from dataset.labels.sample_locations import located_records
 from dataset.labels.sample_messages import message_records
 from dataset.store.conversion import ensure_store
-from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
@@ -181,7 +181,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     """Exit code of a tool; of those that start workers only what comes before."""
     if name == "fasta2lmdb":
         shutil.rmtree(workspace / "proteins.store")
-    monkeypatch.setattr(trial, "verify", lambda device: [])
+    monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
