@@ -34,7 +34,8 @@ from rich.status import Status
 
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.progress import conversion_bar
-from run_folder.paths import RunFolder, write_atomically
+from common.publishing import write_atomically
+from run_folder.paths import RunFolder
 from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection, TuneConfig

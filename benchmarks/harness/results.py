@@ -17,8 +17,8 @@ from benchmarks.harness.machine import Machine
 from benchmarks.harness.protocol import Measured
 from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Reference, Stage
 from common.errors import DataError
-from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios, spread
 from common.publishing import write_atomically
+from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios, spread
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
