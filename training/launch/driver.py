@@ -18,14 +18,14 @@ from typing import Any
 
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
-from common.publishing import refuse_existing, writing
+from common.publishing import refuse_existing, write_atomically, writing
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space, write_atomically
+from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
 from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
