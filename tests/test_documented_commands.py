@@ -181,7 +181,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     """Exit code of a tool; of those that start workers only what comes before."""
     if name == "fasta2lmdb":
         shutil.rmtree(workspace / "proteins.store")
-    monkeypatch.setattr(trial, "verify", lambda device: [])
+    monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
