@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import EsmModel
 
+from benchmarks.harness.stage import Device
 from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
-from benchmarks.stage import Device
 from model.backbones.loading import quiet_transformers
 
 DOCUMENTED_BATCH = 16

@@ -181,7 +181,7 @@ def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
     scores_N = rows.probabilities[:, column]
     if kind == "regression":
         measured_N = rows.targets[:, column]
-        return {"records": np.isfinite(measured_N).sum(), **Correlation(scores_N, measured_N)(rows.weights)}
+        return {"records": int(np.isfinite(measured_N).sum()), **Correlation(scores_N, measured_N)(rows.weights)}
     if kind == "multilabel":
         known_N = np.isfinite(rows.targets[:, column])
         truth_N, predicted_N = rows.targets[:, column] == 1, called(scores_N) & known_N
@@ -200,8 +200,10 @@ def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
 
 
 def _defined(metrics: Metrics) -> Metrics:
-    """As floats, what is not NaN."""
-    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+    """The metrics that are not NaN: counts as integers, others as floats."""
+    return {
+        name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if np.isfinite(value)
+    }
 
 
 def _numpy(values: Values, dtype: type) -> NDArray:

@@ -28,7 +28,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import CheckpointError
-from run_folder.paths import write_atomically
+from common.publishing import write_atomically
 from train_config.schema import Config
 
 FORMAT_VERSION: Literal[2] = 2

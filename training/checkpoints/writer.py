@@ -26,8 +26,8 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from common.errors import CheckpointError, ResourceError
-from common.publishing import is_disk_full, sync
-from run_folder.paths import no_space, write_atomically
+from common.publishing import is_disk_full, sync, write_atomically
+from run_folder.paths import no_space
 from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
 
 PEERS_TIMEOUT_S = 600.0

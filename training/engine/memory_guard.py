@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import ResourceError
+from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
-from run_folder.paths import write_atomically
 from train_config.monitoring_schema import MemoryGuardSection
 from training.engine.collective import ControlGroup
 from training.engine.memory_meter import MemoryMeter

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RunFolder, write_atomically
+from run_folder.paths import RunFolder
 from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.engine import TrainingEngine
 from training.tasks.experiment import TrainedState

@@ -15,7 +15,7 @@ from dataset.tokens.esm import pack_sequences
 from tests.runs import run_folder, tiny_config
 from train_config.loading import load_config
 from train_config.schema import TrainingSection
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.device import PlacementError, apply_device_settings, check_placement, choose_device
 from training.loop.failures import repeatable
 from training.loop.worker import train_worker
@@ -146,7 +146,7 @@ def test_timed_kernels_and_determinism_exclude_each_other():
 
 
 def train(config, store_path, context=None):
-    return train_worker(config, context or StandaloneContext(), store_path)
+    return train_worker(config, context or WorkerContext(), store_path)
 
 
 @pytest.mark.usefixtures("process_group")

@@ -6,7 +6,7 @@ import torch
 from common.errors import ResourceError
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from train_config.monitoring_schema import MemoryGuardSection
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard, NewStartError, parts_of
 from training.engine.memory_meter import MemoryMeter
@@ -116,7 +116,7 @@ def backward_needs_memory(monkeypatch, call: int) -> None:
 
 
 def train(config, store_path):
-    return train_worker(config, StandaloneContext(), store_path)
+    return train_worker(config, WorkerContext(), store_path)
 
 
 def config_for(folder, **changes):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_pair import WorkerPair
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop.worker import train_worker
 
@@ -32,7 +32,7 @@ def train_rank(rank: int, runs: list[tuple[dict, str | None]], store_path: str) 
             TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD
             if rank == 1 and fault is not None:
                 FAULTS[fault]()
-            train_worker(Config.model_validate(config), StandaloneContext(rank, 2, rank), store_path)
+            train_worker(Config.model_validate(config), WorkerContext(rank, 2, rank), store_path)
             dist.barrier()
     finally:
         TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD

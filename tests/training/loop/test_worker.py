@@ -27,7 +27,7 @@ from tests.runs import (
     train_losses,
 )
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop.failures import repeatable
 from training.loop.worker import train_worker
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 def train(config, store_path) -> Outcome:
     run_folder(config).clear_requests()
-    return train_worker(config, StandaloneContext(), store_path)
+    return train_worker(config, WorkerContext(), store_path)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,12 @@ def stop_after(config, store_path, step) -> None:
     run = run_folder(config)
     run.path.mkdir(parents=True, exist_ok=True)
 
-    class StoppingContext(StandaloneContext):
-        def report(self, metrics):
-            if metrics["step"] == step:
-                run.request_stop()
+    def report(metrics):
+        if metrics["step"] == step:
+            run.request_stop()
 
     run.clear_requests()
-    outcome = train_worker(config, StoppingContext(), store_path)
+    outcome = train_worker(config, WorkerContext(report=report), store_path)
     assert (outcome.status, outcome.step) == ("stopped", step)
 
 
@@ -194,7 +193,7 @@ def test_stop_during_an_evaluation_is_heard(store_path, tmp_path):
     run = run_folder(config)
     run.path.mkdir(parents=True)
     run.request_stop()
-    outcome = train_worker(config, StandaloneContext(), store_path)
+    outcome = train_worker(config, WorkerContext(), store_path)
     assert (outcome.status, outcome.step) == ("stopped", 0)
     assert validations(config) == []
 
@@ -319,7 +318,7 @@ def test_diverged_run_is_not_tried_again_by_the_launcher(store_path, tmp_path, m
     spoil(monkeypatch, set(range(10)))
     config = tiny_config(tmp_path, training={"max_nonfinite_steps": 2})
     first = train(config, store_path)
-    assert train_worker(config, StandaloneContext(), store_path) == first
+    assert train_worker(config, WorkerContext(), store_path) == first
 
 
 def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):
@@ -374,7 +373,7 @@ def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(store_pa
     with full_disk(32_768):
         with suppress(ResourceError):  # where the step is over before the writing is, the next checkpoint raises it
             train(config, store_path)
-        outcome = train_worker(config, StandaloneContext(), store_path)  # the launcher tries again
+        outcome = train_worker(config, WorkerContext(), store_path)  # the launcher tries again
     assert (outcome.status, outcome.exit_code) == ("failed", 4)
     assert "the disk is full" in outcome.message
     assert max(train_losses(config)) < 8

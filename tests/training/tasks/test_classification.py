@@ -27,7 +27,7 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import MeasurementSection
 from training.checkpoints.checkpoint import CheckpointStore
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks import registry
 from training.tasks.classifier import features
@@ -77,7 +77,7 @@ def prepared(config: Config) -> Path:
 def train(config: Config) -> tuple[Outcome, Path]:
     run_folder(config).clear_requests()
     path = prepared(config)
-    return train_worker(config, StandaloneContext(), str(path)), path
+    return train_worker(config, WorkerContext(), str(path)), path
 
 
 def validations(config: Config) -> list[dict]:
@@ -203,12 +203,11 @@ def test_a_stopped_run_goes_on_to_the_same_end(trained, table, tmp_path, process
     run = run_folder(config)
     path = prepared(config)
 
-    class StoppingContext(StandaloneContext):
-        def report(self, metrics):
-            if metrics["step"] >= 20:
-                run.request_stop()
+    def report(metrics):
+        if metrics["step"] >= 20:
+            run.request_stop()
 
-    assert train_worker(config, StoppingContext(), str(path)).status == "stopped"
+    assert train_worker(config, WorkerContext(report=report), str(path)).status == "stopped"
     outcome, _ = train(config)
     assert outcome.status == "finished"
     assert train_losses(config) == train_losses(trained[0])
@@ -327,7 +326,7 @@ def test_trials_of_a_search_read_sequences_that_were_staged_once_before(table, t
     monkeypatch.setattr(registry, "open_experiment", lambda *given: opened.append(open_one(*given)) or opened[-1])
     measurement = MeasurementSection(warmup_steps=1, window_s=0.01, max_windows=2)
     for _ in range(2):
-        assert measure_on_worker(config, StandaloneContext(), str(path), measurement, None).status == "ok"
+        assert measure_on_worker(config, WorkerContext(), str(path), measurement, None).status == "ok"
     assert [one._labelled.store.path for one in opened] == [copy, copy]
     assert read_whole == []
 
@@ -359,7 +358,7 @@ def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, pro
     assert len(validations(config)) > 1 and all("auroc" not in record for record in validations(config))
     merely = merged(changes, {"model": {"classifier": {"best_metric": "auto"}}})
     config = config_of(tmp_path / "run", path, data={"labels": {**labels, "text_column": "text"}}, **merely)
-    experiment = ClassifierExperiment(config, StandaloneContext(), run_folder(config), stored)
+    experiment = ClassifierExperiment(config, WorkerContext(), run_folder(config), stored)
     assert experiment.cost({"accuracy": 1.0}) is None and experiment.cost({"f1_micro": 0.25}) == -0.25
 
 
