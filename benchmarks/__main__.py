@@ -22,8 +22,8 @@ from typing import Annotated
 import tyro
 from pydantic import BaseModel, Field
 
-from benchmarks.catalogue import load_stages, require_packages
-from benchmarks.stage import Stage
+from benchmarks.catalogue import load_stages, require_packages, stage_names
+from benchmarks.harness.stage import Stage
 from common.command_line import run
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
-    from benchmarks.machine import describe_machine  # here: they load torch and matplotlib
-    from benchmarks.runner import Run, run_stages
+    from benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
+    from benchmarks.harness.runner import Run, run_stages
 
     machine = describe_machine()
     if machine.gpu is None:
@@ -75,7 +75,7 @@ def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     try:
-        broken = run_stages(stages, Run(machine, output, arguments.quick, command, arguments.fasta))
+        broken = run_stages(stages, Run(machine, output, arguments.quick, command, stage_names(), arguments.fasta))
     except KeyboardInterrupt:
         print(f"stopped; what was finished is in {output}", file=sys.stderr)
         raise

@@ -1,6 +1,6 @@
 """The stages by name, in the order in which data flows.
 
-A stage is a module of this package with a ``STAGE``; a new one is a line here.
+A stage is a module of :mod:`benchmarks.stages` with a ``STAGE``; a new one is a line here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
-from benchmarks.stage import Stage
+from benchmarks.harness.stage import Stage
 from common.errors import ConfigError
 
 MODULES = (
@@ -28,7 +28,7 @@ MODULES = (
 
 def stage_names() -> list[str]:
     """Names of all stages."""
-    return [name for name in MODULES if importlib.util.find_spec(f"benchmarks.{name}") is not None]
+    return [name for name in MODULES if importlib.util.find_spec(f"benchmarks.stages.{name}") is not None]
 
 
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
@@ -44,7 +44,7 @@ def load_stages(names: Sequence[str] = ()) -> list[Stage]:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"no stage is called {name!r}; {hint}")
     chosen = [name for name in known if name in names or not names]
-    return [importlib.import_module(f"benchmarks.{name}").STAGE for name in chosen]
+    return [importlib.import_module(f"benchmarks.stages.{name}").STAGE for name in chosen]
 
 
 def require_packages(stages: Sequence[Stage]) -> None:

@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.publishing import atomic_file
+
 _LOG = logging.getLogger(__name__)
 
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
@@ -97,7 +99,7 @@ def processor() -> str:
 
 
 def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
-    """Compile under another name and rename, since several processes may come here at once.
+    """Compile with the first set of flags that the compiler takes; several processes may do so at once.
 
     Raises:
         CalledProcessError: the compiler refuses the source with every set of flags.
@@ -105,16 +107,10 @@ def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants
     """
     macros = [f"-D{name}={value}" for name, value in constants.items()]
     tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
-    handle, partial = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
-    try:
+    with atomic_file(library) as partial:
         for number, flags in enumerate(tries, start=1):
-            command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", partial]
+            command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", str(partial)]
             last = number == len(tries)
             done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=_COMPILE_TIMEOUT_S)
             if done.returncode == 0:
                 break
-        Path(partial).chmod(0o755)
-        os.replace(partial, library)  # noqa: PTH105 - atomic on every system
-    finally:
-        Path(partial).unlink(missing_ok=True)

@@ -5,13 +5,14 @@ In: a Matplotlib figure. Out: a PNG that is complete or not there.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from common.publishing import atomic_file
 
 BLUE, ORANGE, GREEN, RED = "#2a6fbb", "#e08214", "#1b9e77", "#c0392b"
 MAGENTA, GREY = "#d62f6b", "#8a8f98"
@@ -59,9 +60,5 @@ def save(figure: Figure, path: Path | str) -> None:
     """Write the PNG, which is replaced only when the new one is complete; its folder is made if need be."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a conversion says while it runs, and the bar that shows it."""
+"""Progress bars on stderr: of a conversion, by its bytes, and of records that are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class ConversionProgress(NamedTuple):
@@ -31,26 +39,31 @@ ProgressCallback = Callable[[ConversionProgress], None]
 @contextmanager
 def conversion_bar(title: str) -> Iterator[ProgressCallback]:
     """A progress bar on stderr for as long as the block lasts; nothing where stderr is no terminal."""
+    with _bar(title, DownloadColumn()) as update:
+        yield lambda progress: update(progress.bytes_read, progress.bytes_total or None, progress.records)
+
+
+@contextmanager
+def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
+    """A progress bar as :func:`conversion_bar`; called with the share that is done, 0 to 1, and with the records."""
+    with _bar(title, TaskProgressColumn()) as update:
+        yield lambda share, records: update(share, 1.0, records)
+
+
+@contextmanager
+def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
+    """A bar that is called with what is done, with all there is and with the records so far."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield lambda _: None
+        yield lambda *_: None
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        column,
         TextColumn("{task.fields[records]:,} records"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, records=0)
-
-        def show(progress: ConversionProgress) -> None:
-            bar.update(
-                task,
-                completed=progress.bytes_read,
-                total=progress.bytes_total or None,
-                records=progress.records,
-            )
-
-        yield show
+        yield lambda done, total, records: bar.update(task, completed=done, total=total, records=records)

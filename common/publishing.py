@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,18 +89,11 @@ def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
         ResourceError: the disk is full or can't be written.
     """
     refuse_file(target, made_by, overwrite)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with writing(target):
-            yield temporary
-            sync(temporary)
-            manifest = _manifest(made_by, {target.name: file_xxh128(temporary)})
-            refuse_file(target, made_by, overwrite)
-            _manifest_beside(target).write_text(manifest, encoding="utf-8")
-            temporary.replace(target)
-    finally:
-        with suppress(OSError):  # a read-only file system refuses also where there is nothing
-            temporary.unlink()
+    with writing(target), atomic_file(target) as temporary:
+        yield temporary
+        manifest = _manifest(made_by, {target.name: file_xxh128(temporary)})
+        refuse_file(target, made_by, overwrite)
+        _manifest_beside(target).write_text(manifest, encoding="utf-8")
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
@@ -150,6 +144,28 @@ def _manifest_beside(target: Path) -> Path:
 
 def _manifest(made_by: str, files: dict[str, str]) -> str:
     return json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path`` to write to; synced and renamed to it when the block ends, removed if it raises.
+
+    A reader sees the old file or the new one, never a part.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):  # a read-only file system refuses also where there is nothing
+            temporary.unlink()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a whole file or nothing; text as UTF-8."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ Shape legend: N texts.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.errors import ResourceError
+from common.publishing import atomic_file
 from inference.classifier import ClassifierPipeline, Predictions, Progress
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
@@ -259,19 +259,11 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
         for _ in range(TRACED_RUNS):
             run_once(pipeline, next(batches))
     metric = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-    _whole(folder / "trace.json", lambda path: profiler.export_chrome_trace(path))
-    _whole(folder / "stacks.txt", lambda path: profiler.export_stacks(path, metric))
+    with atomic_file(folder / "trace.json") as path:
+        profiler.export_chrome_trace(str(path))
+    with atomic_file(folder / "stacks.txt") as path:
+        profiler.export_stacks(str(path), metric)
     return _largest(profiler, "self_device_time_total" if cuda else "self_cpu_time_total", str(pipeline.device.type))
-
-
-def _whole(path: Path, write: Callable[[str], None]) -> None:
-    """A file that is complete, or as it was."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(str(temporary))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _largest(profiler: profile, metric: str, device: str) -> list[Bottleneck]:

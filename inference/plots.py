@@ -1,4 +1,4 @@
-"""Pictures of how well a classifier does: what it takes for what, how it ranks, and whether it knows how sure it is.
+"""Pictures of a classifier's confusions, ranking and calibration, and of predicted numbers.
 
 In: probabilities, targets and names as arrays and strings. Out: one PNG each, which is replaced only when the new one
 is complete. They stay legible with a hundred classes: of many curves the best and the worst are named, and of many more
@@ -17,12 +17,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
 from common.figure_style import BLUE, GREEN, GREY, GRID, INK, ORANGE, RED, heading, legend, new_figure, save, style
+from common.text import counted
+from dataset.labels.label_space import IGNORED_TARGET
+from model.metrics.weighted import CALIBRATION_BINS
 
-IGNORED = -100
-"""Target of a row that is left out."""
-CALIBRATION_BINS = 15
 _MOST_CLASSES = 100
 """In one confusion matrix; beyond, those that are confused most."""
 _NUMBERED_CLASSES = 20
@@ -38,29 +39,19 @@ _CURVES_GRID = np.linspace(0.0, 1.0, 201)
 
 
 class Curve(NamedTuple):
-    """How one class is ranked, from the surest row to the least sure, in P points; rows of equal score are one point.
+    """One class against the rest in P points.
 
     Attributes:
         name: of the class.
-        false_share: (P,) negatives among the rows so far, as a share of all negatives.
-        recall: (P,) positives among the rows so far, as a share of all positives.
-        precision: (P,) positives among the rows so far, as a share of these rows.
+        x: (P,) in rising order: the false positive rate, or the recall.
+        y: (P,) the recall, or the precision from the point before to this one.
+        area: AUROC, or the average precision.
     """
 
     name: str
-    false_share: NDArray[np.float64]
-    recall: NDArray[np.float64]
-    precision: NDArray[np.float64]
-
-    @property
-    def auroc(self) -> float:
-        """Area under recall against false_share."""
-        return float(np.trapezoid(np.append(0.0, self.recall), np.append(0.0, self.false_share)))
-
-    @property
-    def average_precision(self) -> float:
-        """Mean precision over the positives."""
-        return float(np.diff(self.recall, prepend=0.0) @ self.precision)
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    area: float
 
 
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
@@ -107,23 +98,23 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     Args:
         path: the PNG.
         probabilities_NC: (N, C).
-        targets: (N,) classes with IGNORED where there is none, or (N, C) of 0 and 1 with NaN where unknown.
+        targets: (N,) classes with IGNORED_TARGET where there is none, or (N, C) of 0 and 1 with NaN where unknown.
         names: C names. Of two classes, the second is drawn.
     """
-    curves = ranking_curves(probabilities_NC, targets, names)
-    figure = new_figure(12, 5.8, f"Ranking of {_counted(len(curves), 'class', 'classes')} against the rest")
+    roc_curves, precision_curves = ranking_curves(probabilities_NC, targets, names)
+    figure = new_figure(12, 5.8, f"Ranking of {counted(len(roc_curves), 'class{es}')} against the rest")
     roc, precision = figure.subplots(1, 2)
     heading(roc, "Recall against false positives (ROC)")
     heading(precision, "Precision against recall")
-    for axes, x, y in ((roc, "share of the others predicted as it", "recall"), (precision, "recall", "precision")):
+    for axes, x, y in ((roc, "false positive rate", "recall"), (precision, "recall", "precision")):
         style(axes)
         axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
         axes.set_xlabel(x, color=INK)
         axes.set_ylabel(y, color=INK)
     roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="0.500  chance")
-    if curves:
-        _draw_roc(roc, curves)
-        _draw_precision(precision, curves)
+    _draw_curves(roc, roc_curves, [np.interp(_CURVES_GRID, c.x, c.y) for c in roc_curves], "default")
+    reached = [c.y[np.searchsorted(c.x, _CURVES_GRID - 1e-9)] for c in precision_curves]
+    _draw_curves(precision, precision_curves, reached, "steps-pre")
     for axes in (roc, precision):
         legend(axes, over_curves=True)
     save(figure, path)
@@ -194,58 +185,47 @@ def draw_predictions(
     save(figure, path)
 
 
-def ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> list[Curve]:
-    """Curves of the classes of which there are positives and negatives; see :func:`draw_roc_pr`."""
+def ranking_curves(
+    probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]
+) -> tuple[list[Curve], list[Curve]]:
+    """ROC and precision curves of the classes that have positives and negatives; see :func:`draw_roc_pr`."""
     of_labels = targets.ndim == 2
-    first = 1 if not of_labels and len(names) == 2 else 0
-    curves: list[Curve] = []
-    for index in range(first, len(names)):
+    rocs: list[Curve] = []
+    precisions: list[Curve] = []
+    for index in range(1 if not of_labels and len(names) == 2 else 0, len(names)):
         target = targets[:, index] if of_labels else targets
-        known = np.isfinite(target) if of_labels else target != IGNORED
+        known = np.isfinite(target) if of_labels else target != IGNORED_TARGET
         positive = (target == 1 if of_labels else target == index)[known]
-        if positive.any() and not positive.all():
-            curves.append(_curve(names[index], probabilities_NC[known, index], positive))
-    return curves
+        if not positive.any() or positive.all():
+            continue
+        scores = probabilities_NC[known, index]
+        false_rate, recall, _ = roc_curve(positive, scores)
+        rocs.append(Curve(names[index], false_rate, recall, float(roc_auc_score(positive, scores))))
+        precision, recall, _ = precision_recall_curve(positive, scores, drop_intermediate=True)
+        precision[-1] = precision[-2]  # scikit-learn ends in (0, 1), which no threshold gives
+        area = float(average_precision_score(positive, scores))
+        precisions.append(Curve(names[index], recall[::-1], precision[::-1], area))
+    return rocs, precisions
 
 
-def _curve(name: str, scores_N: NDArray, positive_N: NDArray[np.bool_]) -> Curve:
-    order = np.argsort(-scores_N, kind="stable")
-    ordered = scores_N[order]
-    last_of_tie = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-    rows, hits = last_of_tie + 1, np.cumsum(positive_N[order])[last_of_tie]
-    positives = int(positive_N.sum())
-    return Curve(name, (rows - hits) / (len(ordered) - positives), hits / positives, hits / rows)
-
-
-def _draw_roc(axes: Axes, curves: Sequence[Curve]) -> None:
-    for curve, look in _looks(curves, [curve.auroc for curve in curves]):
-        x, y = _thinned(np.append(0.0, curve.false_share), np.append(0.0, curve.recall))
-        axes.plot(x, y, **look)
+def _draw_curves(axes: Axes, curves: Sequence[Curve], on_grid: Sequence[NDArray], drawstyle: str) -> None:
+    """Draw each curve, and their mean on the grid."""
+    for curve, look in _looks(curves):
+        shown = np.linspace(0, len(curve.x) - 1, min(len(curve.x), _MOST_POINTS)).astype(np.int64)
+        axes.plot(curve.x[shown], curve.y[shown], drawstyle=drawstyle, **look)
     if len(curves) > 1:
-        mean = np.mean([np.interp(_CURVES_GRID, c.false_share, c.recall, left=0.0) for c in curves], axis=0)
-        value = np.mean([curve.auroc for curve in curves])
-        axes.plot(_CURVES_GRID, mean, color=INK, linewidth=2.4, label=f"{value:.3f}  mean over classes")
+        label = f"{np.mean([curve.area for curve in curves]):.3f}  mean over classes"
+        axes.plot(_CURVES_GRID, np.mean(on_grid, axis=0), color=INK, linewidth=2.4, label=label)
 
 
-def _draw_precision(axes: Axes, curves: Sequence[Curve]) -> None:
-    for curve, look in _looks(curves, [curve.average_precision for curve in curves]):
-        x, y = _thinned(np.append(0.0, curve.recall), np.append(curve.precision[0], curve.precision))
-        axes.plot(x, y, drawstyle="steps-pre", **look)
-    if len(curves) > 1:
-        reached = [c.precision[np.searchsorted(c.recall, _CURVES_GRID - 1e-9)] for c in curves]
-        value = np.mean([curve.average_precision for curve in curves])
-        label = f"{value:.3f}  mean over classes"
-        axes.plot(_CURVES_GRID, np.mean(reached, axis=0), color=INK, linewidth=2.4, label=label)
-
-
-def _looks(curves: Sequence[Curve], values: Sequence[float]) -> Iterable[tuple[Curve, dict]]:
+def _looks(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
     """Each curve with its colour and label; of many, only the best and the worst stand out."""
-    labels = [f"{value:.3f}  {_legible(curve.name)}" for curve, value in zip(curves, values, strict=True)]
+    labels = [f"{curve.area:.3f}  {_legible(curve.name)}" for curve in curves]
     if len(curves) <= _COLOURED_CURVES:
         for curve, color, label in zip(curves, _COLOURS, labels, strict=False):
             yield curve, {"color": color, "linewidth": 1.4, "label": label}
         return
-    order = np.argsort(-np.asarray(values), kind="stable").tolist()
+    order = np.argsort([-curve.area for curve in curves], kind="stable").tolist()
     best, rest, worst = order[:_NAMED_CURVES], order[_NAMED_CURVES:-_NAMED_CURVES], order[-_NAMED_CURVES:]
     for index in rest:
         yield curves[index], {"color": GREY, "linewidth": 0.7, "alpha": 0.45}
@@ -298,16 +278,8 @@ def _confidences(probabilities_NC: NDArray, targets: NDArray) -> tuple[NDArray, 
     if targets.ndim == 2:
         known = np.isfinite(targets)
         return probabilities_NC[known], targets[known] == 1
-    known = targets != IGNORED
+    known = targets != IGNORED_TARGET
     return probabilities_NC[known].max(axis=1), probabilities_NC[known].argmax(axis=1) == targets[known]
-
-
-def _thinned(x_P: NDArray, y_P: NDArray) -> tuple[NDArray, NDArray]:
-    """The curve through at most _MOST_POINTS of its points."""
-    if len(x_P) <= _MOST_POINTS:
-        return x_P, y_P
-    kept = np.unique(np.linspace(0, len(x_P) - 1, _MOST_POINTS).astype(np.int64))
-    return x_P[kept], y_P[kept]
 
 
 def _legible(name: str) -> str:
@@ -315,7 +287,3 @@ def _legible(name: str) -> str:
     name = " ".join(name.split())
     short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
     return short.replace("$", r"\$")
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -1,18 +1,20 @@
 """Predictions as rows of a CSV, TSV or Parquet file, written part by part.
 
-Columns: ``id``; ``label``, what is predicted in words (names of a multilabel target with the separator between them, a
+Columns: ``id``; ``label``, the prediction in words (names of a multilabel target with the separator between them, a
 letter for each residue); and for each class ``probability_NAME``. Of per-residue labels this is one number for each
 residue: a list in Parquet, numbers with blanks between them in text, NaN where a residue was cropped. Regression has
 ``predicted_NAME`` alone. Parquet holds fp32, text six digits.
+
+Shape legend: N texts, C classes or numbers.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,97 +24,63 @@ from dataset.batches.cropping import head_length
 from dataset.labels.label_space import LabelSpace
 from inference.classifier import Predictions
 
-
-class PredictionWriter(Protocol):
-    """A file that is being written."""
-
-    def write(self, ids: Sequence[str], predictions: Predictions) -> None:
-        """Append rows."""
+Writer = Callable[[Sequence[str], Predictions], None]
+"""Appends the rows of these ids."""
 
 
 @contextmanager
-def writing_predictions(path: Path, final_name: str, space: LabelSpace, separator: str) -> Iterator[PredictionWriter]:
+def writing_predictions(path: Path, final_name: str, space: LabelSpace, separator: str) -> Iterator[Writer]:
     """Open a file for rows of this label space.
 
     Args:
         path: where to write.
-        final_name: tells the format by its suffix.
+        final_name: has the suffix of the format.
         space: of the predictions.
         separator: between the names of a multilabel target.
     """
+    schema = _schema(space)
     if final_name.endswith(".parquet"):
-        with pq.ParquetWriter(path, _schema(space)) as file:
-            yield _Parquet(file, space, separator)
+        with pq.ParquetWriter(path, schema) as file:
+            yield lambda ids, found: file.write_table(
+                pa.Table.from_pydict(dict(zip(schema.names, _columns(ids, found, separator), strict=True)), schema)
+            )
         return
     with path.open("w", encoding="utf-8", newline="") as text:
-        yield _Text(text, "\t" if final_name.endswith(".tsv") else ",", space, separator)
-
-
-def column_names(space: LabelSpace) -> list[str]:
-    """As they stand in the file."""
-    if space.kind == "regression":
-        return ["id", *(f"predicted_{name}" for name in space.names)]
-    return ["id", "label", *(f"probability_{name}" for name in space.names)]
-
-
-class _Text:
-    def __init__(self, file: TextIO, delimiter: str, space: LabelSpace, separator: str) -> None:
-        self._writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        self._space, self._separator = space, separator
-        self._writer.writerow(column_names(space))
-
-    def write(self, ids: Sequence[str], predictions: Predictions) -> None:
-        if self._space.kind == "per_residue":
-            numbers: list[list[str]] = [
-                [" ".join(map(_shown, column)) for column in rows.T.tolist()] for rows in _residue_rows(predictions)
-            ]
-        else:
-            numbers = [list(map(_shown, row)) for row in predictions.probabilities.tolist()]
-        words = _words(predictions, self._separator)
-        self._writer.writerows([one, *said, *row] for one, said, row in zip(ids, words, numbers, strict=True))
-
-
-class _Parquet:
-    def __init__(self, file: pq.ParquetWriter, space: LabelSpace, separator: str) -> None:
-        self._file, self._space, self._separator = file, space, separator
-
-    def write(self, ids: Sequence[str], predictions: Predictions) -> None:
-        columns: list[Any] = [list(ids)]
-        if self._space.kind != "regression":
-            columns.append(predictions.labels(self._separator))
-        if self._space.kind == "per_residue":
-            rows = _residue_rows(predictions)
-            columns += [[one[:, index] for one in rows] for index in range(self._space.num_outputs)]
-        else:
-            columns += list(predictions.probabilities.T)
-        schema = _schema(self._space)
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-        self._file.write_table(pa.table(arrays, schema=schema))
+        rows = csv.writer(text, delimiter="\t" if final_name.endswith(".tsv") else ",", lineterminator="\n")
+        rows.writerow(schema.names)
+        yield lambda ids, found: rows.writerows(zip(*map(_words, _columns(ids, found, separator)), strict=True))
 
 
 def _schema(space: LabelSpace) -> pa.Schema:
-    number = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
-    words = {"id", "label"} if space.kind != "regression" else {"id"}
-    names = column_names(space)
-    return pa.schema([(name, pa.string() if index < len(words) else number) for index, name in enumerate(names)])
+    numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
+    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
+    return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
 
 
-def _words(predictions: Predictions, separator: str) -> list[list[str]]:
-    if predictions.label_space.kind == "regression":
-        return [[] for _ in range(len(predictions))]
-    return [[label] for label in predictions.labels(separator)]
+def _columns(ids: Sequence[str], found: Predictions, separator: str) -> list[Any]:
+    """Columns of N values: strings, numbers, or arrays of the numbers of residues."""
+    words: list[Any] = [list(ids)]
+    if found.label_space.kind != "regression":
+        words.append(found.labels(separator))
+    if found.lengths is None:
+        return words + list(found.probabilities.T)
+    texts = _residue_rows(found)
+    return words + [[text[:, index] for text in texts] for index in range(found.label_space.num_outputs)]
 
 
-def _residue_rows(predictions: Predictions) -> list[np.ndarray]:
+def _residue_rows(found: Predictions) -> list[np.ndarray]:
     """(residues, C) of each text, NaN where a residue was cropped."""
     rows = []
-    for (start, end), cut in zip(predictions.spans(), predictions.cropped.tolist(), strict=True):
-        head = start + head_length(end - start, predictions.crop)
-        gap = np.full((cut, predictions.probabilities.shape[1]), np.nan, dtype=np.float32)
-        kept = predictions.probabilities
-        rows.append(np.concatenate((kept[start:head], gap, kept[head:end])) if cut else kept[start:end])
+    for (start, end), cut in zip(found.spans(), found.cropped.tolist(), strict=True):
+        kept = found.probabilities[start:end]
+        head = head_length(end - start, found.crop)
+        gap = np.full((cut, kept.shape[1]), np.nan, dtype=np.float32)
+        rows.append(np.concatenate((kept[:head], gap, kept[head:])))
     return rows
 
 
-def _shown(value: float) -> str:
-    return f"{value:.6g}"
+def _words(column: Any) -> list[str]:
+    """A column as text."""
+    if isinstance(column, np.ndarray):
+        return [f"{value:.6g}" for value in column.tolist()]
+    return [value if isinstance(value, str) else " ".join(_words(value)) for value in column]

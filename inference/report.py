@@ -1,10 +1,10 @@
-"""What an evaluation found, for machines and for people: figures, intervals, baselines, mistakes and pictures.
+"""Report of an evaluation: metrics with intervals, baselines, mistakes and pictures.
 
 In: predictions of a model and of its baselines for the same records, and their targets. Out, in a folder:
 
     evaluation.json          everything below as numbers
     report.md                tables that a person reads
-    confusion.tsv            rows of each true class that were taken for each class
+    confusion.tsv            rows of each true class that were predicted as each class
     confusion.png, ranking.png, reliability.png; predictions.png for regression
 
 That the folder appears complete or not at all is left to :mod:`common.publishing`.
@@ -15,16 +15,16 @@ Shape legend: N records, R residues of all records end to end, C classes, labels
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
+from dataset.labels.label_space import LabelSpace, has_target
 from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
     bootstrap_intervals,
@@ -33,7 +33,6 @@ from model.metrics.classification import (
     metrics_of_each,
 )
 
-EVALUATION_FILE, REPORT_FILE, CONFUSION_FILE = "evaluation.json", "report.md", "confusion.tsv"
 SHARE = 0.95
 _CONFUSED_PAIRS = 15
 _EXAMPLES = 3
@@ -58,52 +57,59 @@ _NAMES = {
 _WITH_UNIT = ("mse", "mae")
 
 
-def write_report(
-    folder: Path | str,
-    label_space: LabelSpace,
-    ids: Sequence[str],
-    probabilities: NDArray,
-    targets: NDArray,
-    baselines: Mapping[str, NDArray],
-    counts: Mapping[str, int],
-    *,
-    best_of: str | None = None,
-    seed: int = 0,
-    samples: int = 1000,
-    weights: NDArray | None = None,
-    lengths: NDArray | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Compute and write it all.
+@dataclass(frozen=True)
+class Scored:
+    """N records with their targets and a model's predictions.
 
-    Args:
-        folder: made if need be.
+    Attributes:
         label_space: what the columns mean.
         ids: of the N records.
         probabilities: (N, C), or (R, C) for per_residue.
         targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_metrics`.
-        baselines: predictions of that shape by name.
-        counts: of records that were read, skipped and so on, by what was done to them.
-        best_of: figure by which the model was chosen, shown first.
-        seed: of the resamplings.
-        samples: resamplings for the intervals.
         weights: (N,) weight of each record, or None.
         lengths: (N,) residues of each record, for per_residue, whose resamplings draw whole records.
-        facts: what else is to be told, by name: the model, its checkpoint, the data.
 
-    Returns:
-        What ``evaluation.json`` holds.
+    Raises:
+        ValueError: lengths are missing or don't fit.
+    """
+
+    label_space: LabelSpace
+    ids: Sequence[str]
+    probabilities: NDArray
+    targets: NDArray
+    weights: NDArray | None = None
+    lengths: NDArray | None = None
+
+    def __post_init__(self) -> None:
+        lengths = np.zeros(0) if self.lengths is None else self.lengths
+        fits = len(lengths) == len(self.ids) and lengths.sum() == len(self.targets)
+        if self.label_space.kind == "per_residue" and not fits:
+            raise ValueError(f"{len(self.ids)} records with {len(self.targets)} residues need their lengths")
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """(R,) record that each residue belongs to, for per_residue."""
+        return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
+
+
+def evaluation_of(
+    scored: Scored, baselines: Mapping[str, NDArray], *, samples: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """Content of ``evaluation.json``: values alone.
+
+    Args:
+        scored: the records.
+        baselines: predictions of the model's shape by name.
+        samples: resamplings for the intervals.
+        seed: of the resamplings.
 
     Raises:
         DivergenceError: a prediction is NaN or infinite.
-        ValueError: lengths are missing or don't fit.
     """
-    folder, kind = Path(folder), label_space.kind
-    groups = _groups(ids, lengths, len(targets)) if kind == "per_residue" else None
-    if groups is not None and weights is not None:
-        weights = weights[groups]
+    kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
+    weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
 
-    def judged(predictions: NDArray) -> dict[str, Any]:
+    def metrics_of(predictions: NDArray) -> dict[str, Any]:
         intervals = bootstrap_intervals(
             kind, predictions, targets, samples, seed, SHARE, weights=weights, groups=groups
         )
@@ -112,39 +118,99 @@ def write_report(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    known_N = _known(targets)
-    evaluation: dict[str, Any] = {
+    each = metrics_of_each(kind, scored.probabilities, targets)
+    return {
         "kind": kind,
-        "records": len(ids),
-        "without_target": int((~known_N).sum()),
-        **({"residues": len(targets)} if groups is not None else {}),
-        "best_of": best_of,
-        **judged(probabilities),
-        "baselines": {name: judged(predictions) for name, predictions in baselines.items()},
+        "records": len(scored.ids),
+        "without_target": int((~has_target(targets)).sum()),
+        **({} if groups is None else {"residues": len(targets)}),
+        **metrics_of(scored.probabilities),
+        "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
-        "classes": _classes(label_space, probabilities, targets),
-        "counts": dict(counts),
-        "facts": dict(facts or {}),
+        "classes": [{"name": name, **metrics} for name, metrics in zip(scored.label_space.names, each, strict=True)],
+        **({} if kind in ("multilabel", "regression") else {"confused": _confused(scored)}),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    evaluation["pictures"] = _draw(folder, label_space, probabilities, targets)
-    if kind not in ("multilabel", "regression"):
-        matrix_CC = confusion_matrix(probabilities, targets)
-        record_ids = ids if groups is None else [ids[group] for group in groups.tolist()]
-        evaluation["confused"] = _confused(matrix_CC, label_space.names, record_ids, probabilities, targets)
-        (folder / CONFUSION_FILE).write_text(_matrix_text(matrix_CC, label_space.names), encoding="utf-8")
-    (folder / REPORT_FILE).write_text(report_text(evaluation), encoding="utf-8")
-    text = json.dumps(evaluation, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / EVALUATION_FILE).write_text(text + "\n", encoding="utf-8")
-    return evaluation
 
 
-def report_text(evaluation: Mapping[str, Any]) -> str:
-    """``report.md`` of what ``evaluation.json`` holds."""
-    judged = evaluation["records"] if "residues" not in evaluation else evaluation["residues"]
-    unit = "records" if "residues" not in evaluation else f"residues of {evaluation['records']:,} records"
-    lines = ["# Evaluation", "", f"{judged:,} {unit}, {evaluation['without_target']:,} of them without a target.", ""]
-    lines += _figures_section(evaluation)
+def write_report(
+    folder: Path,
+    scored: Scored,
+    evaluation: Mapping[str, Any],
+    *,
+    best_of: str | None = None,
+    counts: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write tables, pictures and numbers.
+
+    Args:
+        folder: exists.
+        scored: the records.
+        evaluation: of :func:`evaluation_of`.
+        best_of: metric by which the model was chosen, shown first.
+        counts: of records that were read, skipped and so on.
+        facts: of the model, its checkpoint and the data, by name.
+    """
+    content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
+    content["pictures"] = _draw(folder, scored)
+    if "confused" in evaluation:
+        names = scored.label_space.names
+        matrix_CC = confusion_matrix(scored.probabilities, scored.targets).tolist()
+        with (folder / "confusion.tsv").open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, dialect="excel-tab", lineterminator="\n")
+            rows.writerow(["truth \\ taken for", *names])
+            rows.writerows([name, *row] for name, row in zip(names, matrix_CC, strict=True))
+    (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _draw(folder: Path, scored: Scored) -> list[str]:
+    """Draw the pictures that the kind has; their names."""
+    probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
+    if scored.label_space.kind == "regression":
+        draw_predictions(folder / "predictions.png", probabilities, targets, names)
+        return ["predictions.png"]
+    draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
+    draw_reliability(folder / "reliability.png", probabilities, targets)
+    if scored.label_space.kind == "multilabel":
+        return ["ranking.png", "reliability.png"]
+    draw_confusion(folder / "confusion.png", confusion_matrix(probabilities, targets), names)
+    return ["confusion.png", "ranking.png", "reliability.png"]
+
+
+def _confused(scored: Scored) -> list[dict[str, Any]]:
+    """Pairs of a true and a predicted class, most frequent first, each with ids of the most confident mistakes."""
+    names, targets, groups = scored.label_space.names, scored.targets, scored.groups
+    matrix_CC = confusion_matrix(scored.probabilities, targets)
+    wrong_CC = matrix_CC - np.diag(np.diag(matrix_CC))
+    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:_CONFUSED_PAIRS]
+    predicted, confidence = scored.probabilities.argmax(axis=1), scored.probabilities.max(axis=1)
+    pairs: list[dict[str, Any]] = []
+    for truth, other in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
+        if not wrong_CC[truth, other]:
+            break
+        rows = np.flatnonzero((targets == truth) & (predicted == other))
+        rows = rows[np.argsort(-confidence[rows], kind="stable")]
+        records = rows if groups is None else groups[rows]
+        pairs.append(
+            {
+                "truth": names[truth],
+                "taken_for": names[other],
+                "rows": int(wrong_CC[truth, other]),
+                "share": float(wrong_CC[truth, other] / matrix_CC[truth].sum()),
+                "examples": [scored.ids[record] for record in dict.fromkeys(records.tolist())][:_EXAMPLES],
+            }
+        )
+    return pairs
+
+
+def _report_text(evaluation: Mapping[str, Any]) -> str:
+    number, unit = evaluation["records"], "records"
+    if "residues" in evaluation:
+        number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
+    lines = ["# Evaluation", "", f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target.", ""]
+    lines += _metrics_section(evaluation)
     if evaluation.get("confused"):
         lines += _confused_section(evaluation["confused"])
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
@@ -155,19 +221,19 @@ def report_text(evaluation: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _figures_section(evaluation: Mapping[str, Any]) -> list[str]:
-    judged = {"model": evaluation, **evaluation["baselines"]}
-    present = {name for one in judged.values() for name in one["figures"]}
+def _metrics_section(evaluation: Mapping[str, Any]) -> list[str]:
+    columns = {"model": evaluation, **evaluation["baselines"]}
+    present = {name for one in columns.values() for name in one["figures"]}
     first = [evaluation["best_of"]] if evaluation["best_of"] in present else []
-    order = list(dict.fromkeys(first + [name for name in _NAMES if name in present] + sorted(present)))
-    rows = [[_NAMES.get(name, name), *(_figure(one, name) for one in judged.values())] for name in order]
+    order = dict.fromkeys(first + [name for name in _NAMES if name in present] + sorted(present))
+    rows = [[_NAMES.get(name, name), *(_value(one, name) for one in columns.values())] for name in order]
     chosen = f" The model was chosen by {_NAMES.get(first[0], first[0])}, the first row." if first else ""
     bootstrap = evaluation["bootstrap"]
     note = (
         f"In brackets: {bootstrap['share']:.0%} of {bootstrap['samples']:,} resamplings of the records lie between "
         f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
     )
-    return ["## Figures", "", *_table(["figure", *judged], rows), "", note, ""]
+    return ["## Metrics", "", *_table(["metric", *columns], rows), "", note, ""]
 
 
 def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -175,8 +241,8 @@ def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
         [pair["truth"], pair["taken_for"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
         for pair in confused
     ]
-    header = ["truth", "taken for", "how often", "share of the true class", "surest examples"]
-    return ["## Confused most", "", *_table(header, rows), ""]
+    header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
+    return ["## Most frequent confusions", "", *_table(header, rows), ""]
 
 
 def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -192,77 +258,13 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     return [title, "", *_table(["name", *map(_words, columns)], rows), "", *more]
 
 
-def _classes(label_space: LabelSpace, probabilities: NDArray, targets: NDArray) -> list[dict[str, Any]]:
-    whole = ("records", "predicted")
-    each = metrics_of_each(label_space.kind, probabilities, targets)
-    return [
-        {"name": name, **{key: int(value) if key in whole else value for key, value in figures.items()}}
-        for name, figures in zip(label_space.names, each, strict=True)
-    ]
-
-
-def _confused(
-    matrix_CC: NDArray[np.int64],
-    names: Sequence[str],
-    row_ids: Sequence[str],
-    probabilities: NDArray,
-    targets: NDArray,
-) -> list[dict[str, Any]]:
-    """Pairs of a true class and what it was taken for, most frequent first, each with ids of the surest mistakes."""
-    wrong_CC = matrix_CC - np.diag(np.diag(matrix_CC))
-    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:_CONFUSED_PAIRS]
-    predicted, sureness = probabilities.argmax(axis=1), probabilities.max(axis=1)
-    pairs: list[dict[str, Any]] = []
-    for truth, taken_for in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
-        if not wrong_CC[truth, taken_for]:
-            break
-        mistakes = np.flatnonzero((targets == truth) & (predicted == taken_for))
-        surest = mistakes[np.argsort(-sureness[mistakes], kind="stable")]
-        pairs.append(
-            {
-                "truth": names[truth],
-                "taken_for": names[taken_for],
-                "rows": int(wrong_CC[truth, taken_for]),
-                "share": float(wrong_CC[truth, taken_for] / matrix_CC[truth].sum()),
-                "examples": list(dict.fromkeys(row_ids[row] for row in surest.tolist()))[:_EXAMPLES],
-            }
-        )
-    return pairs
-
-
-def _draw(folder: Path, label_space: LabelSpace, probabilities: NDArray, targets: NDArray) -> list[str]:
-    """Draw the pictures that the kind has; their names."""
-    names = label_space.names
-    if label_space.kind == "regression":
-        draw_predictions(folder / "predictions.png", probabilities, targets, names)
-        return ["predictions.png"]
-    pictures = ["ranking.png", "reliability.png"]
-    if label_space.kind != "multilabel":
-        draw_confusion(folder / "confusion.png", confusion_matrix(probabilities, targets), names)
-        pictures = ["confusion.png", *pictures]
-    draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    draw_reliability(folder / "reliability.png", probabilities, targets)
-    return pictures
-
-
-def _groups(ids: Sequence[str], lengths: NDArray | None, num_rows: int) -> NDArray[np.int64]:
-    """(R,) which record each residue belongs to."""
-    if lengths is None or len(lengths) != len(ids) or int(np.sum(lengths)) != num_rows:
-        given = "none" if lengths is None else f"{len(lengths)} lengths of {int(np.sum(lengths))} residues"
-        raise ValueError(f"{len(ids)} records with {num_rows} residues need their lengths, given were {given}")
-    return np.repeat(np.arange(len(ids)), lengths)
-
-
-def _known(targets: NDArray) -> NDArray[np.bool_]:
-    return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
-
-
-def _figure(judged: Mapping[str, Any], name: str) -> str:
-    if name not in judged["figures"]:
+def _value(scores: Mapping[str, Any], name: str) -> str:
+    """A metric and its interval."""
+    if name not in scores["figures"]:
         return "–"
-    interval = judged["intervals"].get(name)
+    interval = scores["intervals"].get(name)
     between = f" [{_short(name, interval[0])}, {_short(name, interval[1])}]" if interval else ""
-    return _short(name, judged["figures"][name]) + between
+    return _short(name, scores["figures"][name]) + between
 
 
 def _short(name: str, value: float) -> str:
@@ -282,16 +284,8 @@ def _escaped(cell: str) -> str:
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return _short(name, value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _matrix_text(matrix_CC: NDArray[np.int64], names: Sequence[str]) -> str:
-    text = io.StringIO()
-    rows = csv.writer(text, dialect="excel-tab", lineterminator="\n")
-    rows.writerow(["truth \\ taken for", *names])
-    rows.writerows([name, *row] for name, row in zip(names, matrix_CC.tolist(), strict=True))
-    return text.getvalue()

@@ -1,8 +1,8 @@
-"""Ids and texts of files that are to be predicted, a few thousand records at a time, in their order.
+"""Ids and texts of files to predict, some thousand records at a time, in their order.
 
 In: FASTA, CSV, TSV or Parquet, and where in a table ids and texts stand. Out: parts, with residues and ids checked by
-the policies of the config as for training (:mod:`dataset.store.ingest`). What is kept in memory is one part, and 8
-bytes for each id, so that one that repeats is known.
+the policies of the config as for training (:mod:`dataset.store.ingest`). Memory holds one part, and 8 bytes for each
+id, to detect one that repeats.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from train_config.schema import IngestSection
 
 
 class TextPart(NamedTuple):
-    """Some records.
+    """Records in a row.
 
     Attributes:
         ids: unique among all parts.
         texts: of each.
-        share: of the files' bytes that is read by now, 0 to 1.
+        share: of the files' bytes that is read by then, 0 to 1.
     """
 
     ids: list[str]
@@ -36,26 +36,21 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Files to be predicted.
+    """Files to predict.
 
-    Attributes:
-        counts: what was changed or left out so far.
+    Args:
+        sources: files, folders and globs.
+        labels: the columns of ids and texts, and the policy for rows without a text.
+        tokenizer: what texts hold; residues are checked and mended.
+        ingest: policies for residues and for repeated ids.
+
+    Raises:
+        DataError: a name stands for nothing, or for a kind of file that can't be read.
     """
 
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
     ) -> None:
-        """Find the files; read nothing yet.
-
-        Args:
-            sources: files, folders and globs.
-            labels: the columns of ids and texts, and what to do without a text.
-            tokenizer: what texts hold; residues are checked and mended.
-            ingest: policies for residues and for ids that are there twice.
-
-        Raises:
-            DataError: a name stands for nothing, or for a kind of file that can't be read.
-        """
         self._paths = find_labelled_files(sources)
         self._labels = labels
         self._content = tokenizer.content
@@ -63,14 +58,29 @@ class TextStream:
 
     @property
     def counts(self) -> IngestCounts:
-        """What was changed or left out so far."""
+        """Records that were changed or left out so far."""
         return self._ingest.counts
 
+    def chunks(self, characters: int) -> Iterator[TextPart]:
+        """Parts put together until they have at least so many characters; see :meth:`__iter__`."""
+        ids: list[str] = []
+        texts: list[str] = []
+        size, share = 0, 0.0
+        for part in self:
+            ids += part.ids
+            texts += part.texts
+            size, share = size + sum(map(len, part.texts)), part.share
+            if size >= characters:
+                yield TextPart(ids, texts, share)
+                ids, texts, size = [], [], 0
+        if ids:
+            yield TextPart(ids, texts, share)
+
     def __iter__(self) -> Iterator[TextPart]:
-        """The records that stay, in order, up to the first that is refused; to be gone through once.
+        """Yield the records that stay, in order, up to the first that is refused; iterate once.
 
         Raises:
-            DataError: a file can't be read, or records are refused: all of them, once the files are read.
+            DataError: a file can't be read, or records are refused: names all of them, once the files are read.
         """
         bytes_before, bytes_total = 0, sum(path.stat().st_size for path in self._paths)
         with self._ingest.faults.raised_at_end():
@@ -96,7 +106,7 @@ class TextStream:
             rows_before += table.num_rows
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids: read again, since it is asked for a refusal alone."""
+        """Place of the first record with each of these ids; the files are read again, for a refusal alone."""
         found: dict[str, str] = {}
         for path, parts in self._files():
             for part in parts:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from common.errors import DataError
+from common.publishing import atomic_file
 
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
@@ -103,15 +104,8 @@ class MetricsLog:
 
     def _replace(self, lines: Iterable[bytes]) -> None:
         """Put ``lines`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic_file(self.path) as temporary, temporary.open("wb") as file:
+            file.writelines(lines)
         os.close(self._descriptor)
         self._descriptor = self._open()
 

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from common.publishing import write_atomically
 from train_config.section import STORES
 
 logger = logging.getLogger(__name__)
@@ -107,19 +106,6 @@ class RunFolder:
         except (ValueError, TypeError) as error:
             logger.warning("%s is damaged (%s) and taken for absent", self._outcome, error)
             return None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def no_space(where: object) -> str:

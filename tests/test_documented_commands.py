@@ -19,7 +19,7 @@ from common.command_line import run
 from dataset.labels.sample_locations import located_records
 from dataset.labels.sample_messages import message_records
 from dataset.store.conversion import ensure_store
-from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
@@ -29,7 +29,7 @@ from tools.__main__ import main as tools
 from tools._gpu_check import trial
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -98,7 +98,7 @@ def finished_autoencoder(config: Config) -> None:
     run = run_folder(config)
     run.path.mkdir(parents=True)
     run.config.write_text(dump_config(config))
-    train_worker(config, StandaloneContext(), str(ensure_store(config.data, run.path.parent / "stores")))
+    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.path.parent / "stores")))
 
 
 def write_data(folder: Path) -> None:
@@ -181,7 +181,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     """Exit code of a tool; of those that start workers only what comes before."""
     if name == "fasta2lmdb":
         shutil.rmtree(workspace / "proteins.store")
-    monkeypatch.setattr(trial, "verify", lambda device: [])
+    monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:

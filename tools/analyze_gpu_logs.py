@@ -1,10 +1,9 @@
-"""Say what a log of GPUs tells: throttling, idle gaps and their likely cause, leaks, and what to do.
+"""Report utilisation, idle share, memory and throttling of a log of GPUs, and what to do about them.
 
-Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints the diagnosis. Throttling
-is told from throttle reasons and from clocks; gaps are put down to the loader, checkpoints or other GPUs by what the
-machine did meanwhile, or by their pattern alone where the log has only GPUs.
+Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints a summary of each GPU.
+Throttling is detected from throttle reasons and from clocks.
 
-A column that is missing, or called something else, is an error that names it, the nearest, and what is there.
+A missing column is an error that names it, the most similar one, and the columns of the log.
 
 Examples:
   python -m tools analyze_gpu_logs --log gpu_log.csv --output gpu_log.png
@@ -29,21 +28,22 @@ from rich.text import Text
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
-from monitoring.gpu_log.analysis import Analysis, GpuDiagnosis, analyse
-from monitoring.gpu_log.plot import draw_analysis, summarise
-from monitoring.gpu_log.reader import read_gpu_log
+from monitoring.gpu_log.analysis import GpuSummary, interval_s, summarise
+from monitoring.gpu_log.columns import TIME
+from monitoring.gpu_log.plot import draw_log
+from monitoring.gpu_log.reader import GpuLog, read_gpu_log
 
 MADE_BY = "analyze_gpu_logs"
 _UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(ToolArguments):
-    """Which log, and where to put what it tells."""
+    """The log, and where to write the results."""
 
     log: Path = Field(description="The CSV file.")
-    output: Path | None = Field(None, description="The picture, a PNG. Default: beside the log, named as it is.")
+    output: Path | None = Field(None, description="The picture, a PNG. Default: beside the log, with its name.")
     json_: Annotated[Path | None, tyro.conf.arg(name="json")] = Field(
-        None, description="Also write everything that is found to this file, as JSON."
+        None, description="Also write the summaries to this file, as JSON."
     )
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace what this tool wrote before and nobody changed since."
@@ -51,7 +51,7 @@ class Arguments(ToolArguments):
 
 
 def main(argv: list[str]) -> int:
-    """Read, diagnose, draw and print."""
+    """Read, summarise, draw and print."""
     arguments = parse(Arguments, argv, "analyze_gpu_logs", __doc__)
     output = arguments.output or arguments.log.with_suffix(".png")
     made = (MADE_BY, arguments.overwrite)
@@ -60,31 +60,30 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"{path} is the log itself; give another file to write to")
         refuse_file(path, *made)
     log = read_gpu_log(arguments.log)
-    analysis = analyse(log)
+    summaries = summarise(log)
     with made_file(output, *made) as building:
-        draw_analysis(log, analysis, building)
+        draw_log(log, summaries, building)
     if arguments.json_ is not None:
+        found = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
         with made_file(arguments.json_, *made) as building:
-            building.write_text(json.dumps(analysis.as_dict(), indent=1) + "\n", encoding="utf-8")
-    _print(analysis)
+            building.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    _print(log, summaries)
     print(f"written: {output}" + (f" and {arguments.json_}" if arguments.json_ else ""))
     return 0
 
 
-def _print(analysis: Analysis) -> None:
+def _print(log: GpuLog, summaries: list[GpuSummary]) -> None:
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
-    console.print(Text(f"{analysis.log}: {analysis.seconds:.0f} s, a sample every {analysis.interval_s:.2g} s"))
-    for note in analysis.notes:
-        console.print(Text(f"  {note}", style="dim"))
-    for diagnosis in analysis.gpus:
-        _print_gpu(console, diagnosis)
-
-
-def _print_gpu(console: Console, diagnosis: GpuDiagnosis) -> None:
-    console.print(Text(f"\n{summarise(diagnosis)}", style="bold"))
-    for finding in diagnosis.findings:
-        console.print(Text.assemble("  ", (finding.name, "yellow"), f": {finding.message}"))
-        console.print(Text(f"    to do: {finding.advice}"))
-    for note in diagnosis.notes:
-        console.print(Text(f"  {note}", style="dim"))
+    table = next(iter((log.gpus or log.hosts).values()))
+    console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
+    if not summaries:
+        console.print(Text("  the log has no GPU, only the machine's own metrics", style="dim"))
+    for summary in summaries:
+        console.print(Text(f"\n{summary}", style="bold"))
+        for advice in summary.advice:
+            console.print(Text.assemble("  ", (advice.topic, "yellow"), f": {advice.finding}"))
+            for action in advice.actions:
+                console.print(Text(f"    to do: {action.text}"))
+        for note in summary.notes:
+            console.print(Text(f"  {note}", style="dim"))

@@ -2,10 +2,9 @@
 
 Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
 folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
-ranking and calibration. It lies in the folder of the run, as evaluations/FILE; of a model without a run here, as
-evaluation-FILE. Settings are given anew after the file and the options, as --data.labels.label_columns class.
-Whether the model was trained on records of a file is for you to know; without a file they are those that the run held
-out, whatever its split.
+ranking and calibration: evaluations/FILE in the folder of the run, or evaluation-FILE here for a model without a run.
+Options such as --data.labels.label_columns class override the settings of the run. Whether the model was trained on
+records of a file is for you to know; without a file they are those that the run held out, whatever its split.
 
 Examples:
   python -m tools evaluate runs/locations --baselines
@@ -27,19 +26,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from inference.options import PipelineOptions, load_pipeline
 from train_config.overrides import parse_with_settings
-from train_config.section import Overrides
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dataset.labels.label_space import LabelSpace
     from inference.classifier import ClassifierPipeline
     from inference.labelled import LabelledTexts
-from train_config.schema import Config
+    from inference.report import Scored
+    from train_config.schema import Config
 
 _UNWRAPPED_WIDTH = 10_000
 MADE_BY = "evaluate"
@@ -67,7 +65,7 @@ class Arguments(PipelineOptions):
         ),
     )
     baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Fit simple baselines on what the run was trained on and set their figures beside."
+        False, description="Fit simple baselines on what the run was trained on and show their metrics beside."
     )
 
 
@@ -75,102 +73,45 @@ def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
     arguments, overrides = parse_with_settings(Arguments, argv, "evaluate", __doc__)
     # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
-    # data is said before torch is loaded, which takes seconds.
+    # data is reported before torch is loaded, which takes seconds.
     from inference.exported import config_of, label_space_of
+    from inference.labelled import read_texts, without_texts
 
     space = label_space_of(arguments.model)
     config = config_of(arguments.model, overrides)
     part = arguments.part or ("all" if arguments.file else "validation")
     output = arguments.output or _output(arguments, part)
     refuse_existing(output, MADE_BY, arguments.overwrite)
-    texts = _texts(arguments, config, space, part, overrides)
-    training = _training_texts(arguments, space, texts) if arguments.baselines else None
+    if arguments.file is None:
+        texts = _own_texts(arguments.model, space, part)
+    else:
+        texts = read_texts([arguments.file], config, space, part, overrides)
+    training = None
+    if arguments.baselines:
+        training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
     pipeline = load_pipeline(arguments, config)
-    baselines = _baselines(config, space, training, texts) if training is not None else {}
-    data = arguments.file or f"the run's own ({', '.join(config.data.source)})"
-    facts = {"model": str(arguments.model), "data": data, "part": part}
+    from inference.report import evaluation_of, write_report
+
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
-        evaluation = evaluate(pipeline, config, texts, building, facts, baselines)
+        scored, baselines, counts = _predicted(pipeline, config, texts, training)
+        classifier = config.model.classifier
+        evaluation = evaluation_of(scored, baselines, samples=classifier.bootstrap, seed=config.run.seed)
+        facts = {
+            "model": str(arguments.model),
+            "data": arguments.file or f"the run's own ({', '.join(config.data.source)})",
+            "part": part,
+            "device": str(pipeline.device),
+            "precision": pipeline.amp_dtype,
+        }
+        best_of = None if classifier.best_metric == "auto" else classifier.best_metric
+        write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
-    console.print(figures_table(evaluation))
-    for name, number in evaluation["counts"].items():
+    console.print(_metrics_table(evaluation))
+    for name, number in counts.items():
         console.print(escape(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}"))
     console.print(f"written: {escape(str(output))}/report.md and evaluation.json")
     return 0
-
-
-def evaluate(
-    pipeline: ClassifierPipeline,
-    config: Config,
-    texts: LabelledTexts,
-    output: Path,
-    facts: Mapping[str, Any],
-    baselines: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-    """Predict and write the report.
-
-    Args:
-        pipeline: the classifier.
-        config: how many resamplings, and which figure the model was chosen by.
-        texts: with their targets.
-        output: folder to write the report to.
-        facts: what else the report tells.
-        baselines: predictions of others for all rows of the texts.
-
-    Returns:
-        What evaluation.json holds.
-    """
-    from inference.labelled import kept_rows
-    from inference.output import record_bar
-    from inference.report import write_report
-
-    with record_bar("predicting") as bar:
-        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
-    rows = kept_rows(predictions)
-    targets = texts.targets if rows is None else texts.targets[rows]
-    counts = {name: number for name, number in texts.counts.items() if number}
-    if cropped := int((predictions.cropped > 0).sum()):
-        counts["records_cropped"] = cropped
-    best_metric = config.model.classifier.best_metric
-    return write_report(
-        output,
-        pipeline.label_space,
-        texts.ids,
-        predictions.probabilities,
-        targets,
-        {name: values if rows is None else values[rows] for name, values in baselines.items()},
-        counts,
-        best_of=None if best_metric == "auto" else best_metric,
-        seed=config.run.seed,
-        samples=config.model.classifier.bootstrap,
-        weights=texts.weights,
-        lengths=predictions.lengths,
-        facts={**facts, "device": str(pipeline.device), "precision": pipeline.amp_dtype},
-    )
-
-
-def figures_table(evaluation: Mapping[str, Any]) -> Table:
-    """The figures, their intervals dimmed, and those of the baselines."""
-    judged = {"model": evaluation, **evaluation["baselines"]}
-    share = evaluation["bootstrap"]["share"]
-    unit = f"{counted(evaluation['residues'], 'residue{s}')} of " if "residues" in evaluation else ""
-    title = f"{evaluation['kind']}: {unit}{counted(evaluation['records'], 'record{s}')}"
-    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in judged:
-        table.add_column(escape(name), justify="right")
-        table.add_column(f"{share:.0%} of resamplings", justify="right", style="dim")
-    for figure in evaluation["figures"]:
-        table.add_row(escape(figure), *(cell for one in judged.values() for cell in _cells(one, figure)))
-    return table
-
-
-def _cells(judged: Mapping[str, Any], figure: str) -> list[str]:
-    if figure not in judged["figures"]:
-        return ["-", ""]
-    interval = judged["intervals"].get(figure)
-    return [f"{judged['figures'][figure]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
 
 
 def _output(arguments: Arguments, part: Part) -> Path:
@@ -185,37 +126,61 @@ def _output(arguments: Arguments, part: Part) -> Path:
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
 
 
-def _texts(arguments: Arguments, config: Config, space: LabelSpace, part: Part, overrides: Overrides) -> LabelledTexts:
-    from inference.labelled import read_texts
-
-    if arguments.file is None:
-        return _own_texts(arguments, space, part)
-    return read_texts([arguments.file], config, space, part, overrides)
-
-
-def _own_texts(arguments: Arguments, space: LabelSpace, part: Part) -> LabelledTexts:
-    """Of the run, by its own settings: those given anew are for the file."""
-    from common.progress import conversion_bar
+def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
+    """Records of the run, by its own settings: those on the command line are for the file."""
     from inference.exported import config_of
     from inference.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
-        return own_texts(config_of(arguments.model), space, part, progress)
+        return own_texts(config_of(model), space, part, progress)
 
 
-def _training_texts(arguments: Arguments, space: LabelSpace, texts: LabelledTexts) -> LabelledTexts:
-    """Records that the run was trained on, less the texts of the file."""
-    from inference.labelled import without_texts
+def _predicted(
+    pipeline: ClassifierPipeline, config: Config, texts: LabelledTexts, training: LabelledTexts | None
+) -> tuple[Scored, dict[str, Any], dict[str, int]]:
+    """The records with the model's predictions, those of the baselines by name, and counts of records.
 
-    return without_texts(_own_texts(arguments, space, "training"), set(texts.texts))
-
-
-def _baselines(
-    config: Config, space: LabelSpace, training: LabelledTexts, texts: LabelledTexts
-) -> dict[str, np.ndarray]:
-    """Predictions of the baselines."""
+    Of per-residue labels both are of the residues that are left of cropped sequences.
+    """
     from inference.baselines import baselines
+    from inference.labelled import kept_rows
+    from inference.report import Scored
 
-    content = config.model.tokenizer.content
-    found = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
-    return dict(found)
+    space = pipeline.label_space
+    with record_bar("predicting") as bar:
+        found = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+    others = {}
+    if training is not None:
+        content = config.model.tokenizer.content
+        others = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
+    targets = texts.targets
+    if (rows := kept_rows(found)) is not None:
+        targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
+    counts = {name: number for name, number in texts.counts.items() if number}
+    if cropped := int((found.cropped > 0).sum()):
+        counts["records_cropped"] = cropped
+    scored = Scored(space, texts.ids, found.probabilities, targets, texts.weights, found.lengths)
+    return scored, others, counts
+
+
+def _metrics_table(evaluation: Mapping[str, Any]) -> Table:
+    """The metrics, their intervals dimmed, and those of the baselines."""
+    columns = {"model": evaluation, **evaluation["baselines"]}
+    unit = f"{counted(evaluation['residues'], 'residue{s}')} of " if "residues" in evaluation else ""
+    title = f"{evaluation['kind']}: {unit}{counted(evaluation['records'], 'record{s}')}"
+    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in columns:
+        table.add_column(escape(name), justify="right")
+        table.add_column(f"{evaluation['bootstrap']['share']:.0%} of resamplings", justify="right", style="dim")
+    for metric in evaluation["figures"]:
+        table.add_row(escape(metric), *(cell for one in columns.values() for cell in _cells(one, metric)))
+    return table
+
+
+def _cells(scores: Mapping[str, Any], metric: str) -> list[str]:
+    """A metric and its interval."""
+    if metric not in scores["figures"]:
+        return ["-", ""]
+    interval = scores["intervals"].get(metric)
+    return [f"{scores['figures'][metric]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]

@@ -1,4 +1,4 @@
-"""Say what of the GPU stack is there and fits together; --verify trains two steps on it.
+"""Check what of the GPU stack is there and fits together; --verify trains two steps on it.
 
 Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
 a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
@@ -14,42 +14,334 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments, parse
-from common.errors import ResourceError
-from tools._gpu_check.finding import first_line, note_if_slow
-from tools._gpu_check.parts import findings
+from common.errors import EsmerayError, ResourceError
+from common.text import counted
+
+_REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
+_INSTALL = "pip install -r requirements.lock"
+_HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
+_ON_CPU = "nothing to do without a GPU: training runs on the CPU"
 
 
 class Arguments(ToolArguments):
-    """Whether to look only, or to train as well."""
+    """Look only, or train as well."""
 
     verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Train two steps in each precision, and leave with 4 if that fails."
     )
 
 
+class Finding(NamedTuple):
+    """Verdict on one part: ok, missing, mismatch (there, but unfit for what else is) or, of training steps, failed."""
+
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+
+class Driver(NamedTuple):
+    """NVML's answer: names of all GPUs, the driver's version, and the newest CUDA (major, minor) that it runs."""
+
+    gpus: tuple[str, ...] = ()
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)
+
+
 def main(argv: list[str]) -> int:
     """Print what is seen; train if asked."""
     arguments = parse(Arguments, argv, "gpu_check", __doc__)
-    verdicts = {}
-    for finding in findings():
-        print(finding.line(), flush=True)
-        verdicts[finding.part] = finding.verdict
+    driver, nvml = check_driver()
+    _report("torch", check_torch)
+    _report("CUDA", lambda: check_cuda(driver))
+    _report("cuDNN", check_cudnn)
+    _report("NCCL", check_nccl)
+    _report("NVML", lambda: nvml)
+    _report("DeepSpeed", check_deepspeed)
+    _report("DeepSpeed ops", check_kernels)
+    _report("Ray", check_ray)
+    works = _report("device", lambda: check_device(driver)) == "ok"
     if not arguments.verify:
         return 0
+    return 0 if _steps_work() and works else ResourceError.exit_code
+
+
+def _steps_work() -> bool:
+    """Train in each precision, with a line for each."""
     try:
-        with note_if_slow("loading what training needs ..."):
-            from tools._gpu_check.trial import verify
-            from training.engine.device import choose_device
+        from tools._gpu_check.trial import Precision, precisions, single_process_group, train_two_steps
+        from training.engine.device import choose_device
     except ImportError as error:
-        raise ResourceError(f"no step can be trained: {first_line(error)}; see the lines above") from error
-    works = verdicts["device"] == "ok"
-    for finding in verify(choose_device(0)):
-        print(finding.line(), flush=True)
-        works = works and finding.verdict == "ok"
-    return 0 if works else ResourceError.exit_code
+        raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
+    device = choose_device(0)
+
+    def train(precision: Precision) -> Finding:
+        try:
+            with _quiet():
+                return Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
+        except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
+            remedy = f"training would not work on {device} either: see the lines above"
+            return Finding("failed", f"on {device}: {_first_line(error)}", remedy)
+
+    print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
+    with single_process_group(device):
+        names = {precision: "fp32" if precision == "none" else precision for precision in precisions(device)}
+        verdicts = [_report(f"{name} steps", partial(train, precision)) for precision, name in names.items()]
+    return set(verdicts) == {"ok"}
+
+
+def _report(part: str, check: Callable[[], Finding]) -> str:
+    """Print a line and return its verdict; a library that can't be imported, or breaks, is a finding as well."""
+    try:
+        found = check()
+    except ModuleNotFoundError as error:
+        found = Finding("missing", f"{error.name} is not installed", _INSTALL)
+    except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
+        found = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+    text = " ".join("; ".join(filter(None, found[1:])).split())
+    print(f"{part:<14} {found.verdict:<8} {text}", flush=True)
+    return found.verdict
+
+
+def check_driver() -> tuple[Driver, Finding]:
+    """Ask the driver, which knows of GPUs also where torch can't use them."""
+    try:
+        import pynvml
+    except ImportError:
+        return Driver(), Finding("missing", "nvidia-ml-py is not installed", _INSTALL)
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
+        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
+        driver = Driver(names, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {_gpus(names)}")
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            remedy = "the driver was updated under a running kernel module: restart the machine"
+            return Driver(), Finding("mismatch", str(error), remedy)
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log")
+        remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
+        return Driver(), Finding("missing", str(error), remedy)
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def check_torch() -> Finding:
+    """Check torch's version and report what it was built for."""
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+    build = f"ROCm {torch.version.hip}" if torch.version.hip else build
+    return _pinned("torch", f"{torch.__version__}, built for {build}")
+
+
+def check_cuda(driver: Driver) -> Finding:
+    """Check that torch can use the GPUs that there are."""
+    import torch
+
+    built_for, gpus = torch.version.cuda, _gpus(driver.gpus)
+    if torch.cuda.is_available():
+        return _usable_gpus(len(driver.gpus))
+    if not driver.gpus:
+        build = f"torch is built for CUDA {built_for}, but" if built_for else "this build of torch has none, and"
+        return Finding("missing", f"{build} no GPU is seen", _ON_CPU)
+    if built_for is None:
+        remedy = f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}"
+        return Finding("mismatch", f"{gpus} here, but this build of torch has no CUDA", remedy)
+    if _hidden():
+        seen = f"{_HIDES_GPUS}={os.environ[_HIDES_GPUS]!r} hides {gpus}"
+        return Finding("missing", seen, f"unset {_HIDES_GPUS} to train on it")
+    newest = ".".join(map(str, driver.cuda))
+    if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
+        seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
+        return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
+    try:
+        torch.cuda.init()
+        reason = "torch gives no reason"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+    remedy = "look at nvidia-smi and the kernel's log, then restart the machine"
+    return Finding("mismatch", f"{gpus} here, but torch can't use it ({reason})", remedy)
+
+
+def _usable_gpus(present: int) -> Finding:
+    """Describe the GPUs that torch sees; each has to run a kernel, for which torch may not be built."""
+    import torch
+
+    described = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        described.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})")
+        try:
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()
+        except RuntimeError as error:
+            remedy = f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU"
+            return Finding("mismatch", f"{described[-1]} runs no kernel ({_first_line(error)})", remedy)
+    hidden = present - len(described)
+    more = f", and {hidden} more that {_HIDES_GPUS} hides" if hidden > 0 and _HIDES_GPUS in os.environ else ""
+    return Finding("ok", ", ".join(described) + more)
+
+
+def check_cudnn() -> Finding:
+    """Report cuDNN's version, or that torch refuses it."""
+    import torch
+
+    if not torch.backends.cudnn.is_available():
+        return Finding("missing", "not in this build of torch", "torch's CUDA build brings it")
+    try:
+        number = torch.backends.cudnn.version() or 0
+    except RuntimeError as error:  # found, and of another version than torch was compiled against
+        reason = str(error).split(". ")[0]
+        return Finding("mismatch", reason, "take other cuDNNs out of LD_LIBRARY_PATH: torch brings its own")
+    return Finding("ok", str(number))
+
+
+def check_nccl() -> Finding:
+    """Report NCCL's version."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_nccl_available():
+        return Finding(
+            "missing", "not in this build of torch; the CPU needs gloo alone", "torch's CUDA build brings it"
+        )
+    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+
+
+def check_deepspeed() -> Finding:
+    """Check DeepSpeed's version and that it computes on the device that torch computes on."""
+    from training.engine.device import choose_device
+
+    device = choose_device(0).type
+    with _quiet():
+        if device == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator().device_name()
+    seen = f"{deepspeed.__version__}, computes on {accelerator}"
+    if accelerator != device:
+        chosen = os.environ.get("DS_ACCELERATOR")
+        remedy = f"unset DS_ACCELERATOR, which is {chosen!r}" if chosen else "see CUDA above"
+        return Finding("mismatch", f"{seen}, but torch on {device}", remedy)
+    return _pinned("deepspeed", seen)
+
+
+def check_kernels() -> Finding:
+    """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
+    import torch
+
+    with _quiet():
+        from deepspeed.ops.op_builder import builder
+        from deepspeed.ops.op_builder.all_ops import ALL_OPS
+        from torch.utils.cpp_extension import is_ninja_available
+
+        ops = {name: op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"}
+        unfit = sorted(name for name, op in ops.items() if not builder.probe_is_compatible(op))
+        problem = "" if is_ninja_available() else "ninja is not on the PATH"
+        try:
+            if torch.version.cuda:
+                builder.assert_no_cuda_mismatch()
+        except (builder.MissingCUDAException, builder.CUDAMismatchException) as error:
+            problem = _first_line(error)
+    if problem:
+        return Finding("missing", problem, "needed to compile them; training needs none of them")
+    seen = f"{len(ops) - len(unfit)} of {len(ops)} can be compiled"
+    if unfit:
+        return Finding("ok", f"{seen}, not {', '.join(unfit)}", "training needs none of them")
+    return Finding("ok", seen)
+
+
+def check_ray() -> Finding:
+    """Report what a cluster started here would offer; none is started."""
+    import ray
+
+    from training.launch.placement import local_resources
+
+    ((cores, gpus),) = local_resources()
+    seen = f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
+    return _pinned("ray", seen)
+
+
+def check_device(driver: Driver) -> Finding:
+    """Report the device that training would compute on."""
+    import torch
+
+    from training.engine.device import choose_device
+
+    device = choose_device(0)
+    if device.type == "cuda":
+        return Finding("ok", f"{device}, {torch.cuda.get_device_name(device)}")
+    if driver.gpus and not _hidden():
+        return Finding("mismatch", f"cpu, though NVML sees {_gpus(driver.gpus)}", "see CUDA above")
+    return Finding("ok", "cpu: no GPU is seen on this machine")
+
+
+def pinned_version(package: str) -> str | None:
+    """Return the version that requirements.txt asks for, if it does."""
+    pattern = rf"^{re.escape(package)}(?:\[[^]]*\])?==([^\s;]+)"
+    found = (
+        re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE) if _REQUIREMENTS.exists() else None
+    )
+    return found[1] if found else None
+
+
+def _pinned(package: str, seen: str) -> Finding:
+    """ok, or that the package is of another version than Esmeray is tested with."""
+    pin = pinned_version(package)
+    if pin is None or version(package).partition("+")[0] == pin:
+        return Finding("ok", seen)
+    return Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
+
+
+def _hidden() -> bool:
+    """Whether the environment hides every GPU."""
+    return os.environ.get(_HIDES_GPUS, "0").split(",")[0].strip() in ("", "-1", "NoDevFiles")
+
+
+def _gpus(names: Sequence[str]) -> str:
+    """``2 GPUs (NVIDIA H200)``."""
+    kinds = ", ".join(sorted(set(names)))
+    return counted(len(names), "GPU{s}") + (f" ({kinds})" if kinds else "")
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error's message, with its type where the error is a library's."""
+    line = str(error).strip().partition("\n")[0]
+    return line if isinstance(error, EsmerayError) else f"{type(error).__name__}: {line}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what libraries, and the compilers that they start, print from the terminal."""
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        try:
+            for descriptor in saved:
+                os.dup2(nowhere.fileno(), descriptor)
+            yield
+        finally:
+            for descriptor, copy in saved.items():
+                os.dup2(copy, descriptor)
+                os.close(copy)

@@ -33,7 +33,7 @@ from rich.text import Text
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.text import counted
-from monitoring.gpu_log.reader import GpuLogWriter
+from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.host import HostSampler
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
 from tools._gpu_monitor.watched import Watched

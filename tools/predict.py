@@ -3,8 +3,8 @@
 FASTA, CSV, TSV or Parquet goes in (also compressed); a row for each record comes out, in the order of the file, as CSV,
 TSV or Parquet: id, label and the probability of each class. Memory is that of some thousand records, however long the
 file. The output appears under its name when it is complete, and beside it .NAME.esmeray.json, by which --overwrite
-knows it. Where texts and ids stand in a table is said as in the config of a run, whose settings count unless others are
-given, after the file and the options.
+knows it. The settings of the run say where a table has its texts and ids; options such as --data.labels.id_column
+override them.
 
 Examples:
   python -m tools predict runs/locations proteins.fasta.gz --output locations.csv
@@ -16,23 +16,23 @@ Examples:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from pydantic import Field
 
 from common.errors import ConfigError, DataError
+from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from inference.options import PipelineOptions, load_pipeline
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
-    from inference.output import Bar
-    from inference.prediction_table import PredictionWriter
+    from inference.prediction_table import Writer
     from inference.text_stream import TextPart
 
 MADE_BY = "predict"
@@ -53,93 +53,67 @@ class Arguments(PipelineOptions):
     )
 
 
-class Counts(NamedTuple):
-    """Records that were predicted, and of these, those that were cropped."""
-
-    records: int
-    cropped: int
-
-
 def main(argv: list[str]) -> int:
-    """Load, predict, write, and say what was done."""
+    """Load, predict, write, and print a summary."""
     arguments, overrides = parse_with_settings(Arguments, argv, "predict", __doc__)
     output, made = arguments.output, (MADE_BY, arguments.overwrite)
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(output, *made)
     # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
-    # first records is said before torch is loaded, which takes seconds.
+    # first records is reported before torch is loaded, which takes seconds.
     from common.text import counted
     from dataset.fasta.counts import count_lines
     from inference.exported import config_of, label_space_of
-    from inference.output import record_bar
     from inference.text_stream import TextStream
 
     config = config_of(arguments.model, overrides)
-    label_space_of(arguments.model)
+    space = label_space_of(arguments.model)
     stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
-    parts = iter(stream)
-    first = list(islice(parts, 1))
+    chunks = stream.chunks(CHUNK_CHARACTERS)
+    first = list(islice(chunks, 1))
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     pipeline = load_pipeline(arguments, config)
     from inference.prediction_table import writing_predictions
 
-    separator = config.data.labels.separator
     start_s = time.perf_counter()
     with (
         made_file(output, *made) as building,
-        writing_predictions(building, output.name, pipeline.label_space, separator) as writer,
-        record_bar("predicting") as bar,
+        writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
-        counts = predict_all(pipeline, chain(first, parts), writer, bar)
+        records, cropped = _predict_all(pipeline, chain(first, chunks), write)
     seconds = time.perf_counter() - start_s
     print(
-        f"{output}: {counted(counts.records, 'prediction{s}')} in {seconds:.1f} s "
-        f"({counts.records / seconds:,.0f}/s, {pipeline.device}, {pipeline.amp_dtype})"
+        f"{output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
+        f"({records / seconds:,.0f}/s, {pipeline.device}, {pipeline.amp_dtype})"
     )
-    if counts.cropped:
+    if cropped:
         print(
-            f"  {counts.cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
+            f"  {cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
             "--data.max_length takes more"
         )
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
     return 0
 
 
-def predict_all(pipeline: ClassifierPipeline, parts: Iterable[TextPart], writer: PredictionWriter, bar: Bar) -> Counts:
-    """Read, predict and write chunk after chunk.
+def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
+    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped.
 
     Raises:
         DataError: the file, or a record, is refused.
     """
     records = cropped = 0
     before = 0.0
-    for ids, texts, share in _chunks(parts):
-        first, width, done_before = before, share - before, records
+    with record_bar("predicting") as bar:
+        for ids, texts, share in chunks:
 
-        def show(done: int, total: int, first=first, width=width, done_before=done_before) -> None:
-            bar(first + width * done / total, done_before + done)
+            def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
+                bar(first + width * done / total, earlier + done)
 
-        predictions = pipeline.predict(texts, progress=show)
-        writer.write(ids, predictions)
-        records += len(ids)
-        cropped += int((predictions.cropped > 0).sum())
-        before = share
-    return Counts(records, cropped)
-
-
-def _chunks(parts: Iterable[TextPart]) -> Iterator[tuple[list[str], list[str], float]]:
-    """Parts of a file put together until they are worth sorting; the last number is the share of the file so far."""
-    ids: list[str] = []
-    texts: list[str] = []
-    characters, share = 0, 0.0
-    for more_ids, more_texts, share in parts:
-        ids += more_ids
-        texts += more_texts
-        characters += sum(map(len, more_texts))
-        if characters >= CHUNK_CHARACTERS:
-            yield ids, texts, share
-            ids, texts, characters = [], [], 0
-    if ids:
-        yield ids, texts, share
+            predictions = pipeline.predict(texts, progress=show)
+            write(ids, predictions)
+            records += len(ids)
+            cropped += int((predictions.cropped > 0).sum())
+            before = share
+    return records, cropped

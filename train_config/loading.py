@@ -35,7 +35,7 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     """Read, merge and check an experiment's settings.
 
     Args:
-        path: YAML file, or None for the defaults; ``train_config/NAME.yaml`` is found from any folder.
+        path: YAML file, or None for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
         overrides: settings of the command line.
 
     Raises:
@@ -110,13 +110,14 @@ def _drop_sizes(settings: dict[str, Any], given: Overrides, path: str | Path | N
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """The settings of a file, and the line of each."""
-    found = path if path.exists() else SHIPPED.parent / path
+    places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
-        text = found.read_text(encoding="utf-8")
+        text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         settings = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read ({error.strerror}); {SHIPPED} has examples") from error
+        hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
+        raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; {SHIPPED} has examples") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is no UTF-8 text") from error
     except yaml.YAMLError as error:

@@ -99,7 +99,7 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             name=name,
             type=annotation if is_section(annotation := field.annotation) else _raw(annotation),
             default=getattr(info.default, name),
-            helptext=field.description or annotation.__doc__,
+            helptext=" ".join((field.description or annotation.__doc__ or "").split()),
         )
         for name, field in info.type.model_fields.items()
     ]

@@ -49,13 +49,7 @@ class MeasurementSection(Section):
     warmup_steps: PositiveInt = Field(2, description="Steps before anything is counted.")
     window_s: PositiveFloat = Field(2.0, description="Seconds of a window, at the least; it ends with a step.")
     agreement: Share = Field(0.03, description="Two windows in a row that differ by less end the trial.")
-    max_windows: PositiveInt = Field(
-        6,
-        description=(
-            "Windows after which a trial ends all the same; of any algorithm but grid, which measures again what "
-            "matters, no more than two."
-        ),
-    )
+    max_windows: PositiveInt = Field(6, description="Windows after which a trial ends all the same.")
     timeout_s: PositiveFloat = Field(300.0, description="Seconds after which a trial counts as hung.")
 
 
@@ -65,8 +59,8 @@ class SearchSection(Section):
     algorithm: Literal["tpe", "random", "grid"] = Field(
         "tpe",
         description=(
-            "tpe: after the largest budget, what promises most by a model of speed, and as Bergstra et al. 2011, by "
-            "Optuna; random: after the largest budget, by chance; grid: every configuration, each in full."
+            "tpe: the largest budget, then what differs from the fastest in one setting, then Optuna's TPE (Bergstra "
+            "et al. 2011); random: after the largest budget, by chance; grid: every configuration, each in full."
         ),
     )
     max_trials: PositiveInt | None = Field(
@@ -77,10 +71,10 @@ class SearchSection(Section):
     )
     seed: NonNegativeInt = Field(0, description="Seed of the choice.")
     repeats: NonNegativeInt = Field(
-        6,
+        3,
         description=(
-            "Trials, at the most, of what was measured before and may be the fastest, where the machine's own speed "
-            "changes too much to tell; the fastest is measured twice in any case. Not counted in max_trials; 0: none."
+            "Trials, at the most, that measure the fastest again at the end, until its speed is the mean of two. Not "
+            "counted in max_trials; 0: none."
         ),
     )
     prune_margin: Share = Field(

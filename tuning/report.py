@@ -8,7 +8,6 @@ the page is put together of :mod:`tuning.tune_page`.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common.publishing import write_atomically
 from train_config.loading import load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
@@ -82,7 +82,7 @@ def write_tune_report(trials: Sequence[Mapping[str, Any]], folder: Path, space: 
     """
     report = _report(read_trials(trials), folder, space)
     draw_search(report.search, folder / PNG_FILE, f"{report.name}: {_headline(report)}")
-    _replace(folder / HTML_FILE, page(f"{report.name}: throughput search", _parts(report)))
+    write_atomically(folder / HTML_FILE, page(f"{report.name}: throughput search", _parts(report)))
 
 
 def _report(trials: Sequence[Trial], folder: Path, space: Mapping[str, list]) -> Report:
@@ -259,13 +259,3 @@ def _footnote(report: Report) -> str:
         "configuration with several trials their mean, each of them under reason. The fastest has to leave "
         f"{search.margin:.0%} of the memory free.{method}"
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file under another name and rename it, so that no half of it is ever seen."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import ResourceError
+from common.publishing import write_atomically
 from dataset.store.conversion import SAMPLE
-from run_folder.paths import write_atomically
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig

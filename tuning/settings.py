@@ -105,3 +105,19 @@ class Measurement:
     shares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     agreed: bool = True
+
+    def speed(self, memory_margin: float) -> float:
+        """Tokens per second; 0 where it failed or left less than the margin of the memory free."""
+        return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
+
+    def fits(self, memory_margin: float) -> bool:
+        """Whether it ran and left the margin free."""
+        return self.status in ("ok", "pruned") and not self._over(memory_margin)
+
+    def is_too_large(self, memory_margin: float) -> bool:
+        """Whether it was out of memory or did not leave the margin free."""
+        return self.status == "out_of_memory" or self._over(memory_margin)
+
+    def _over(self, memory_margin: float) -> bool:
+        peak, total = self.peak_memory_bytes, self.total_memory_bytes
+        return peak is not None and total is not None and peak > (1 - memory_margin) * total

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuning.journal import Trial, TrialJournal, was_measured
-from tuning.knowledge import together
+from tuning.search import together
 from tuning.settings import Settings
 from tuning.tune_trials import Trial as SeenTrial
 from tuning.tune_trials import read_trials

@@ -1,0 +1,1 @@
+"""The peers: other software, used as its users use it."""

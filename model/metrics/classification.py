@@ -25,8 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from common.errors import DivergenceError
-from dataset.labels.label_space import called
-from dataset.packed_batch import IGNORED_TARGET
+from dataset.labels.label_space import called, has_target
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 from train_config.classifier_schema import TargetKind
 
@@ -158,7 +157,7 @@ class _Rows:
         every, wanted = _numpy(probabilities_NC, np.float64), _numpy(targets, np.float64 if by_number else np.int64)
         if every.ndim != 2 or wanted.shape != (every.shape if by_number else every.shape[:1]):
             raise ValueError(f"{kind}: probabilities {every.shape} and targets {wanted.shape} don't fit together")
-        kept = np.isfinite(wanted).any(axis=1) if by_number else wanted != IGNORED_TARGET
+        kept = has_target(wanted)
         self.probabilities, self.targets = every[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
         named = np.arange(len(wanted)) if groups is None else _numpy(groups, np.int64)
@@ -181,7 +180,7 @@ def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
     scores_N = rows.probabilities[:, column]
     if kind == "regression":
         measured_N = rows.targets[:, column]
-        return {"records": np.isfinite(measured_N).sum(), **Correlation(scores_N, measured_N)(rows.weights)}
+        return {"records": int(np.isfinite(measured_N).sum()), **Correlation(scores_N, measured_N)(rows.weights)}
     if kind == "multilabel":
         known_N = np.isfinite(rows.targets[:, column])
         truth_N, predicted_N = rows.targets[:, column] == 1, called(scores_N) & known_N
@@ -200,8 +199,10 @@ def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
 
 
 def _defined(metrics: Metrics) -> Metrics:
-    """As floats, what is not NaN."""
-    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+    """The metrics that are not NaN: counts as integers, others as floats."""
+    return {
+        name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if np.isfinite(value)
+    }
 
 
 def _numpy(values: Values, dtype: type) -> NDArray:

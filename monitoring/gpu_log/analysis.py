@@ -1,460 +1,242 @@
-"""What a log of GPUs tells: phases, throttling, what was waited for, memory, and what to do about it.
+"""Analysis of a GPU log: utilisation, idle share, memory, throttling, and advice about them.
 
-In: a log as :func:`monitoring.gpu_log.reader.read_gpu_log` gives it. Out: for each GPU its :class:`Phase` s, figures
-and :class:`Finding` s, each with what was seen and what to do, the costliest first. Nothing is found in a log of a GPU
-that works all the time. How GPUs are told to be busy is in :mod:`monitoring.gpu_log.busy_time`; what slowed them in
-:mod:`monitoring.gpu_log.throttling`; what they waited for in :mod:`monitoring.gpu_log.idle_gaps`.
+In: a log from :func:`monitoring.gpu_log.reader.read_gpu_log`. Out: a :class:`GpuSummary` for each GPU; its advice comes
+from :mod:`monitoring.advice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from monitoring.gpu_log.busy_time import BusyTime, Floats, Mask, Span, runs
-from monitoring.gpu_log.idle_gaps import Cause, GapGroup, group_gaps, is_short
-from monitoring.gpu_log.memory_growth import lasting_growth
-from monitoring.gpu_log.reader import GpuLog, Trace
-from monitoring.gpu_log.throttling import Throttling, clock_share, find_throttling, held_by_settings
+from common.text import counted
+from monitoring.advice import Advice, Facts, advise
+from monitoring.gpu_log.columns import NAME, TIME
+from monitoring.gpu_log.reader import GpuLog
+from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS
 
-PhaseKind = Literal["start-up", "steady", "idle", "checkpoint", "end", "unused"]
-FindingName = Literal[
-    "thermal_throttling",
-    "power_throttling",
-    "held_clocks",
-    "loader_gaps",
-    "checkpoint_gaps",
-    "sync_gaps",
-    "periodic_gaps",
-    "unknown_gaps",
-    "low_utilization",
-    "light_load",
-    "memory_leak",
-    "memory_near_limit",
-    "memory_unused",
-    "ecc_errors",
-    "unused",
-]
+HOT_C = 80.0
+"""From here on lowered clocks are put down to heat. NVIDIA's slowdown temperatures lie between 83 and 95 °C."""
+_IDLE_PERCENT = 10.0
+"""Utilisation below which a GPU counts as idle."""
+_SMOOTHING = 5
+"""Samples whose median utilisation decides where work begins and ends, so that a stray kernel is none."""
+_LONGEST_STEP = 3.0
+"""A sample stands for at most this many usual distances between samples: beyond, the log has a hole."""
+_LOW_CLOCK_SHARE, _FULL_CLOCK_SHARE = 0.9, 0.97
+"""Shares of the highest clock: below the first, a hot GPU or one at its power limit is throttled; above the second, a
+power limit costs no speed."""
+_AT_LIMIT_SHARE = 0.97
+"""From this share of the power limit on, a GPU is at it: drivers hold the mean a little below."""
+_SUSTAINED_SAMPLES = 3
+"""Clocks take a moment to follow the load; shorter stretches are no throttling."""
+_CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
+"""NVML's bits of clocks lowered by a setting: application clocks, sync boost, display clocks."""
+_FEW_SAMPLES = 30
 
-FEW_SAMPLES = 30
-"""Fewer say little."""
-_LOST_SHARE = {"checkpoint": 0.02, "sync": 0.02, "loader": 0.02, "periodic": 0.02, "unknown": 0.02}
-"""Of the time at work, in gaps of a cause, from which on it is told."""
-_LEAST_GAPS = {"checkpoint": 1, "sync": 5, "loader": 5, "periodic": 4, "unknown": 1}
-_THERMAL_SHARE, _POWER_SHARE = 0.01, 0.05
-"""Of the busy samples. Cards touch their power limit in passing; none should be too hot."""
-_LEAST_THROTTLED = 3
-_LEAST_POWER_LOSS = 0.03
-"""Of the highest clock: a power cap that takes less is how cards are meant to run."""
-_LOW_PERCENT = 70.0
-_LIGHT_SHARE = 0.4
-_NEAR_LIMIT_SHARE, _UNUSED_SHARE = 0.95, 0.6
-_BRIDGE = 3
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of the log, in seconds since its first sample."""
-
-    kind: PhaseKind
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is not as it should be.
-
-    Attributes:
-        name: of its kind.
-        message: what was seen, in one line.
-        advice: what to do, in one line.
-        lost_share: of the GPU's work that it costs, as far as can be told; 0 if it can't.
-        spans_s: stretches of the log where it is seen, in seconds since its first sample.
-    """
-
-    name: FindingName
-    message: str
-    advice: str
-    lost_share: float
-    spans_s: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class GpuDiagnosis:
-    """One GPU.
+class GpuSummary:
+    """One GPU. A value that the log lacks is None.
 
     Attributes:
         gpu: its label in the log.
         name: its model.
-        figures: of its whole time at work; what is not known is left out.
-        phases: from the first sample to the last.
-        findings: the costliest first; none where all is well.
-        notes: what could not be judged, and why.
+        work_s: time from the first to the last work, without holes in the log.
+        utilisation, idle: mean utilisation, and share with almost none, of that time.
+        memory_peak_bytes, memory_total_bytes: of the whole log.
+        temperature_max_c: of the whole log.
+        power_mean_w, clock_share: mean power, and mean clock as a share of the highest, while busy.
+        energy_kwh: of the whole log.
+        thermal, power_capped: share of the busy time with clocks lowered for heat, or for power.
+        spans_s: stretches that are idle, or throttled, by these names, in seconds since the log's first sample.
+        advice: the costliest first.
+        notes: what could not be judged, and memory errors.
     """
 
     gpu: str
     name: str
-    figures: Mapping[str, float]
-    phases: tuple[Phase, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """A log.
-
-    Attributes:
-        log: path of the file.
-        start: its first sample's time, as it stands there.
-        seconds: that it covers.
-        interval_s: usual distance between samples.
-        gpus: one diagnosis each.
-        notes: of the log as a whole.
-    """
-
-    log: str
-    start: str
-    seconds: float
-    interval_s: float
-    gpus: tuple[GpuDiagnosis, ...]
-    notes: tuple[str, ...]
+    work_s: float
+    utilisation: float | None
+    idle: float | None
+    memory_peak_bytes: float | None
+    memory_total_bytes: float | None
+    temperature_max_c: float | None
+    power_mean_w: float | None
+    clock_share: float | None
+    energy_kwh: float | None
+    thermal: float | None
+    power_capped: float | None
+    spans_s: dict[str, list[Span]]
+    advice: list[Advice]
+    notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
-
-
-def analyse(log: GpuLog) -> Analysis:
-    """Diagnose every GPU of a log."""
-    traces = log.gpus or log.hosts
-    busy_times = [BusyTime(trace.time_s, trace.get("util_percent")) for trace in traces]
-    seconds = max((float(trace.time_s[-1]) for trace in traces), default=0.0)
-    interval_s = float(np.median([busy_time.interval_s for busy_time in busy_times])) if busy_times else 0.0
-    diagnoses = []
-    for place, trace in enumerate(log.gpus):
-        neighbours = [
-            (other, busy_times[index])
-            for index, other in enumerate(log.gpus)
-            if index != place and other.host == trace.host
+        """Plain values, for JSON."""
+        advice = [
+            {"topic": found.topic, "finding": found.finding, "actions": [action.text for action in found.actions]}
+            for found in self.advice
         ]
-        diagnoses.append(_Diagnosing(trace, busy_times[place], neighbours).diagnosis())
-    notes = [] if log.gpus else ["the log has no GPU, only the machine's own figures"]
-    notes += [note for trace in log.hosts for note in _host_growth(trace)]
-    return Analysis(str(log.path), log.start, seconds, interval_s, tuple(diagnoses), tuple(notes))
+        return {**asdict(self), "advice": advice}
 
-
-def _host_growth(trace: Trace) -> list[str]:
-    """The machine's memory, that of the watched processes first: whole machines fill for many reasons."""
-    total = _top(trace.get("host_total_bytes"))
-    for figure, words in (("watched_rss_bytes", "of the watched processes"), ("host_used_bytes", "of the machine")):
-        growth = lasting_growth(trace.time_s, trace.get(figure), total) if trace.has(figure) else None
-        if growth:
-            pace = f"{growth.bytes_per_s * 3600 / 2**30:.2f} GiB an hour"
-            return [f"memory {words} grows by {pace}; the machine's is full in {_duration(growth.full_in_s)}"]
-    return []
-
-
-class _Diagnosing:
-    """All that is asked of one GPU."""
-
-    def __init__(self, trace: Trace, busy_time: BusyTime, neighbours: Sequence[tuple[Trace, BusyTime]]) -> None:
-        self._trace = trace
-        self._busy = busy_time
-        self._groups = group_gaps(trace, busy_time, neighbours)
-        self._work_s = busy_time.seconds(busy_time.work)
-
-    def diagnosis(self) -> GpuDiagnosis:
-        if self._busy.level_percent == 0:
-            findings = [self._unused()] if self._trace.has("util_percent") else []
-        else:
-            asked: Sequence[Callable[[], list[Finding]]] = (self._slowed, self._waited, self._loaded, self._memory)
-            findings = sorted((found for ask in asked for found in ask()), key=lambda finding: -finding.lost_share)
-        return GpuDiagnosis(
-            self._trace.gpu, self._trace.name, self._figures(), self._phases(), tuple(findings), tuple(self._notes())
-        )
-
-    # What was seen
-
-    def _figures(self) -> dict[str, float]:
-        trace, busy, steady = self._trace, self._busy, self._busy.steady
-        inside = busy.work.samples
-        power = trace.get("power_w")
-        total = _top(trace.get("mem_total_bytes"))
-        figures = {
-            "work_s": self._work_s,
-            "idle_in_work_share": sum(group.lost_s for group in self._groups) / self._work_s if self._work_s else 0.0,
-            "util_mean_percent": _mean(trace.get("util_percent")[inside], busy.weight_s[inside]),
-            "util_usual_percent": busy.level_percent,
-            "memory_peak_bytes": _top(trace.get("mem_used_bytes")),
-            "memory_total_bytes": total,
-            "memory_peak_share": _top(trace.get("mem_used_bytes")) / total if total > 0 else np.nan,
-            "temperature_max_c": _top(trace.get("temperature_c")),
-            "power_mean_w": _mean(power[steady], busy.weight_s[steady]),
-            "power_limit_w": _top(trace.get("power_limit_w")),
-            "energy_kwh": float(np.nansum(power * busy.weight_s)) / 3.6e6 if trace.has("power_w") else np.nan,
-            "clock_mean_mhz": _mean(trace.get("sm_clock_mhz")[steady], busy.weight_s[steady]),
-            "clock_mean_share": _mean(clock_share(trace, steady)[steady], busy.weight_s[steady]),
-        }
-        return {name: float(value) for name, value in figures.items() if np.isfinite(value)}
-
-    def _phases(self) -> tuple[Phase, ...]:
-        """Start-up, then steady work broken by checkpoints and long gaps, then the end."""
-        busy, count = self._busy, len(self._trace.time_s)
-        if busy.work.first == busy.work.last:
-            return (self._phase("unused", Span(0, count)),)
-        breaks: list[tuple[Span, PhaseKind]] = []
-        for group in self._groups:
-            for gap in group.gaps:
-                if group.cause == "checkpoint":
-                    breaks.append((gap, "checkpoint"))
-                elif not is_short(busy.seconds(gap), busy.interval_s):
-                    breaks.append((gap, "idle"))
-        pieces: list[tuple[Span, PhaseKind]] = [(Span(0, busy.work.first), "start-up")]
-        place = busy.work.first
-        for gap, kind in sorted(breaks, key=lambda item: item[0].first):
-            pieces += [(Span(place, gap.first), "steady"), (gap, kind)]
-            place = gap.last
-        pieces += [(Span(place, busy.work.last), "steady"), (Span(busy.work.last, count), "end")]
-        return tuple(self._phase(kind, span) for span, kind in pieces if span.last > span.first)
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if len(self._trace.time_s) < FEW_SAMPLES:
-            notes.append(f"{len(self._trace.time_s)} samples are few to judge by")
-        absent = {
-            "util_percent": "utilisation is not known, so that nothing can be said of phases and gaps",
-            "throttle_reasons": "no throttle reasons: throttling is judged by clocks alone",
-            "power_limit_w": "no power limit: power throttling is told by throttle reasons alone",
-            "temperature_c": "no temperature: thermal throttling is told by throttle reasons alone",
-        }
-        notes += [words for name, words in absent.items() if not self._trace.has(name)]
-        if self._busy.interval_s > SHORT_INTERVAL_S:
-            notes.append(f"samples are {self._busy.interval_s:.0f} s apart: shorter gaps can't be seen")
-        return notes
-
-    # What is not as it should be
-
-    def _unused(self) -> Finding:
-        return Finding(
-            "unused",
-            f"did nothing in {_duration(float(self._trace.time_s[-1]))}",
-            "use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)",
-            0.0,
-            (),
-        )
-
-    def _slowed(self) -> list[Finding]:
-        thermal, power = find_throttling(self._trace, self._busy)
-        found = []
-        if self._enough(thermal.mask, _THERMAL_SHARE):
-            peak = _top(self._trace.get("temperature_c"))
-            hot = f" at up to {peak:.0f} °C" if np.isfinite(peak) else ""
-            found.append(
-                self._throttled(
-                    "thermal_throttling",
-                    thermal,
-                    f"too hot in {{share}} of its busy time{hot}",
-                    "better cooling: airflow, dust, fan curve, room; or a lower power limit (nvidia-smi -pl), which "
-                    "costs less than throttling",
-                )
-            )
-        if self._enough(power.mask, _POWER_SHARE) and self._costs(power):
-            limit = _top(self._trace.get("power_limit_w"))
-            watts = f" of {limit:.0f} W" if np.isfinite(limit) else ""
-            found.append(
-                self._throttled(
-                    "power_throttling",
-                    power,
-                    f"held by its power limit{watts} in {{share}} of its busy time",
-                    "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER shows the highest); "
-                    "otherwise this is its speed",
-                )
-            )
-        held = held_by_settings(self._trace) & self._busy.steady
-        share = clock_share(self._trace, self._busy.steady)
-        if not found and self._enough(held, 0.5) and _mean(share[held]) < 0.9:
-            found.append(
-                Finding(
-                    "held_clocks",
-                    f"clocks are held at {100 * _mean(share[held]):.0f} % of the highest by a setting",
-                    "nvidia-smi -rac and -rgc give them free",
-                    1 - _mean(share[held]),
-                    self._spans(held),
-                )
-            )
-        return found
-
-    def _throttled(self, name: FindingName, throttling: Throttling, message: str, advice: str) -> Finding:
-        share = self._share(throttling.mask)
-        lost = 100 * throttling.lost_share
-        clocks = f", clocks {lost:.0f} % under the highest" if lost > 0 else ""
-        sources = [
-            words
-            for words, mask in (("throttle reasons", throttling.by_reason), ("clocks", throttling.by_clock))
-            if self._share(mask) >= 0.5 * share
+    def __str__(self) -> str:
+        parts = [
+            ("utilisation {:.0%} at work", self.utilisation),
+            ("idle {:.0%}", self.idle),
+            ("peak memory {:.1f}", _scaled(self.memory_peak_bytes, 2**-30)),
+            ("of {:.0f} GiB", _scaled(self.memory_total_bytes, 2**-30)),
+            ("at most {:.0f} °C", self.temperature_max_c),
+            ("{:.0f} W on average", self.power_mean_w),
+            ("clocks at {:.0%}", self.clock_share),
         ]
-        told = f" (told by {' and '.join(sources)})" if sources else ""
-        return Finding(
-            name,
-            message.format(share=_percent(share)) + clocks + told,
-            advice,
-            share * throttling.lost_share,
-            self._spans(throttling.mask),
-        )
-
-    def _costs(self, power: Throttling) -> bool:
-        return not np.isfinite(power.clock_share[power.mask]).any() or power.lost_share >= _LEAST_POWER_LOSS
-
-    def _waited(self) -> list[Finding]:
-        found = []
-        for group in self._groups:
-            share = group.lost_s / self._work_s
-            if len(group.gaps) < _LEAST_GAPS[group.cause] or share < _LOST_SHARE[group.cause]:
-                continue
-            name: FindingName = f"{group.cause}_gaps"  # type: ignore[assignment]
-            spans = tuple(self._seconds(gap) for gap in group.gaps)
-            found.append(Finding(name, _gap_message(group, share), _GAP_ADVICE[group.cause], share, spans))
-        return found
-
-    def _loaded(self) -> list[Finding]:
-        """Load that is low throughout, without gaps that would explain it."""
-        level, steady = self._busy.level_percent, self._busy.steady
-        if level < _LOW_PERCENT:
-            cpu = _mean(self._trace.get("cpu_percent")[steady])
-            cpus = f", the CPUs' {cpu:.0f} %" if np.isfinite(cpu) else ""
-            message = f"usual utilisation is {level:.0f} %{cpus}: it waits more often than a sample can tell apart"
-            advice = (
-                "if the data wait in metrics.jsonl is high, raise data.num_workers and data.prefetch; otherwise larger "
-                "batches (batch.tokens) and training.compile, since the CPU does not launch kernels fast enough"
-            )
-            return [Finding("low_utilization", message, advice, 1 - level / 100, ())]
-        share = _mean(self._trace.get("power_w")[steady] / self._trace.get("power_limit_w")[steady])
-        if share < _LIGHT_SHARE:
-            message = (
-                f"some kernel runs {level:.0f} % of the time, at {100 * share:.0f} % of the power limit: most of the "
-                "chip idles"
-            )
-            advice = (
-                "larger batches (batch.tokens) or bf16 fill it; with several GPUs it may wait for the others within a "
-                "collective, which counts as busy"
-            )
-            return [Finding("light_load", message, advice, 0.0, ())]
-        return []
-
-    def _memory(self) -> list[Finding]:
-        used, total = self._trace.get("mem_used_bytes"), _top(self._trace.get("mem_total_bytes"))
-        if not total > 0 or not self._trace.has("mem_used_bytes"):
-            return []
-        peak, found = _top(used) / total, []
-        inside = self._busy.work.samples
-        growth = lasting_growth(self._trace.time_s[inside], used[inside], total)
-        if growth:
-            message = (
-                f"memory grows by {growth.bytes_per_s * 3600 / 2**30:.2f} GiB an hour "
-                f"({growth.risen_bytes / 2**30:.1f} GiB in this log); it is full in {_duration(growth.full_in_s)}"
-            )
-            advice = (
-                "look for tensors that are kept from step to step: losses summed without .item(), lists of outputs, "
-                "growing caches; torch.cuda.memory._record_memory_history() names who allocates"
-            )
-            found.append(Finding("memory_leak", message, advice, 0.0, (self._seconds(self._busy.work),)))
-        if peak >= _NEAR_LIMIT_SHARE:
-            message = f"peak memory is {100 * peak:.0f} % of {total / 2**30:.0f} GiB: one longer batch may not fit"
-            advice = "lower batch.tokens by a tenth, or set model.backbone.gradient_checkpointing"
-            found.append(Finding("memory_near_limit", message, advice, 0.0, self._spans(used >= 0.95 * total)))
-        elif peak < _UNUSED_SHARE and not growth:
-            message = f"peak memory is {100 * peak:.0f} % of {total / 2**30:.0f} GiB"
-            advice = "python -m tools find_batch_size finds the fastest batch.tokens; larger ones would fit"
-            found.append(Finding("memory_unused", message, advice, 0.0, ()))
-        errors = self._trace.get("ecc_uncorrected")
-        if np.isfinite(errors).any() and np.nanmax(errors) > np.nanmin(errors):
-            count = int(np.nanmax(errors) - np.nanmin(errors))
-            advice = "results since then may be wrong: go back to a checkpoint before it, and have the GPU looked at"
-            spans = self._spans(np.append(False, np.diff(errors) > 0))
-            found.append(Finding("ecc_errors", f"{count} uncorrected memory errors", advice, 0.0, spans))
-        return found
-
-    # Time
-
-    def _enough(self, mask: Mask, share: float) -> bool:
-        return int(mask.sum()) >= _LEAST_THROTTLED and self._share(mask) >= share
-
-    def _share(self, mask: Mask) -> float:
-        """Of the busy time."""
-        busy_s = float(self._busy.weight_s[self._busy.steady].sum())
-        return float(self._busy.weight_s[mask].sum()) / busy_s if busy_s else 0.0
-
-    def _spans(self, mask: Mask) -> tuple[tuple[float, float], ...]:
-        return tuple(self._seconds(span) for span in runs(mask, bridge=_BRIDGE))
-
-    def _seconds(self, span: Span) -> tuple[float, float]:
-        times = self._trace.time_s
-        end = times[span.last] if span.last < len(times) else times[-1]
-        return float(times[span.first]), float(end)
-
-    def _phase(self, kind: PhaseKind, span: Span) -> Phase:
-        return Phase(kind, *self._seconds(span))
+        told = ", ".join(words.format(value) for words, value in parts if value is not None).replace(", of ", " of ")
+        return f"GPU {self.gpu}: {told}" + ("" if self.advice else "; nothing is amiss")
 
 
-SHORT_INTERVAL_S = 3.0
-"""Samples farther apart miss a loader's gaps."""
-_GAP_WORDS: Mapping[Cause, str] = {
-    "loader": "waits for data",
-    "checkpoint": "waits while checkpoints are written",
-    "sync": "waits for the other GPUs, and they for it",
-    "periodic": "stops regularly, as for a checkpoint or a validation",
-    "unknown": "idles for no reason that the log shows",
-}
-_GAP_ADVICE: Mapping[Cause, str] = {
-    "loader": (
-        "raise data.num_workers and data.prefetch; python -m tools benchmark STORE says whether reading, tokenizing or "
-        "packing is slow"
-    ),
-    "checkpoint": "set checkpoint.asynchronous, or write less often (checkpoint.every_steps), or to a faster disk",
-    "sync": (
-        "give each GPU as much work as the others: equal token budgets, the same model of GPU; fewer, larger steps "
-        "(batch.global_tokens)"
-    ),
-    "periodic": (
-        "if these are checkpoints, set checkpoint.asynchronous; if validations, look less often "
-        "(training.evaluate_every_steps) or at fewer batches (training.evaluation_batches)"
-    ),
-    "unknown": "look at what the process does then: py-spy dump --pid PID, or a trace by torch.profiler",
-}
+def summarise(log: GpuLog) -> list[GpuSummary]:
+    """Summarise every GPU of a log."""
+    return [_summary(gpu, rows) for gpu, rows in log.gpus.items()]
 
 
-def _gap_message(group: GapGroup, share: float) -> str:
-    every = ""
-    if group.every_s is not None and group.regular:
-        every = f", every {_duration(group.every_s)}"
-    count = f"{len(group.gaps)} gap" + ("s" if len(group.gaps) > 1 else "")
-    evidence = f" ({group.evidence})" if group.evidence else ""
-    length = f"{count} of {_duration(group.usual_s)}{every}"
-    return f"{_GAP_WORDS[group.cause]}: {_percent(share)} of its time in {length}{evidence}"
+def interval_s(rows: pd.DataFrame) -> float:
+    """Return the usual distance between samples; 1 for a single one."""
+    steps = rows[TIME].diff()
+    usual = float(steps[steps > 0].median())
+    return usual if math.isfinite(usual) else 1.0
 
 
-def _top(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.max()) if len(known) else float("nan")
+def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
+    usual = interval_s(rows)
+    weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=_LONGEST_STEP * usual)
+    working, busy = _work(rows["util_percent"])
+    thermal, power_capped = _throttling(rows, busy)
+    spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
+    idle = _mean(~busy, weights, working)
+    full, hot = (
+        _share(mask, weights, busy) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0 for mask in (power_capped, thermal)
+    )
+    utilisation = _scaled(_mean(rows["util_percent"], weights, working), 0.01)
+    peak, total = _max(rows["mem_used_bytes"]), _max(rows["mem_total_bytes"])
+    facts = Facts(
+        utilisation=utilisation,
+        idle=idle,
+        power=_mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
+        thermal=hot,
+        power_capped=full,
+        memory=peak / total if working.any() and peak is not None and total else None,
+    )
+    return GpuSummary(
+        gpu=gpu,
+        name=next(filter(None, rows[NAME]), ""),
+        work_s=float(weights[working].sum()),
+        utilisation=utilisation,
+        idle=idle,
+        memory_peak_bytes=peak,
+        memory_total_bytes=total,
+        temperature_max_c=_max(rows["temperature_c"]),
+        power_mean_w=_mean(rows["power_w"], weights, busy),
+        clock_share=_mean(_clock_share(rows, busy), weights, busy),
+        energy_kwh=float((rows["power_w"] * weights).sum()) / 3.6e6 if rows["power_w"].notna().any() else None,
+        thermal=hot,
+        power_capped=full,
+        spans_s={name: _spans(rows[TIME], mask) for name, mask in spans.items()},
+        advice=advise(facts),
+        notes=_notes(rows, bool(working.any())),
+    )
 
 
-def _mean(values: Floats, weights: Floats | None = None) -> float:
-    known = np.isfinite(values)
-    if not known.any():
-        return float("nan")
-    return float(np.average(values[known], weights=None if weights is None else weights[known]))
+def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Masks of the samples from the first work to the last, and of the busy ones among them.
+
+    A sample whose utilisation is not known counts as its predecessor.
+    """
+    busy = utilisation.ffill() >= _IDLE_PERCENT
+    smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
+    places = np.flatnonzero(smooth & busy)
+    working = pd.Series(False, index=utilisation.index)
+    if len(places):
+        working.iloc[places[0] : places[-1] + 1] = True
+    return working, working & busy
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+def _throttling(rows: pd.DataFrame, busy: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Masks of busy samples with clocks lowered for heat, and for power.
+
+    Either the driver's throttle reasons or the clocks are enough, since logs lack the one or the other, and both are
+    read at slightly different moments.
+    """
+    reasons = rows["throttle_reasons"].fillna(0).astype(int)
+    share = _clock_share(rows, busy)
+    hot = rows["temperature_c"] >= HOT_C
+    at_limit = rows["power_w"] >= _AT_LIMIT_SHARE * rows["power_limit_w"]
+    slow = _sustained(busy & (share < _LOW_CLOCK_SHARE) & (reasons & _CLOCK_SETTINGS == 0))
+    thermal = busy & (reasons & THERMAL_REASONS != 0)
+    power = busy & (reasons & POWER_REASONS != 0)
+    unspecific = busy & (reasons & SLOWDOWN != 0) & ~thermal & ~power
+    thermal_reason, power_reason = thermal | (unspecific & hot), power | (unspecific & ~hot & at_limit)
+    thermal = thermal_reason | (slow & hot & ~at_limit & ~power_reason)
+    power = power_reason | (slow & at_limit & ~thermal_reason)
+    return thermal, power & ~(share > _FULL_CLOCK_SHARE)
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _clock_share(rows: pd.DataFrame, busy: pd.Series) -> pd.Series:
+    """SM clock as a share of the GPU's highest, or else of the highest in the log."""
+    clock, highest = rows["sm_clock_mhz"], rows["sm_clock_max_mhz"]
+    return clock / (highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99))
+
+
+def _sustained(mask: pd.Series) -> pd.Series:
+    """``mask`` without stretches of one or two samples."""
+    stretch = (mask != mask.shift()).cumsum()
+    return mask & (mask.groupby(stretch).transform("size") >= _SUSTAINED_SAMPLES)
+
+
+def _spans(times: pd.Series, mask: pd.Series) -> list[Span]:
+    """Begin and end of each stretch where ``mask`` holds; an end is the time of the sample after it."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
+    ends = np.minimum(edges[1::2], len(times) - 1)
+    return list(zip(times.iloc[edges[::2]].tolist(), times.iloc[ends].tolist(), strict=True))
+
+
+def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
+    lacks = {
+        "util_percent": "utilisation is not known",
+        "throttle_reasons": "no throttle reasons: throttling is detected by clocks alone",
+        "power_limit_w": "no power limit: power throttling is detected by throttle reasons alone",
+        "temperature_c": "no temperature: thermal throttling is detected by throttle reasons alone",
+    }
+    notes = [words for name, words in lacks.items() if rows[name].isna().all()]
+    if len(rows) < _FEW_SAMPLES:
+        notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
+    if not worked and rows["util_percent"].notna().any():
+        notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")
+    errors = rows["ecc_uncorrected"].dropna()
+    if len(errors) and errors.max() > errors.min():
+        when = rows[TIME][errors[errors > errors.iloc[0]].index[0]]
+        count = counted(int(errors.max() - errors.min()), "uncorrected memory error{s}")
+        notes.append(f"{count}, the first after {when:.0f} s: results since then may be wrong")
+    return notes
+
+
+def _max(values: pd.Series) -> float | None:
+    return None if values.isna().all() else float(values.max())
+
+
+def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | None:
+    """Mean over the samples of ``where``, each weighted by the seconds that it stands for."""
+    known = where & values.notna()
+    return float(np.average(values[known], weights=weights[known])) if known.any() else None
+
+
+def _share(mask: pd.Series, weights: pd.Series, of: pd.Series) -> float:
+    return float(weights[mask & of].sum() / weights[of].sum()) if of.any() else 0.0
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

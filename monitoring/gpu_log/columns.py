@@ -1,23 +1,21 @@
-"""Which column of a GPU log holds which figure: Esmeray's own names, and those of ``nvidia-smi --query-gpu``.
+"""Columns of a GPU log: Esmeray's own names and those of ``nvidia-smi --query-gpu``, and the numbers in their cells.
 
-In: the header of a CSV file. Out: a :class:`Column` for each figure, which turns a cell into a number. A figure that an
-analysis can't do without and that no column has is an error that names it, what is nearest to it, and what is there;
-a column is never guessed.
+A column is never guessed: where one is missing that an analysis needs, the error names it, the most similar column,
+and the columns of the log.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from common.errors import DataError
 
 TIME, HOST, GPU, UUID, NAME = "time", "host", "gpu", "uuid", "name"
-GPU_FIGURES = (
+GPU_METRICS = (
     "util_percent",
     "mem_util_percent",
     "mem_used_bytes",
@@ -38,7 +36,7 @@ GPU_FIGURES = (
     "processes",
 )
 """Of one GPU, named as in :class:`monitoring.sampling.nvml.GpuSample`."""
-HOST_FIGURES = (
+HOST_METRICS = (
     "cpu_percent",
     "host_total_bytes",
     "host_available_bytes",
@@ -50,20 +48,11 @@ HOST_FIGURES = (
     "watched_rss_bytes",
     "watched_cpu_percent",
 )
-"""Of the whole machine, and (watched) of the processes that were asked for and their children."""
-COLUMNS = (TIME, HOST, GPU, UUID, NAME, *GPU_FIGURES, *HOST_FIGURES)
+"""Of the whole machine, and (watched) of the processes given by ``--pid`` and their children."""
+COLUMNS = (TIME, HOST, GPU, UUID, NAME, *GPU_METRICS, *HOST_METRICS)
 """Esmeray's own header, in order."""
-REQUIRED = (
-    TIME,
-    "util_percent",
-    "mem_used_bytes",
-    "mem_total_bytes",
-    "temperature_c",
-    "power_w",
-    "sm_clock_mhz",
-)
-"""What an analysis can't do without."""
 
+_REQUIRED = (TIME, "util_percent", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     TIME: ("timestamp",),
     GPU: ("index",),
@@ -81,7 +70,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "memory_clock_mhz": ("clocks.mem", "clocks.current.memory"),
     "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
 }
-"""nvidia-smi's names, without the unit in brackets; of several the first that is there counts."""
+"""nvidia-smi's names, without the unit in brackets; of several the first one present is used."""
 _REASON_BITS = {
     "applications_clocks_setting": 0x2,
     "sw_power_cap": 0x4,
@@ -94,88 +83,85 @@ _REASON_BITS = {
 """nvidia-smi's columns of one reason each (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""
 _FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z]+)?")
-_UNKNOWN = {"", "N/A", "nan", "NaN"}
-NAN = float("nan")
+_UNKNOWN = ("", "N/A", "nan", "NaN")
 
 
-@dataclass(frozen=True)
-class Column:
-    """Where a figure stands in a row, and how to read it.
-
-    Attributes:
-        place: of the cell in its row.
-        title: as it stands in the header.
-        factor: what a number without a unit of its own is multiplied by.
-        bit: of a column that tells of one throttle reason in words; else 0.
-    """
-
-    place: int
-    title: str
-    factor: float = 1.0
-    bit: int = 0
-
-    def number(self, cell: str) -> float:
-        """The cell's value in the figure's unit; NaN where the log says that it is not known.
-
-        Raises:
-            ValueError: it is no number, or its unit is not known.
-        """
-        cell = cell.strip()
-        if cell in _UNKNOWN or cell.startswith("["):  # nvidia-smi: [N/A], [Not Supported], [GPU is lost] ...
-            return NAN
-        if self.bit:
-            return self._reason(cell)
-        if cell.startswith("0x"):
-            return float(int(cell, 16))
-        match = _NUMBER.fullmatch(cell)
-        if match is None or (match[2] is not None and match[2] not in _FACTORS):
-            raise ValueError(f"{cell!r} is not a number")
-        return float(match[1]) * (_FACTORS[match[2]] if match[2] else self.factor)
-
-    def _reason(self, cell: str) -> float:
-        if cell not in ("Active", "Not Active"):
-            raise ValueError(f"{cell!r} is neither 'Active' nor 'Not Active'")
-        return float(self.bit if cell == "Active" else 0)
-
-
-def seconds(cell: str) -> float:
-    """A time: Unix seconds, or a date and time as nvidia-smi or ISO 8601 write it (of which only differences count).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    cell = cell.strip()
-    try:
-        return float(cell)
-    except ValueError:
-        moment = datetime.fromisoformat(cell.replace("/", "-"))
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def find_columns(header: Sequence[str], path: Path) -> tuple[dict[str, Column], list[Column]]:
-    """The column of each figure, and those that tell of one throttle reason each.
+def find_columns(titles: Sequence[str], path: Path) -> dict[str, str]:
+    """Return the title of each known column of a log.
 
     Args:
-        header: the cells of the first line.
+        titles: the cells of the header, without spaces around them.
         path: of the log, for the error.
 
     Raises:
-        DataError: one of REQUIRED has no column.
+        DataError: a column is missing that an analysis needs.
     """
-    titles = [title.strip() for title in header]
-    places = {_bare(title): place for place, title in reversed(list(enumerate(titles)))}
-    found: dict[str, Column] = {}
+    by_name = {_bare(title): title for title in reversed(titles)}
+    found: dict[str, str] = {}
     for name in COLUMNS:
-        for candidate in (name, *_OTHER_NAMES.get(name, ())):
-            if candidate in places:
-                place = places[candidate]
-                found[name] = Column(place, titles[place], _factor(titles[place], candidate))
-                break
-    missing = [name for name in REQUIRED if name not in found]
+        present = [candidate for candidate in (name, *_OTHER_NAMES.get(name, ())) if candidate in by_name]
+        if present:
+            found[name] = by_name[present[0]]
+    missing = [name for name in _REQUIRED if name not in found]
     if missing:
-        taken = {column.title for column in found.values()}
-        raise DataError(_refusal(path, missing, titles, [title for title in titles if title not in taken]))
-    return found, list(_reason_columns(titles))
+        free = [title for title in titles if title not in found.values()]
+        described = [" or ".join([name, *_OTHER_NAMES[name][:1]]) + _nearest(name, free) for name in missing]
+        raise DataError(
+            f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles) or 'nothing'}. Rename what "
+            "differs, or record by 'python -m tools gpu_monitor'"
+        )
+    return found
+
+
+def reason_columns(titles: Sequence[str]) -> dict[str, int]:
+    """Return the titles of nvidia-smi's columns of one throttle reason each, with NVML's bit."""
+    pattern = re.compile(r"clocks_(?:event|throttle)_reasons\.(\w+)")
+    matches = {title: pattern.fullmatch(_bare(title)) for title in titles}
+    return {title: _REASON_BITS[m[1]] for title, m in matches.items() if m and m[1] in _REASON_BITS}
+
+
+def numbers(cells: pd.Series, title: str) -> pd.Series:
+    """Return the cells' values in bytes, percent, watts or MHz; NaN where the log says that one is not known.
+
+    Raises:
+        ValueError: a cell is no number or has an unknown unit; its second argument is the cell's index.
+    """
+    values = pd.to_numeric(cells, errors="coerce").astype(float) * _factor(title)
+    known = ~cells.isin(_UNKNOWN) & ~cells.str.startswith("[")  # nvidia-smi: [N/A], [GPU is lost] ...
+    for place in cells.index[known & values.isna()]:
+        try:
+            values[place] = _with_unit(cells[place], _factor(title))
+        except ValueError as error:
+            raise ValueError(str(error), place) from error
+    return values
+
+
+def reason_bits(cells: pd.Series, bit: int) -> pd.Series:
+    """Return ``bit`` where a cell is Active, 0 where it is Not Active, NaN where it is not known.
+
+    Raises:
+        ValueError: a cell is something else; its second argument is the cell's index.
+    """
+    bits = cells.map({"Active": float(bit), "Not Active": 0.0})
+    known = ~cells.isin(_UNKNOWN) & ~cells.str.startswith("[")
+    for place in cells.index[known & bits.isna()]:
+        raise ValueError(f"{cells[place]!r} is neither 'Active' nor 'Not Active'", place)
+    return bits
+
+
+def seconds(cells: pd.Series) -> pd.Series:
+    """Return times in Unix seconds, from these or from dates as nvidia-smi or ISO 8601 write them (read as UTC).
+
+    Raises:
+        ValueError: a cell is no time; its second argument is the cell's index.
+    """
+    values = pd.to_numeric(cells, errors="coerce").astype(float)
+    if values.isna().any():
+        moments = pd.to_datetime(cells.str.replace("/", "-"), format="ISO8601", utc=True, errors="coerce")
+        values = values.fillna((moments - pd.Timestamp(0, tz="UTC")).dt.total_seconds())
+    for place in cells.index[values.isna()]:
+        raise ValueError(f"{cells[place]!r} is not a time", place)
+    return values
 
 
 def _bare(title: str) -> str:
@@ -183,53 +169,30 @@ def _bare(title: str) -> str:
     return title.split("[")[0].strip()
 
 
-def _factor(title: str, name: str) -> float:
+def _factor(title: str) -> float:
     unit = re.search(r"\[(.+)\]", title)
     if unit:
         return _FACTORS.get(unit[1], 1.0)
-    return _FACTORS["MiB"] if name.startswith("memory.") else 1.0  # nvidia-smi's unit, where its header lost it
+    return _FACTORS["MiB"] if title.startswith("memory.") else 1.0  # nvidia-smi's unit, where its header lost it
 
 
-def _reason_columns(titles: Sequence[str]) -> Iterator[Column]:
-    for place, title in enumerate(titles):
-        family, _, reason = _bare(title).partition(".")
-        if family in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _REASON_BITS:
-            yield Column(place, title, bit=_REASON_BITS[reason])
+def _with_unit(cell: str, factor: float) -> float:
+    if cell.startswith("0x"):
+        return float(int(cell, 16))
+    match = _NUMBER.fullmatch(cell)
+    if match is None or (match[2] is not None and match[2] not in _FACTORS):
+        raise ValueError(f"{cell!r} is not a number")
+    return float(match[1]) * (_FACTORS[match[2]] if match[2] else factor)
 
 
-def _refusal(path: Path, missing: Sequence[str], titles: Sequence[str], free: Sequence[str]) -> str:
-    described = []
-    for name in missing:
-        known_as = " or ".join([name, *_OTHER_NAMES[name][:1]])
-        near = _nearest(name, free)
-        described.append(f"{known_as} (nearest: {', '.join(near)})" if near else known_as)
-    return (
-        f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles) or 'nothing'}. Rename what "
-        "differs, or record by 'python -m tools gpu_monitor'"
-    )
+def _nearest(name: str, titles: Sequence[str]) -> str:
+    """The column that has most words in common with ``name``, abbreviated ones included, in brackets."""
+    words = name.split("_")
 
+    def likeness(title: str) -> int:
+        others = re.split(r"[^a-z0-9]+", _bare(title).lower())
+        pairs = [(a, b) for a in words for b in others if min(len(a), len(b)) >= 3]
+        return sum(a.startswith(b) or b.startswith(a) for a, b in pairs)
 
-def _nearest(name: str, titles: Sequence[str]) -> list[str]:
-    """Up to two columns whose names look like the figure's."""
-    wanted = [_words(known) for known in (name, *_OTHER_NAMES.get(name, ()))]
-    scores = {title: max(_likeness(words, _words(title)) for words in wanted) for title in titles if title}
-    ranked = sorted(scores, key=lambda title: -scores[title])
-    return [title for title in ranked[:2] if scores[title] >= 0.6]
-
-
-def _words(title: str) -> list[str]:
-    return [word for word in re.split(r"[^a-z0-9]+", _bare(title).lower()) if word]
-
-
-def _likeness(one: Sequence[str], other: Sequence[str]) -> float:
-    """Of the names as a whole, or of their first words: what is counted says more than its unit."""
-    if not one or not other:
-        return 0.0
-    whole = difflib.SequenceMatcher(None, "_".join(one), "_".join(other)).ratio()
-    return max(whole, *(0.95 * _word_likeness(one[0], word) for word in other))
-
-
-def _word_likeness(one: str, other: str) -> float:
-    if min(len(one), len(other)) >= 3 and (one.startswith(other) or other.startswith(one)):  # temp, temperature
-        return 1.0
-    return difflib.SequenceMatcher(None, one, other).ratio()
+    nearest = max(titles, key=likeness, default="")
+    return f" (nearest: {nearest})" if likeness(nearest) else ""

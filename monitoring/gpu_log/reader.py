@@ -1,179 +1,34 @@
-"""The CSV log of GPUs: a row for each GPU and sample, with what the machine did at that moment; its writer and reader.
-
-In: samples of NVML and of the machine. Out: a file that :func:`read_gpu_log` gives back as arrays, as it does with one
-of nvidia-smi. A sample is one write, so that a killed writer leaves at most one partial line, which the next one
-drops and the reader passes over. On a machine without a GPU a sample is one row whose ``gpu`` is empty.
-
-Shape legend: S samples of one GPU.
-"""
+"""Reader of GPU logs, of ``python -m tools gpu_monitor`` or of nvidia-smi as CSV, into one table for each GPU."""
 
 from __future__ import annotations
 
 import csv
-import fcntl
-import io
-import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
-from common.errors import ConfigError, DataError, ResourceError
+from common.errors import DataError
 from monitoring.gpu_log.columns import (
     COLUMNS,
     GPU,
-    GPU_FIGURES,
+    GPU_METRICS,
     HOST,
-    HOST_FIGURES,
+    HOST_METRICS,
     NAME,
-    NAN,
     TIME,
     UUID,
-    Column,
     find_columns,
+    numbers,
+    reason_bits,
+    reason_columns,
     seconds,
 )
 
-if TYPE_CHECKING:
-    from monitoring.sampling.nvml import GpuSample
-
-Floats = NDArray[np.float64]
-
-_HEADER = ",".join(COLUMNS).encode() + b"\n"
-_TAIL_BYTES = 1 << 16
-"""No line is nearly as long."""
 _BURST_SHARE = 0.2
 """Rows nearer to each other than this share of the usual distance are of one sample."""
-
-
-class GpuLogWriter:
-    """Appends samples to a CSV file. One writer at a time.
-
-    Args:
-        path: the file; made if absent, its folder too, gone on with if it is such a log.
-
-    Raises:
-        DataError: the file is something else.
-        ConfigError: neither its folder nor the one around that is there: the path is a mistake.
-        ResourceError: it can't be written, or another process writes it.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self._descriptor = -1
-        folder = self.path.absolute().parent
-        if not folder.parent.is_dir():
-            raise ConfigError(f"{self.path}: there is no folder {folder.parent}; make it first")
-        if folder.parent == Path(folder.anchor) and not folder.exists():
-            raise ConfigError(f"{self.path}: there is no folder {folder}; make it first")
-        try:
-            folder.mkdir(exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._lock()
-            self._prepare()
-        except (DataError, ResourceError):
-            self.close()
-            raise
-        except OSError as error:
-            self.close()
-            raise ResourceError(f"{self.path}: can't be written: {error.strerror}; give another file") from error
-
-    def append(self, time_s: float, host: str, figures: Mapping[str, float], gpus: Sequence[GpuSample]) -> None:
-        """Write one sample.
-
-        Args:
-            time_s: Unix seconds.
-            host: the machine's name.
-            figures: of the machine, by HOST_FIGURES; what is not known is left out.
-            gpus: none on a machine without one, which gives a row for the machine alone.
-
-        Raises:
-            ResourceError: the disk is full, or the file is gone.
-        """
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        machine = [_cell(figures.get(name)) for name in HOST_FIGURES]
-        for gpu in gpus:
-            values = [_cell(getattr(gpu, name)) for name in GPU_FIGURES]
-            writer.writerow([f"{time_s:.3f}", host, gpu.index, gpu.uuid, gpu.name, *values, *machine])
-        if not gpus:
-            writer.writerow([f"{time_s:.3f}", host, "", "", "", *[""] * len(GPU_FIGURES), *machine])
-        self._write(buffer.getvalue().encode())
-
-    def close(self) -> None:
-        """Close the file. May be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> GpuLogWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceError(f"{self.path}: another process logs to it; give another file") from error
-
-    def _prepare(self) -> None:
-        """Write the header to a new file; of an old one check it and drop a partial last line."""
-        size = os.fstat(self._descriptor).st_size
-        header = os.pread(self._descriptor, len(_HEADER), 0)
-        if size == 0 or (size < len(_HEADER) and _HEADER.startswith(header)):
-            os.ftruncate(self._descriptor, 0)
-            self._write(_HEADER)
-            return
-        if header != _HEADER:
-            raise DataError(f"{self.path}: holds something else than a log of these columns; give another file")
-        start = max(0, size - _TAIL_BYTES)
-        tail = os.pread(self._descriptor, _TAIL_BYTES, start)
-        os.ftruncate(self._descriptor, start + tail.rfind(b"\n") + 1)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            written = os.write(self._descriptor, data)
-        except OSError as error:
-            raise ResourceError(f"{self.path}: can't be written: {error.strerror}") from error
-        if written != len(data):
-            raise ResourceError(f"{self.path}: only {written} of {len(data)} bytes were written; is the disk full?")
-
-
-@dataclass(frozen=True)
-class Trace:
-    """S samples of one GPU, or of a machine, in order of time.
-
-    Attributes:
-        gpu: its number in the log, as text; empty for a machine.
-        name: the GPU's model; empty where the log has none.
-        host: the machine's name; empty where the log has none.
-        time_s: (S,) seconds since the log's first sample.
-        figures: (S,) each, by GPU_FIGURES and HOST_FIGURES; NaN where not known. Those that no sample has are left out.
-    """
-
-    gpu: str
-    name: str
-    host: str
-    time_s: Floats
-    figures: Mapping[str, Floats]
-
-    def get(self, figure: str) -> Floats:
-        """(S,) values of a figure, NaN throughout where the log has none."""
-        values = self.figures.get(figure)
-        return np.full(len(self.time_s), np.nan) if values is None else values
-
-    def has(self, *figures: str) -> bool:
-        """Whether some sample has a value of each."""
-        return all(figure in self.figures for figure in figures)
 
 
 @dataclass(frozen=True)
@@ -183,18 +38,19 @@ class GpuLog:
     Attributes:
         path: of the file.
         start: the first sample's time as it stands in the file.
-        gpus: one trace each, in order of number.
-        hosts: one trace each, of the machines' own figures; empty where the log has none.
+        gpus: by the GPU's label, in order of number: a table with the columns of COLUMNS, in order of time. ``time`` is
+            in seconds since the log's first sample; a metric that is not known is NaN.
+        hosts: by the machine's name: the same of its own metrics; empty where the log has none.
     """
 
     path: Path
     start: str
-    gpus: tuple[Trace, ...]
-    hosts: tuple[Trace, ...]
+    gpus: dict[str, pd.DataFrame]
+    hosts: dict[str, pd.DataFrame]
 
 
 def read_gpu_log(path: Path | str) -> GpuLog:
-    """Read a log of ``python -m tools gpu_monitor``, or of nvidia-smi as CSV, with or without units.
+    """Read a log, with or without units.
 
     A last line without its end, left by a killed writer, is passed over, and so are headers repeated by appending.
 
@@ -203,28 +59,23 @@ def read_gpu_log(path: Path | str) -> GpuLog:
     """
     path = Path(path)
     _refuse_samples_of_a_run(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read as a CSV log: {getattr(error, 'strerror', None) or error}") from error
-    if not text.strip():
-        raise DataError(f"{path}: is empty")
-    header_line, _, body = text[: text.rfind("\n") + 1].partition("\n")
-    header = next(csv.reader([header_line], skipinitialspace=True), [])
-    columns, reasons = find_columns(header, path)
-    rows = _Rows(path, len(header), columns, reasons)
-    for number, row in enumerate(csv.reader(body.splitlines(), skipinitialspace=True), start=2):
-        if row and row != header:
-            rows.take(number, row)
-    return rows.log()
+    cells = _cells(path)
+    columns = find_columns(list(cells), path)
+    table = _values(cells, columns, path)
+    is_gpu = (table[GPU] != "") | (table[UUID] != "") | (not {GPU, UUID} & set(columns))
+    gpus = _by_gpu(table[is_gpu])
+    if len(gpus) == 1 and not {GPU, UUID} & set(columns):
+        _refuse_bursts(table[TIME], path)
+    hosts = {
+        str(host): rows.drop_duplicates(TIME)
+        for host, rows in table.groupby(HOST)
+        if rows[list(HOST_METRICS)].notna().any(axis=None)
+    }
+    return GpuLog(path, cells[columns[TIME]].iloc[0], gpus, hosts)
 
 
 def _refuse_samples_of_a_run(path: Path) -> None:
-    """A run samples its GPUs itself, to files that another tool shows.
-
-    Raises:
-        DataError: that is what this is; names the tool.
-    """
+    """Name the tool that shows the samples of a run, if ``path`` is these."""
     place = path.absolute()
     if place.is_dir() and (place / "config.yaml").exists():
         run = place
@@ -237,127 +88,74 @@ def _refuse_samples_of_a_run(path: Path) -> None:
     raise DataError(f"{path}: these are the samples of a run, which are for python -m tools watch {run}")
 
 
-@dataclass
-class _Rows:
-    """The cells of a log, gathered by GPU and machine."""
-
-    path: Path
-    width: int
-    columns: Mapping[str, Column]
-    reasons: Sequence[Column]
-    start: str = ""
-    gpus: dict[tuple[str, str, str], _Samples] = field(default_factory=lambda: defaultdict(_Samples))
-    hosts: dict[str, _Samples] = field(default_factory=lambda: defaultdict(_Samples))
-
-    def take(self, number: int, row: Sequence[str]) -> None:
-        if len(row) != self.width:
-            raise DataError(
-                f"{self.path}, line {number}: {len(row)} cells where the header has {self.width}; remove the line"
-            )
-        time_s = self._time(number, row)
-        self.start = self.start or row[self.columns[TIME].place].strip()
-        host = self._text(row, HOST)
-        index, uuid = self._text(row, GPU), self._text(row, UUID)
-        machine = dict(self._numbers(number, row, HOST_FIGURES))
-        if self.hosts[host].last_s != time_s:
-            self.hosts[host].add(time_s, machine)
-        if index or uuid or not (GPU in self.columns or UUID in self.columns):
-            figures = dict(self._numbers(number, row, GPU_FIGURES))
-            if self.reasons and "throttle_reasons" not in self.columns:
-                figures["throttle_reasons"] = self._reasons(number, row)
-            samples = self.gpus[host, index, "" if index else uuid]
-            samples.name = samples.name or self._text(row, NAME)
-            samples.add(time_s, {**figures, **machine})
-
-    def log(self) -> GpuLog:
-        """Everything taken, as arrays."""
-        if not self.hosts:
-            raise DataError(f"{self.path}: has a header and no samples")
-        first_s = min(samples.first_s for samples in self.hosts.values())
-        several = len(self.hosts) > 1
-        keys = sorted(self.gpus, key=lambda key: (key[0], not key[1].isdecimal(), key[1].zfill(6), key[2]))
-        if len(keys) == 1 and not (GPU in self.columns or UUID in self.columns):
-            self._refuse_bursts(self.gpus[keys[0]])
-        gpus = []
-        for place, (host, index, uuid) in enumerate(keys):
-            label = (index or uuid or str(place)) if not several else f"{host}:{index or uuid or place}"
-            gpus.append(self.gpus[host, index, uuid].trace(label, host, first_s))
-        hosts = [samples.trace("", host, first_s) for host, samples in sorted(self.hosts.items())]
-        return GpuLog(self.path, self.start, tuple(gpus), tuple(trace for trace in hosts if trace.figures))
-
-    def _refuse_bursts(self, samples: _Samples) -> None:
-        """Rows of several GPUs that nothing tells apart come in bursts."""
-        steps = np.diff(np.sort(np.array(samples.times)))
-        if len(steps) >= 4:
-            near = steps < _BURST_SHARE * np.percentile(steps, 95)
-            if near.mean() > 0.25:
+def _cells(path: Path) -> pd.DataFrame:
+    """The cells as text, by title; the index is the line's number."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can't be read as a CSV log: {getattr(error, 'strerror', None) or error}") from error
+    if not text.strip():
+        raise DataError(f"{path}: is empty")
+    lines = csv.reader(text[: text.rfind("\n") + 1].splitlines(), skipinitialspace=True)
+    titles = [title.strip() for title in next(lines, [])]
+    rows: dict[int, list[str]] = {}
+    for number, line in enumerate(lines, start=2):
+        row = [cell.strip() for cell in line]
+        if row and row != titles:
+            rows[number] = row
+            if len(row) != len(titles):
                 raise DataError(
-                    f"{self.path}: rows come in bursts, as of several GPUs, and no column tells which is of which; "
-                    "record it with nvidia-smi's 'index' among the columns"
+                    f"{path}, line {number}: {len(row)} cells where the header has {len(titles)}; remove the line"
                 )
+    find_columns(titles, path)
+    if not rows:
+        raise DataError(f"{path}: has a header and no samples")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=titles, dtype=str).loc[
+        :, ~pd.Index(titles).duplicated()
+    ]
 
-    def _time(self, number: int, row: Sequence[str]) -> float:
-        column = self.columns[TIME]
+
+def _values(cells: pd.DataFrame, columns: dict[str, str], path: Path) -> pd.DataFrame:
+    """All COLUMNS as numbers and names, in order of time, since a clock that was set back mixes rows."""
+
+    def read(title: str, convert: Callable[..., pd.Series], *arguments: object) -> pd.Series:
         try:
-            return seconds(row[column.place])
+            return convert(cells[title], *arguments)
         except ValueError as error:
-            raise DataError(
-                f"{self.path}, line {number}, column {column.title!r}: {row[column.place]!r} is not a time"
-            ) from error
+            raise DataError(f"{path}, line {error.args[1]}, column {title!r}: {error.args[0]}") from error
 
-    def _text(self, row: Sequence[str], name: str) -> str:
-        column = self.columns.get(name)
-        return row[column.place].strip() if column else ""
-
-    def _numbers(self, number: int, row: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, float]]:
-        for name in names:
-            column = self.columns.get(name)
-            if column:
-                yield name, self._number(number, row, column)
-
-    def _reasons(self, number: int, row: Sequence[str]) -> float:
-        bits = [self._number(number, row, column) for column in self.reasons]
-        known = [int(bit) for bit in bits if bit == bit]
-        return float(sum(known)) if known else NAN
-
-    def _number(self, number: int, row: Sequence[str], column: Column) -> float:
-        try:
-            return column.number(row[column.place])
-        except ValueError as error:
-            raise DataError(f"{self.path}, line {number}, column {column.title!r}: {error}") from error
+    table = pd.DataFrame({TIME: read(columns[TIME], seconds)})
+    for name in (HOST, GPU, UUID, NAME):
+        table[name] = cells[columns[name]] if name in columns else ""
+    for name in (*GPU_METRICS, *HOST_METRICS):
+        table[name] = read(columns[name], numbers, columns[name]) if name in columns else np.nan
+    reasons = reason_columns(list(cells))
+    if reasons and "throttle_reasons" not in columns:
+        bits = pd.DataFrame({title: read(title, reason_bits, bit) for title, bit in reasons.items()})
+        table["throttle_reasons"] = bits.sum(axis=1, min_count=1)
+    table = table.sort_values(TIME, kind="stable", ignore_index=True)
+    table[TIME] -= table[TIME].iloc[0]
+    return table[list(COLUMNS)]
 
 
-@dataclass
-class _Samples:
-    """Samples as they come."""
-
-    name: str = ""
-    times: list[float] = field(default_factory=list)
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def first_s(self) -> float:
-        return min(self.times)
-
-    @property
-    def last_s(self) -> float | None:
-        return self.times[-1] if self.times else None
-
-    def add(self, time_s: float, figures: Mapping[str, float]) -> None:
-        self.times.append(time_s)
-        for name, value in figures.items():
-            self.values.setdefault(name, []).append(value)
-
-    def trace(self, gpu: str, host: str, first_s: float) -> Trace:
-        """As arrays in order of time: a clock that was set back mixes rows."""
-        times = np.array(self.times)
-        order = np.argsort(times, kind="stable")
-        figures = {name: np.array(values)[order] for name, values in self.values.items()}
-        known = {name: values for name, values in figures.items() if np.isfinite(values).any()}
-        return Trace(gpu, self.name, host, times[order] - first_s, known)
+def _by_gpu(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """One table for each GPU, by its index, else its UUID; with the machine's name where there are several."""
+    label = table[GPU].where(table[GPU] != "", table[UUID]).replace("", "0")
+    keys = sorted(
+        set(zip(table[HOST], label, strict=True)), key=lambda key: (key[0], not key[1].isdecimal(), key[1].zfill(6))
+    )
+    several = table[HOST].nunique() > 1
+    return {
+        f"{host}:{gpu}" if several else gpu: table[(table[HOST] == host) & (label == gpu)].reset_index(drop=True)
+        for host, gpu in keys
+    }
 
 
-def _cell(value: float | None) -> str:
-    if value is None or value != value:
-        return ""
-    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"
+def _refuse_bursts(times: pd.Series, path: Path) -> None:
+    """Refuse rows of several GPUs that no column tells apart: they come in bursts."""
+    steps = np.diff(times)
+    if len(steps) >= 4 and (steps < _BURST_SHARE * np.percentile(steps, 95)).mean() > 0.25:
+        raise DataError(
+            f"{path}: rows come in bursts, as of several GPUs, and no column tells which is of which; record it with "
+            "nvidia-smi's 'index' among the columns"
+        )

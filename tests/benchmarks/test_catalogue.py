@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from benchmarks.catalogue import load_stages, require_packages, stage_names
-from benchmarks.stage import Reference
+from benchmarks.harness.stage import Reference
 from common.errors import ConfigError
-from tests.benchmarks.toy_stage import toy_stage
+from tests.benchmarks.harness.toy_stage import toy_stage
 from tests.conftest import REPOSITORY
 
 FLOORS = {
@@ -45,7 +45,7 @@ def test_every_stage_has_floors():
 
 @pytest.mark.parametrize("name", stage_names())
 def test_a_stage_is_named_as_its_module_and_says_what_it_measures(name: str):
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"benchmarks.stages.{name}")
     assert module.STAGE.name == name
     assert len(module.__doc__.split()) > 40
     rows = [(c.case, c.ours, c.peer_name) for c in module.STAGE.comparisons]

@@ -4,7 +4,7 @@ import pytest
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.labels.label_space import IGNORED_TARGET
-from inference.baselines import baselines, composition, composition_and_ends
+from inference.baselines import baselines, composition
 from model.metrics.classification import classification_metrics
 
 LOGISTIC = "logistic regression on composition"
@@ -27,26 +27,18 @@ def test_composition_is_shares_and_the_log_of_the_length():
     assert not features[1].any()
 
 
-def test_ends_are_the_first_and_the_last_residues():
-    features = composition_and_ends(["A" * 50 + "C" * 100 + "D" * 50])
-    assert features.shape == (1, 61)
-    assert features[0, 21 + AMINO_ACIDS.index("A")] == 1
-    assert features[0, 41 + AMINO_ACIDS.index("D")] == 1
-
-
-@pytest.mark.parametrize("svm", [False, True])
-def test_classes_that_differ_in_composition_are_told_apart(svm):
+def test_classes_that_differ_in_composition_are_distinguished():
     texts, targets = proteins(150)
     asked, wanted = proteins(60, seed=1)
-    found = baselines("multiclass", "protein", texts, targets, asked, num_outputs=4, svm=svm)
-    assert set(found) == {"majority class", LOGISTIC} | ({"SVM on composition and ends"} if svm else set())
+    found = baselines("multiclass", "protein", texts, targets, asked, num_outputs=4)
+    assert set(found) == {"majority class", LOGISTIC}
     for name, predictions in found.items():
         assert predictions.shape == (60, 4)
         assert predictions.dtype == np.float32
         np.testing.assert_allclose(predictions.sum(axis=1), 1, atol=1e-5)
         assert not predictions[:, 3].any(), "a class that training lacks is never predicted"
-        figures = classification_metrics("multiclass", predictions, wanted)
-        assert figures["accuracy"] > 0.8 if name != "majority class" else figures["auroc"] == 0.5
+        values = classification_metrics("multiclass", predictions, wanted)
+        assert values["accuracy"] > 0.8 if name != "majority class" else values["auroc"] == 0.5
 
 
 def test_the_majority_is_that_of_the_training_labels():
@@ -54,7 +46,7 @@ def test_the_majority_is_that_of_the_training_labels():
     np.testing.assert_allclose(found["majority class"], [[1 / 3, 2 / 3]] * 2, rtol=1e-6)
 
 
-def test_texts_are_told_apart_by_their_words():
+def test_texts_are_distinguished_by_their_words():
     texts = ["my card is lost", "lost the card again", "what is the exchange rate", "rate of exchange today"] * 3
     targets = np.array([0, 0, 1, 1] * 3)
     found = baselines("binary", "text", texts, targets, ["a lost card", "exchange rate please"], 2)
@@ -102,13 +94,6 @@ def test_residues_get_the_shares_of_their_amino_acid():
 def test_where_there_is_nothing_to_learn_the_majority_remains():
     assert set(baselines("binary", "protein", ["AC", "DE"], np.array([1, 1]), ["AC"], 2)) == {"majority class"}
     assert set(baselines("binary", "text", ["?", "!"], np.array([0, 1]), ["?"], 2)) == {"majority class"}
-
-
-def test_an_svm_is_fitted_where_a_class_has_one_record():
-    texts, targets = proteins(41, classes=2)
-    targets[0] = 2
-    found = baselines("multiclass", "protein", texts, targets, texts, 3, svm=True)["SVM on composition and ends"]
-    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
 
 
 def test_deeploc_is_predicted_about_as_well_as_its_composition_allows(shared_data):

@@ -5,9 +5,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from sklearn import metrics
 
-from inference import plots as classification_plots
+from dataset.labels.label_space import IGNORED_TARGET
+from inference import plots
 from inference.plots import (
-    IGNORED,
     draw_confusion,
     draw_predictions,
     draw_reliability,
@@ -33,7 +33,7 @@ def drawn(path):
     return pixels
 
 
-@pytest.mark.parametrize("classes", [2, 5, 30])
+@pytest.mark.parametrize("classes", [2, 30])
 def test_pictures_show_something(tmp_path, classes):
     scores, targets, names = case(classes=classes)
     counts = metrics.confusion_matrix(targets, scores.argmax(axis=1), labels=range(classes))
@@ -48,7 +48,7 @@ def test_pictures_show_something(tmp_path, classes):
 def figures(monkeypatch) -> list[Figure]:
     """What would have been saved."""
     saved: list[Figure] = []
-    monkeypatch.setattr(classification_plots, "save", lambda figure, path: saved.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: saved.append(figure))
     return saved
 
 
@@ -61,11 +61,6 @@ def test_no_text_of_the_confusion_matrix_is_clipped(figures, classes):
         assert left >= 0 and bottom >= 0 and right <= figures[0].bbox.x1 and top <= figures[0].bbox.y1, text.get_text()
 
 
-def test_axes_of_the_reliability_plot_are_named(figures):
-    draw_reliability("unused.png", *case()[:2])
-    assert [axes.get_ylabel() for axes in figures[0].axes] == ["share that is right", "share of all"]
-
-
 def test_seventy_seven_classes_have_room_for_their_names(tmp_path):
     names = tuple(f"request_refund_not_showing_up_{c}" for c in range(77))
     draw_confusion(tmp_path / "confusion.png", np.eye(77, dtype=int) * 20 + np.eye(77, k=5, dtype=int), names)
@@ -74,9 +69,9 @@ def test_seventy_seven_classes_have_room_for_their_names(tmp_path):
 
 
 def test_of_very_many_classes_the_most_confused_are_shown(tmp_path):
-    counts = np.eye(3000, dtype=int)
-    counts[7, 2999] = 4
-    draw_confusion(tmp_path / "confusion.png", counts, tuple(map(str, range(3000))))
+    counts = np.eye(300, dtype=int)
+    counts[7, 299] = 4
+    draw_confusion(tmp_path / "confusion.png", counts, tuple(map(str, range(300))))
     assert max(drawn(tmp_path / "confusion.png").shape) < 5000
 
 
@@ -94,23 +89,23 @@ def test_labels_and_numbers_have_pictures(tmp_path):
         drawn(tmp_path / f"{name}.png")
 
 
-def test_curves_are_those_of_scikit_learn():
+def test_curves_are_of_the_rows_with_a_target_and_rise_to_all_of_them():
     scores, targets, names = case()
-    targets[:20] = IGNORED
-    known = targets != IGNORED
-    curves = ranking_curves(scores, targets, names)
-    assert [curve.name for curve in curves] == list(names)
-    for index, curve in enumerate(curves):
-        truth = targets[known] == index
-        assert curve.auroc == pytest.approx(metrics.roc_auc_score(truth, scores[known, index]))
-        expected = metrics.average_precision_score(truth, scores[known, index])
-        assert curve.average_precision == pytest.approx(expected)
+    targets[:20] = IGNORED_TARGET
+    known = targets != IGNORED_TARGET
+    for curves, area in zip(
+        ranking_curves(scores, targets, names), (metrics.roc_auc_score, metrics.average_precision_score), strict=True
+    ):
+        assert [curve.name for curve in curves] == list(names)
+        for index, curve in enumerate(curves):
+            assert curve.area == pytest.approx(area(targets[known] == index, scores[known, index]))
+            assert (curve.x[0], curve.x[-1]) == (0, 1) and (np.diff(curve.x) >= 0).all()
 
 
 def test_a_class_that_never_occurs_has_no_curve_and_no_picture_fails(tmp_path):
     scores, targets, names = case(rows=6)
     targets[:] = 0
-    assert ranking_curves(scores, targets, names) == []
+    assert ranking_curves(scores, targets, names) == ([], [])
     draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
     draw_reliability(tmp_path / "reliability.png", scores, targets)
     draw_confusion(tmp_path / "confusion.png", np.zeros((5, 5), int), names)

@@ -1,3 +1,5 @@
+"""A report has the metrics of the predictions, of baselines and of each class, and names the mistakes."""
+
 import csv
 import json
 
@@ -5,83 +7,56 @@ import numpy as np
 import pytest
 
 from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
-from inference.report import write_report
+from inference.report import Scored, evaluation_of, write_report
 from model.metrics.classification import bootstrap_intervals, classification_metrics
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
+IDS = [f"P{index:05d}" for index in range(60)]
 
 
-def case(rows=60, seed=0):
-    generator = np.random.default_rng(seed)
-    targets = generator.integers(3, size=rows)
-    scores = generator.random((rows, 3))
-    scores[np.arange(rows), targets] += 0.4
+def case():
+    """Predictions, and targets of which the first is not known."""
+    generator = np.random.default_rng(0)
+    targets = generator.integers(3, size=60)
+    scores = generator.random((60, 3))
+    scores[np.arange(60), targets] += 0.4
+    targets[0] = IGNORED_TARGET
     return (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32), targets
 
 
-def report(folder, **arguments):
+def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     probabilities, targets = case()
-    targets[0] = IGNORED_TARGET
-    ids = [f"P{index:05d}" for index in range(60)]
-    majority = np.tile(np.float32([0.5, 0.3, 0.2]), (60, 1))
-    counts = {"read": 64, "dropped_short": 4}
-    baselines = {"majority class": majority}
-    arguments = {"samples": 50, "seed": 1, **arguments}
-    return write_report(folder, SPACE, ids, probabilities, targets, baselines, counts, **arguments)
-
-
-def test_figures_intervals_and_baselines_are_those_of_the_predictions(tmp_path):
-    evaluation = report(tmp_path / "evaluation", best_of="mcc", facts={"checkpoint": "step 10"})
-    probabilities, targets = case()
-    targets[0] = IGNORED_TARGET
-    assert evaluation["figures"] == classification_metrics("multiclass", probabilities, targets)
+    majority = {"majority class": np.tile(np.float32([0.5, 0.3, 0.2]), (60, 1))}
+    scored = Scored(SPACE, IDS, probabilities, targets)
+    found = evaluation_of(scored, majority, samples=50, seed=1)
+    assert found["figures"] == classification_metrics("multiclass", probabilities, targets)
     intervals = bootstrap_intervals("multiclass", probabilities, targets, samples=50, seed=1)
-    assert evaluation["intervals"] == {name: list(interval) for name, interval in intervals.items()}
-    assert evaluation["baselines"]["majority class"]["figures"]["auroc"] == 0.5
-    assert (evaluation["records"], evaluation["without_target"]) == (60, 1)
-    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text()) == evaluation
+    assert found["intervals"] == {name: list(interval) for name, interval in intervals.items()}
+    assert found["baselines"]["majority class"]["figures"]["auroc"] == 0.5
+    assert (found["records"], found["without_target"]) == (60, 1)
+    assert found == evaluation_of(scored, majority, samples=50, seed=1)
 
-
-def test_report_is_a_table_of_the_model_beside_its_baselines(tmp_path):
-    evaluation = report(tmp_path, best_of="mcc", facts={"checkpoint": "step 10"})
+    write_report(tmp_path, scored, found, best_of="mcc", counts={"dropped_short": 4}, facts={"checkpoint": "step 10"})
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    assert {name: content[name] for name in found} == found
+    names = {"evaluation.json", "report.md", "confusion.tsv", *content["pictures"]}
+    assert {path.name for path in tmp_path.iterdir()} == names
     text = (tmp_path / "report.md").read_text()
     lines = text.splitlines()
-    header = lines.index("| figure | model | majority class |")
-    assert lines[header + 2].startswith(f"| Matthews correlation | {evaluation['figures']['mcc']:.3f} [")
-    assert "| dropped short | 4 |" in lines
-    assert "| checkpoint | step 10 |" in lines
-    assert "mem\\|brane" in text
-    assert "nan" not in text.lower()
+    header = lines.index("| metric | model | majority class |")
+    assert lines[header + 2].startswith(f"| Matthews correlation | {found['figures']['mcc']:.3f} [")
+    assert "| dropped short | 4 |" in lines and "| checkpoint | step 10 |" in lines
+    assert "mem\\|brane" in text and "nan" not in text.lower()
 
-
-def test_confused_pairs_come_with_the_surest_mistakes(tmp_path):
-    evaluation = report(tmp_path)
-    probabilities, targets = case()
-    targets[0] = IGNORED_TARGET
-    pairs = evaluation["confused"]
+    pairs, predicted = found["confused"], probabilities.argmax(axis=1)
     assert [pair["rows"] for pair in pairs] == sorted((pair["rows"] for pair in pairs), reverse=True)
-    assert sum(pair["rows"] for pair in pairs) == ((probabilities.argmax(axis=1) != targets) & (targets >= 0)).sum()
-    first = pairs[0]
-    truth, taken_for = SPACE.names.index(first["truth"]), SPACE.names.index(first["taken_for"])
-    mistakes = np.flatnonzero((targets == truth) & (probabilities.argmax(axis=1) == taken_for))
-    surest = mistakes[probabilities[mistakes].max(axis=1).argmax()]
-    assert first["examples"][0] == f"P{surest:05d}"
+    assert sum(pair["rows"] for pair in pairs) == ((predicted != targets) & (targets >= 0)).sum()
+    truth, other = SPACE.names.index(pairs[0]["truth"]), SPACE.names.index(pairs[0]["taken_for"])
+    mistakes = np.flatnonzero((targets == truth) & (predicted == other))
+    assert pairs[0]["examples"][0] == IDS[mistakes[probabilities[mistakes].max(axis=1).argmax()]]
     with (tmp_path / "confusion.tsv").open(newline="") as file:
         rows = list(csv.reader(file, dialect="excel-tab"))
-    assert rows[0][1:] == list(SPACE.names)
-    assert int(rows[1 + truth][1 + taken_for]) == first["rows"]
-
-
-def test_the_files_are_those_that_are_named(tmp_path):
-    evaluation = report(tmp_path)
-    expected = {"evaluation.json", "report.md", "confusion.tsv", *evaluation["pictures"]}
-    assert {path.name for path in tmp_path.iterdir()} == expected
-
-
-def test_the_same_seed_gives_the_same_report(tmp_path):
-    report(tmp_path / "a")
-    report(tmp_path / "b")
-    assert (tmp_path / "a" / "evaluation.json").read_bytes() == (tmp_path / "b" / "evaluation.json").read_bytes()
+    assert rows[0][1:] == list(SPACE.names) and int(rows[1 + truth][1 + other]) == pairs[0]["rows"]
 
 
 @pytest.mark.parametrize("kind", ["binary", "multilabel", "regression"])
@@ -92,32 +67,31 @@ def test_other_kinds_have_reports(tmp_path, kind):
     if kind == "binary":
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         targets = targets[:, 0].astype(np.int64)
-    space = LabelSpace(kind, ("a", "b"))
-    ids = [str(index) for index in range(30)]
-    evaluation = write_report(tmp_path, space, ids, probabilities, targets, {}, {}, samples=20)
-    assert {entry["name"] for entry in evaluation["classes"]} == {"a", "b"}
-    assert all((tmp_path / name).stat().st_size > 1000 for name in evaluation["pictures"])
-    assert ("confused" in evaluation) == (kind == "binary")
+    scored = Scored(LabelSpace(kind, ("a", "b")), IDS[:30], probabilities, targets)
+    found = evaluation_of(scored, {}, samples=20)
+    write_report(tmp_path, scored, found)
+    assert {entry["name"] for entry in found["classes"]} == {"a", "b"}
+    assert ("confused" in found) == (kind == "binary")
+    assert all(path.stat().st_size > 1000 for path in tmp_path.glob("*.png"))
 
 
-def test_residues_are_judged_by_records(tmp_path):
+def test_residues_are_resampled_by_records():
     probabilities, targets = case()
     lengths = np.array([10, 20, 30])
     space = LabelSpace("per_residue", ("C", "E", "H"))
-    ids = ["p", "q", "r"]
-    evaluation = write_report(tmp_path, space, ids, probabilities, targets, {}, {}, samples=20, lengths=lengths)
-    assert (evaluation["records"], evaluation["residues"]) == (3, 60)
+    scored = Scored(space, ["p", "q", "r"], probabilities, targets, lengths=lengths)
+    found = evaluation_of(scored, {}, samples=20)
+    assert (found["records"], found["residues"]) == (3, 60)
     groups = np.repeat(np.arange(3), lengths)
     intervals = bootstrap_intervals("per_residue", probabilities, targets, 20, 0, groups=groups)
-    assert evaluation["intervals"]["accuracy"] == list(intervals["accuracy"])
-    assert set(evaluation["confused"][0]["examples"]) <= set(ids)
+    assert found["intervals"]["accuracy"] == list(intervals["accuracy"])
+    assert set(found["confused"][0]["examples"]) <= {"p", "q", "r"}
     with pytest.raises(ValueError, match="need their lengths"):
-        write_report(tmp_path, space, ids, probabilities, targets, {}, {}, samples=20)
+        Scored(space, ["p", "q", "r"], probabilities, targets)
 
 
-def test_weights_count_in_the_report(tmp_path):
+def test_weights_count_in_the_report():
     probabilities, targets = case()
     right = (probabilities.argmax(axis=1) == targets).astype(np.float32)
-    ids = [str(index) for index in range(60)]
-    evaluation = write_report(tmp_path, SPACE, ids, probabilities, targets, {}, {}, samples=20, weights=right)
-    assert evaluation["figures"]["accuracy"] == 1
+    found = evaluation_of(Scored(SPACE, IDS, probabilities, targets, right), {}, samples=20)
+    assert found["figures"]["accuracy"] == 1

@@ -11,15 +11,16 @@ from tests.monitoring import gpu_traces
 from tests.monitoring.gpu_traces import TRACES
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_diagnosis_is_printed_with_what_to_do(command, tmp_path, name):
+@pytest.mark.parametrize("name", ["healthy", "thermal"])
+def test_summary_is_printed_with_what_to_do(command, tmp_path, name):
     make, expected = TRACES[name]
     log = make(0).write(tmp_path / "log.csv")
     outcome = command("analyze_gpu_logs", "--log", log, "--output", tmp_path / "picture.png")
     assert outcome.code == 0, outcome.err
-    for finding in expected:
-        assert f"  {finding}: " in outcome.out
-    assert outcome.out.count("to do: ") == len(expected) * outcome.out.count("\nGPU ")
+    assert "% at work, idle " in outcome.out
+    for topic in expected:
+        assert f"  {topic}: " in outcome.out
+    assert ("to do: " in outcome.out) == bool(expected)
     assert ("nothing is amiss" in outcome.out) == (not expected)
     height, width, _ = matplotlib.image.imread(tmp_path / "picture.png").shape
     assert width > 1000
@@ -27,15 +28,13 @@ def test_diagnosis_is_printed_with_what_to_do(command, tmp_path, name):
 
 
 def test_json_holds_everything(command, tmp_path):
-    log = gpu_traces.troubled().write(tmp_path / "log.csv")
+    log = gpu_traces.thermal().write(tmp_path / "log.csv")
     outcome = command("analyze_gpu_logs", "--log", log, "--json", tmp_path / "found.json")
     assert outcome.code == 0, outcome.err
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [gpu["gpu"] for gpu in found["gpus"]] == ["0", "1"]
-    hot = found["gpus"][1]
-    assert "thermal_throttling" in [finding["name"] for finding in hot["findings"]]
-    assert hot["figures"]["memory_peak_share"] == pytest.approx(0.92, abs=0.01)
-    assert hot["phases"][0]["kind"] == "start-up"
+    (gpu,) = json.loads((tmp_path / "found.json").read_text())["gpus"]
+    assert gpu["thermal"] == pytest.approx(0.5, abs=0.01)
+    assert len(gpu["spans_s"]["thermal"]) == 1
+    assert gpu["advice"][0]["topic"] == "heat" and gpu["advice"][0]["actions"]
     assert (tmp_path / "log.png").exists()
 
 

@@ -10,7 +10,7 @@ from dataset.store.conversion import ensure_store
 from tests.runs import run_folder, tiny_config
 from tools.export import main
 from train_config.loading import dump_config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 
 
@@ -21,7 +21,7 @@ def run(process_group, tmp_path_factory):
     folder = run_folder(config)
     folder.path.mkdir()
     folder.config.write_text(dump_config(config))
-    train_worker(config, StandaloneContext(), str(ensure_store(config.data, folder.path.parent / "stores")))
+    train_worker(config, WorkerContext(), str(ensure_store(config.data, folder.path.parent / "stores")))
     return folder
 
 

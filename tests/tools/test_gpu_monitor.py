@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monitoring.gpu_log.columns import COLUMNS, GPU_FIGURES
+from monitoring.gpu_log.columns import COLUMNS, GPU_METRICS
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_without_a_gpu_rows_are_the_machines_and_that_is_said(command, use, log)
     assert "no GPU here" in outcome.err
     assert outcome.err.count("\n") == 1
     for row in rows(log):
-        assert all(row[name] == "" for name in ("gpu", *GPU_FIGURES))
+        assert all(row[name] == "" for name in ("gpu", *GPU_METRICS))
         assert float(row["host_used_bytes"]) > 0
     analysis = command("analyze_gpu_logs", "--log", log)
     assert analysis.code == 0, analysis.err

@@ -1,61 +1,33 @@
-"""Where a worker finds itself: rank, device, and how it reports. The loop knows no more of its launcher than this."""
+"""Place of a worker among all, its device, and how it reports: all that the training loop knows of its launcher."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-
-from training.engine.device import choose_device
-
-
-class WorkerContext(Protocol):
-    """What the training loop needs to know of whatever started it."""
-
-    @property
-    def rank(self) -> int:
-        """Of this worker, among all."""
-
-    @property
-    def world_size(self) -> int:
-        """Workers in all."""
-
-    @property
-    def local_rank(self) -> int:
-        """Of this worker, among those on its machine."""
-
-    @property
-    def device(self) -> torch.device:
-        """What it computes on."""
-
-    def report(self, metrics: dict[str, float]) -> None:
-        """Tell the launcher how training stands. Every rank calls it equally often: it may be a barrier."""
-
 
 CPU = torch.device("cpu")
 
 
+def _no_report(metrics: dict[str, float]) -> None:
+    """There is no launcher to report to."""
+
+
 @dataclass(frozen=True)
-class StandaloneContext:
-    """A worker started by torchrun, or a single process on its own."""
+class WorkerContext:
+    """A worker; by default a single process on the CPU, started by no launcher.
+
+    Attributes:
+        rank: among all workers.
+        world_size: number of workers.
+        local_rank: among the workers on this machine.
+        device: what the worker computes on.
+        report: passes metrics to the launcher. Every rank calls it equally often: it may be a barrier.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     device: torch.device = CPU
-
-    @classmethod
-    def from_environment(cls) -> StandaloneContext:
-        """Read the variables that torchrun sets."""
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        return cls(
-            rank=int(os.environ.get("RANK", 0)),
-            world_size=int(os.environ.get("WORLD_SIZE", 1)),
-            local_rank=local_rank,
-            device=choose_device(local_rank),
-        )
-
-    def report(self, metrics: dict[str, float]) -> None:
-        """Nobody to tell."""
+    report: Callable[[dict[str, float]], None] = _no_report

@@ -1,7 +1,7 @@
-"""The driver: from a config to a finished run. Prepares the data, finds the workers, runs Ray Train, tells a person.
+"""The driver: from a config to a finished run, in the process that the user started.
 
-Everything here happens in the process that the user started. The training itself is :mod:`training.loop.worker`, in
-Ray's workers; what it measures comes back through metrics.jsonl in the run's folder.
+Prepares the data, finds the workers, runs Ray Train and reports. The training itself is :mod:`training.loop.worker`, in
+Ray's workers; its metrics come back through metrics.jsonl in the run's folder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
-from common.publishing import refuse_existing, writing
+from common.publishing import refuse_existing, write_atomically, writing
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space, write_atomically
+from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
-from train_config.schema import Config
+from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.resuming import (
     as_begun,
@@ -91,18 +91,17 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     config = as_begun(run, config)
     remarks = check_resume(run, config)
     finished = is_finished(run, config)
-    local = None
+    local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_export(run)
-        if find(config.ray) == LOCAL:
-            local = place_workers(config.ray, local_resources())
-            _check_placed(config, run, local)
+    if local is not None:
+        _check_placed(config.training, run, local)
     task = task_plan(config)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(run.stores, progress)
     _check_prepared(task, run, store_path)
     if finished:
-        say(_finished(run, config))
+        say(_finished(run))
         return 0
     size = task.measure(store_path)
     if local is not None:
@@ -112,13 +111,6 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     return _train_on_cluster(config, run, store_path, size, signals)
 
 
-def _finished(run: RunFolder, config: Config) -> str:
-    return (
-        f"run {config.run.name} is finished: {run.export} "
-        "(raise training.max_steps or training.epochs to train it further)"
-    )
-
-
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
     run = RunFolder(config.run.storage_path, config.run.name)
@@ -126,11 +118,11 @@ def dry_run(config: Config) -> int:
     resolved = with_absolute_paths(config, run)
     remarks = check_resume(run, resolved)
     finished = is_finished(run, resolved)
-    workers = place_workers(config.ray, resources_to_plan_with(config))
+    workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
         _check_export(run)
         if config.ray.address in (None, LOCAL):
-            _check_placed(config, run, workers)
+            _check_placed(config.training, run, workers)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
         _check_source(config, run)
     plan = make_plan(config, workers, task_plan(config).estimate())
@@ -139,10 +131,15 @@ def dry_run(config: Config) -> int:
     for remark in remarks:
         warn(remark)
     print(dump_config(config))
-    print("\n".join(plan.lines()))
-    if finished:
-        print(_finished(run, config))
+    print("\n".join([*plan.lines(), *([_finished(run)] if finished else [])]))
     return 0
+
+
+def _finished(run: RunFolder) -> str:
+    return (
+        f"run {run.path.name} is finished: {run.export} "
+        "(raise training.max_steps or training.epochs to train it further)"
+    )
 
 
 def _check_export(run: RunFolder) -> None:
@@ -176,23 +173,21 @@ def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
         check_warm_up(config.training, plan.total_steps)
 
 
-def _check_placed(config: Config, run: RunFolder, workers: Workers) -> None:
-    """What can be refused before any worker is started."""
-    check_precision(config.training, workers.device)
+def _check_placed(training: TrainingSection, run: RunFolder, workers: Workers) -> None:
+    """Refuse what these workers can't do or resume, before any is started."""
+    check_precision(training, workers.device)
     check_worker_count(run, workers.count)
 
 
-def resources_to_plan_with(config: Config) -> list[NodeResources]:
+def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
-    local = local_resources()
-    if config.ray.address in (None, LOCAL):
-        return local
-    count = config.ray.num_workers if config.ray.num_workers != "auto" else 1
-    each = config.ray.cpus_per_worker if config.ray.cpus_per_worker != "auto" else 1
-    warn(
-        f"the cluster at {config.ray.address} is not asked in a dry run: planned for {count} workers like this machine"
-    )
-    return [NodeResources(max(local[0].cpus, each), min(1, local[0].gpus))] * count
+    (local,) = local_resources()
+    if ray.address in (None, LOCAL):
+        return [local]
+    count = ray.num_workers if ray.num_workers != "auto" else 1
+    each = ray.cpus_per_worker if ray.cpus_per_worker != "auto" else 1
+    warn(f"the cluster at {ray.address} is not asked in a dry run: planned for {count} workers like this machine")
+    return [NodeResources(max(local.cpus, each), min(1, local.gpus))] * count
 
 
 def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals) -> int:
@@ -201,7 +196,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, cluster.cluster_resources())
-        _check_placed(config, run, workers)
+        _check_placed(config.training, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
         plan = make_plan(config, workers, size)

@@ -13,25 +13,20 @@ import torch
 
 from run_folder.paths import RunFolder
 from train_config.schema import Config
+from training.engine.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
 
-class RayContext:
-    """A :class:`~training.engine.engine.context.WorkerContext` that Ray Train gives."""
-
-    def __init__(self) -> None:
-        context = ray.train.get_context()
-        self.rank = context.get_world_rank()
-        self.world_size = context.get_world_size()
-        self.local_rank = context.get_local_rank()
-        self.device = ray.train.torch.get_device()
-        if self.device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
-            torch.cuda.set_device(self.device)
-
-    def report(self, metrics: dict[str, float]) -> None:
-        """Report to Ray Train; a barrier over the workers."""
-        ray.train.report(metrics)
+def ray_context() -> WorkerContext:
+    """Return the place that Ray Train gave this worker."""
+    context = ray.train.get_context()
+    device = ray.train.torch.get_device()
+    if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
+        torch.cuda.set_device(device)
+    return WorkerContext(
+        context.get_world_rank(), context.get_world_size(), context.get_local_rank(), device, ray.train.report
+    )
 
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
@@ -43,7 +38,7 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
     from training.loop.worker import train_worker
 
     config = Config.model_validate(arguments["config"])
-    context = RayContext()
+    context = ray_context()
     torch.set_num_threads(arguments["cpus"])
     _log_to_file(RunFolder(config.run.storage_path, config.run.name), context)
     try:
@@ -53,7 +48,7 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
         raise
 
 
-def _log_to_file(run: RunFolder, context: RayContext) -> None:
+def _log_to_file(run: RunFolder, context: WorkerContext) -> None:
     run.logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(run.logs / f"worker-{context.rank}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,4 +1,4 @@
-"""What must not grow: openings and checks with readers, batches and epochs; calls and tensors with a batch's sequences."""
+"""Openings and checks do not grow with readers, batches and epochs; calls and tensors not with a batch's sequences."""
 
 from __future__ import annotations
 

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from common.errors import DataError, ResourceError
 from monitoring.gpu_log.columns import COLUMNS
-from monitoring.gpu_log.reader import GpuLogWriter, read_gpu_log
+from monitoring.gpu_log.reader import read_gpu_log
+from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 
 SMI_QUERY = (
@@ -20,8 +22,8 @@ SMI_QUERY = (
 )
 
 
-def gpu(index: int = 0, **figures: float) -> GpuSample:
-    return GpuSample(index=index, uuid=f"GPU-{index}", name="NVIDIA H200", **figures)  # type: ignore[arg-type]
+def gpu(index: int = 0, **metrics: float) -> GpuSample:
+    return GpuSample(index=index, uuid=f"GPU-{index}", name="NVIDIA H200", **metrics)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -49,16 +51,15 @@ def test_samples_are_read_as_they_were_written(path):
             gpus = [gpu(0, util_percent=90 + second, power_w=512.25, throttle_reasons=4), gpu(1, util_percent=1)]
             log.append(1000.0 + second, "node", figures, gpus)
     log = read_gpu_log(path)
-    first, second_gpu = log.gpus
-    assert (first.gpu, first.name, first.host) == ("0", "NVIDIA H200", "node")
-    assert first.time_s.tolist() == [0, 1, 2]
-    assert first.get("util_percent").tolist() == [90, 91, 92]
-    assert first.get("power_w").tolist() == [512.25] * 3
-    assert first.get("cpu_percent").tolist() == [12.5, 13.5, 14.5]
-    assert not second_gpu.has("power_w")
-    assert np.isnan(second_gpu.get("power_w")).all()
-    (host,) = log.hosts
-    assert host.get("host_used_bytes").tolist() == [7 * 2**40] * 3
+    assert list(log.gpus) == ["0", "1"]
+    first, second_gpu = log.gpus.values()
+    assert (first["name"][0], first["host"][0]) == ("NVIDIA H200", "node")
+    assert first["time"].tolist() == [0, 1, 2]
+    assert first["util_percent"].tolist() == [90, 91, 92]
+    assert first["power_w"].tolist() == [512.25] * 3
+    assert first["cpu_percent"].tolist() == [12.5, 13.5, 14.5]
+    assert second_gpu["power_w"].isna().all()
+    assert log.hosts["node"]["host_used_bytes"].tolist() == [7 * 2**40] * 3
 
 
 def test_machine_without_a_gpu_has_a_row_a_sample_with_no_gpu_in_it(path):
@@ -67,11 +68,11 @@ def test_machine_without_a_gpu_has_a_row_a_sample_with_no_gpu_in_it(path):
     header, row = path.read_text().splitlines()
     cells = dict(zip(header.split(","), row.split(","), strict=True))
     assert (cells["gpu"], cells["uuid"], cells["cpu_percent"]) == ("", "", "50")
-    assert read_gpu_log(path).gpus == ()
-    assert read_gpu_log(path).hosts[0].get("cpu_percent").tolist() == [50]
+    assert read_gpu_log(path).gpus == {}
+    assert read_gpu_log(path).hosts["node"]["cpu_percent"].tolist() == [50]
 
 
-def test_log_is_gone_on_with_and_a_killed_writers_last_line_dropped(path):
+def test_log_is_appended_to_and_a_killed_writers_last_line_dropped(path):
     with GpuLogWriter(path) as log:
         log.append(1.0, "node", {}, [gpu()])
     complete = path.read_bytes()
@@ -99,7 +100,7 @@ def test_every_sample_is_in_the_file_at_once(path):
 
 def test_some_other_file_is_left_as_it_is(path):
     path.write_text("my,own,table\n1,2,3\n")
-    with pytest.raises(DataError, match="holds something else"):
+    with pytest.raises(DataError, match="is not a log with these columns"):
         GpuLogWriter(path)
     assert path.read_text() == "my,own,table\n1,2,3\n"
 
@@ -130,35 +131,34 @@ def test_nvidia_smi_logs_are_read_with_their_units(path):
     write(path, SMI_QUERY, *(smi(second, index) for second in range(3) for index in (0, 1)))
     log = read_gpu_log(path)
     assert log.start == "2024/05/01 12:00:00.250"
-    assert [trace.gpu for trace in log.gpus] == ["0", "1"]
-    trace = log.gpus[0]
-    assert trace.time_s.tolist() == [0, 1, 2]
-    assert trace.get("mem_used_bytes")[0] == 40960 * 2**20
-    assert trace.get("power_limit_w")[0] == 700
-    assert trace.get("sm_clock_mhz")[0] == 1700
-    assert trace.get("throttle_reasons")[0] == 4
-    assert log.hosts == ()
+    assert list(log.gpus) == ["0", "1"]
+    trace = log.gpus["0"]
+    assert trace["time"].tolist() == [0, 1, 2]
+    assert trace["mem_used_bytes"][0] == 40960 * 2**20
+    assert trace["power_limit_w"][0] == 700
+    assert trace["sm_clock_mhz"][0] == 1700
+    assert trace["throttle_reasons"][0] == 4
+    assert log.hosts == {}
 
 
 def test_nvidia_smi_without_units_means_the_same(path):
     with_units = write(path, SMI_QUERY, smi(0), smi(1))
     bare = [line.replace(" %,", ",").replace(" MiB", "").replace(" W,", ",") for line in (smi(0), smi(1))]
     without = write(path.with_name("bare.csv"), SMI_QUERY, *[line.replace(" MHz", "") for line in bare])
-    for name, values in read_gpu_log(with_units).gpus[0].figures.items():
-        assert read_gpu_log(without).gpus[0].get(name).tolist() == values.tolist(), name
+    pd.testing.assert_frame_equal(read_gpu_log(with_units).gpus["0"], read_gpu_log(without).gpus["0"])
 
 
 def test_reasons_in_columns_of_their_own_are_put_together(path):
     header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
     header += ", clocks_throttle_reasons.hw_thermal_slowdown"
     lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
-    trace = read_gpu_log(write(path, header, *lines)).gpus[0]
-    assert trace.get("throttle_reasons").tolist() == [0x44, 0x40]
+    trace = read_gpu_log(write(path, header, *lines)).gpus["0"]
+    assert trace["throttle_reasons"].tolist() == [0x44, 0x40]
 
 
 def test_what_the_driver_does_not_know_is_not_a_number(path):
     write(path, SMI_QUERY, smi(0, util="[N/A]"), smi(1, util="[GPU is lost]"), smi(2))
-    values = read_gpu_log(path).gpus[0].get("util_percent")
+    values = read_gpu_log(path).gpus["0"]["util_percent"]
     assert np.isnan(values).tolist() == [True, True, False]
 
 
@@ -191,7 +191,7 @@ def test_column_that_is_not_there_at_all_has_no_nearest(path):
         (lambda lines: lines[:1], "a header and no samples"),
     ],
 )
-def test_damage_is_told_with_line_and_column(path, change, message):
+def test_damage_is_reported_with_line_and_column(path, change, message):
     write(path, *change([SMI_QUERY, smi(0), smi(1)]))
     with pytest.raises(DataError) as error:
         read_gpu_log(path)
@@ -213,12 +213,12 @@ def test_absent_file_is_a_data_error(path):
 def test_partial_last_line_repeated_headers_and_windows_line_ends_are_passed_over(path):
     text = "\r\n".join([SMI_QUERY, smi(0), SMI_QUERY, smi(1)]) + "\r\n" + smi(2)[:40]
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert read_gpu_log(path).gpus[0].time_s.tolist() == [0, 1]
+    assert read_gpu_log(path).gpus["0"]["time"].tolist() == [0, 1]
 
 
 def test_clock_that_was_set_back_leaves_the_samples_in_order(path):
     write(path, SMI_QUERY, smi(5), smi(6), smi(2), smi(3))
-    assert read_gpu_log(path).gpus[0].time_s.tolist() == [0, 1, 3, 4]
+    assert read_gpu_log(path).gpus["0"]["time"].tolist() == [0, 1, 3, 4]
 
 
 def without_index(line: str) -> str:
@@ -228,10 +228,10 @@ def without_index(line: str) -> str:
 
 def test_one_gpu_needs_no_index(path):
     write(path, without_index(SMI_QUERY), *(without_index(smi(second)) for second in range(9)))
-    assert [trace.gpu for trace in read_gpu_log(path).gpus] == ["0"]
+    assert list(read_gpu_log(path).gpus) == ["0"]
 
 
-def test_several_gpus_that_nothing_tells_apart_are_refused(path):
+def test_several_gpus_that_no_column_tells_apart_are_refused(path):
     lines = [without_index(smi(second)).replace(".250", f".25{index}") for second in range(9) for index in range(4)]
     write(path, without_index(SMI_QUERY), *lines)
     with pytest.raises(DataError, match=r"several GPUs.*'index'"):

@@ -19,7 +19,7 @@ from run_folder.paths import RunFolder
 from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.launch import cluster
 from training.launch.driver import dry_run, train, with_absolute_paths
 from training.loop.worker import train_worker
@@ -37,7 +37,7 @@ def finish(config: Config) -> None:
     run = run_folder(config)
     run.path.mkdir(parents=True)
     run.config.write_text(dump_config(with_absolute_paths(config, run)))
-    train_worker(config, StandaloneContext(), str(ensure_store(config.data, run.stores)))
+    train_worker(config, WorkerContext(), str(ensure_store(config.data, run.stores)))
 
 
 @pytest.fixture(scope="module")

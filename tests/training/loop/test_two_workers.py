@@ -11,19 +11,19 @@ from tests.worker_pair import WorkerPair
 from tools.export import main as export
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.engine.context import StandaloneContext
+from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 
 
 def train_rank(rank: int, config: dict, store_path: str) -> None:
-    train_worker(Config.model_validate(config), StandaloneContext(rank, 2, rank), store_path)
+    train_worker(Config.model_validate(config), WorkerContext(rank, 2, rank), store_path)
 
 
 def train_with(workers: int, config: Config, store_path: str, pair: WorkerPair) -> None:
     """Train with one worker, which is this process in its own process group, or with two."""
     (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
     if workers == 1:
-        train_worker(config, StandaloneContext(), store_path)
+        train_worker(config, WorkerContext(), store_path)
     else:
         pair.run(train_rank, config.model_dump(), store_path)
 

@@ -1,0 +1,83 @@
+"""The proteins that every stage works on: real ones where there are any.
+
+In: a FASTA file of the user's, or nothing. Then the UniRef90 sample of development is taken where it lies beside the
+repository, and otherwise the embedded sample. Out: sequences of plain residues, in the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dnaio
+import numpy as np
+from dnaio.exceptions import FileFormatError
+
+from benchmarks.harness.stage import Facts
+from common.errors import DataError
+
+MAX_RESIDUES = 1022
+"""What ESM-2 was trained on; longer proteins are cropped at their start to this by every contender."""
+
+_UNIREF90 = Path(__file__).resolve().parents[3] / "shared" / "data" / "uniref90_10k.fasta.gz"
+_SAMPLE_RECORDS, _SAMPLE_FAMILIES = 10_000, 200
+
+
+@dataclass(frozen=True)
+class Proteins:
+    """Sequences and where they are from."""
+
+    source: str
+    sequences: list[str]
+
+    @property
+    def facts(self) -> Facts:
+        """What a result says of them."""
+        return {"proteins from": self.source, "proteins there": len(self.sequences)}
+
+
+def read_proteins(fasta: Path | None) -> Proteins:
+    """All proteins at hand.
+
+    Raises:
+        DataError: the file can't be read as FASTA.
+    """
+    from dataset.store.sample import sample_records
+
+    path = fasta or (_UNIREF90 if _UNIREF90.is_file() else None)
+    if path is None:
+        records = sample_records(_SAMPLE_RECORDS, _SAMPLE_FAMILIES, seed=0)
+        return Proteins("embedded sample", [sequence for _, sequence in records])
+    try:
+        with dnaio.open(path) as reader:
+            sequences = [record.sequence.upper().rstrip("*") for record in reader]
+    except (OSError, EOFError, FileFormatError) as error:
+        raise DataError(f"{path}: can't be read as FASTA: {error}") from error
+    if not sequences or not all(sequences):
+        raise DataError(f"{path}: no proteins, or a header without a sequence; choose another --fasta")
+    return Proteins(path.name, sequences)
+
+
+def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
+    """So many of the sequences that their lengths are distributed as those of all, the longest among them.
+
+    Cropped to :data:`MAX_RESIDUES`; in the order of the file.
+    """
+    number = min(number, len(sequences))
+    by_length = np.argsort([len(sequence) for sequence in sequences], kind="stable")
+    places = np.linspace(0, len(sequences) - 1, number).round().astype(int)
+    return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[places])]
+
+
+def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
+    """A FASTA file of so many records with ids of their own, the sequences repeated in turn, 60 residues a line.
+
+    Returns:
+        Its size in bytes.
+    """
+    wrapped = ["\n".join(s[at : at + 60] for at in range(0, len(s), 60)) for s in sequences]
+    with path.open("w", encoding="ascii") as file:
+        for number in range(records):
+            file.write(f">protein{number:08d} of the benchmark\n{wrapped[number % len(wrapped)]}\n")
+    return path.stat().st_size

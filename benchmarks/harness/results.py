@@ -1,0 +1,190 @@
+"""The measurements in ``results.json``: every sample, with what is needed to judge or repeat it.
+
+A run adds the cases that it measured and replaces those of the same stage and name; the others stay with their own
+date, command, versions and revision. So a stage can be measured again without the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from benchmarks.harness.machine import Machine
+from benchmarks.harness.protocol import Measured
+from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Reference, Stage
+from common.errors import DataError
+from common.publishing import write_atomically
+from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios, spread
+
+FORMAT_VERSION = 1
+RESULTS_FILE = "results.json"
+WARM_UP_PROTOCOL = (
+    f"medians of {REPEATS_PER_MEDIAN} repeats until two in a row agree within {AGREEMENT:.0%}, at most {MAX_MEDIANS}; "
+    "then all contenders in turns, round by round"
+)
+NO_WARM_UP = "none: a smoke run"
+
+Verdict: TypeAlias = Literal["reached", "reached, within noise", "missed, within noise", "missed", "no floor"]
+
+
+class ContenderResult(BaseModel):
+    """Samples of one contender, in the case's unit, with their median and quartiles."""
+
+    name: str
+    samples: list[float]
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    warm_up_medians: list[float]
+    warm_up_settled: bool | None
+
+
+class ComparisonResult(BaseModel):
+    """A row of the table: the ratios of all rounds, their median and its interval, larger where ours is better."""
+
+    title: str
+    ours: str
+    peer: str
+    ratios: list[float]
+    ratio: float
+    low: float
+    high: float
+    floor: float | None
+    verdict: Verdict
+
+
+class Origin(BaseModel):
+    """When, how and with what a case was measured."""
+
+    date: str
+    command: str
+    revision: str
+    versions: dict[str, str]
+    warm_up: str
+
+
+class CaseResult(Origin):
+    """A case and how it was measured."""
+
+    stage: str
+    case: str
+    device: Device
+    unit: str
+    better: Literal["higher", "lower"]
+    rounds: int
+    contenders: list[ContenderResult]
+    comparisons: list[ComparisonResult]
+    facts: Facts
+
+
+class Results(BaseModel):
+    """All that was measured on one machine."""
+
+    format_version: int = FORMAT_VERSION
+    machine: Machine
+    cases: list[CaseResult] = []
+
+    @property
+    def smoke(self) -> bool:
+        """Whether any of it is of a smoke run."""
+        return any(case.warm_up == NO_WARM_UP for case in self.cases)
+
+
+def case_result(stage: Stage, case: Case, measured: Measured, device: Device, origin: Origin) -> CaseResult:
+    """Put a measured case in form, with those comparisons whose contenders took part."""
+    comparisons = [c for c in stage.comparisons if c.case == case.name and _took_part(c, measured)]
+    return CaseResult(
+        **origin.model_dump(),
+        stage=stage.name,
+        case=case.name,
+        device=device,
+        unit=case.unit,
+        better=case.better,
+        rounds=max(map(len, measured.samples.values())),
+        contenders=[_contender_result(contender, measured) for contender in case.contenders],
+        comparisons=[_comparison_result(comparison, case, measured, device) for comparison in comparisons],
+        facts=measured.facts,
+    )
+
+
+def merged(results: Results, fresh: CaseResult, order: Sequence[str]) -> Results:
+    """The results with this case replaced or added, in the order of the stages' names."""
+    cases = {(case.stage, case.case): case for case in [*results.cases, fresh]}
+    place = {name: number for number, name in enumerate(order)}
+    ordered = sorted(cases.values(), key=lambda case: place.get(case.stage, len(place)))
+    return results.model_copy(update={"cases": ordered})
+
+
+def read_results(folder: Path, machine: Machine) -> Results:
+    """The folder's results, or none measured yet; always with the machine as it is now.
+
+    Raises:
+        DataError: the file is damaged or of another format.
+    """
+    path = folder / RESULTS_FILE
+    if not path.is_file():
+        return Results(machine=machine)
+    try:
+        results = Results.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
+        raise DataError(f"{path}: no results of this format; move it away and measure again") from error
+    if results.format_version != FORMAT_VERSION:
+        raise DataError(f"{path}: format {results.format_version}, but this is {FORMAT_VERSION}; move it away")
+    return results.model_copy(update={"machine": machine})
+
+
+def write_results(folder: Path, results: Results) -> None:
+    """Replace ``results.json`` in one step."""
+    write_atomically(folder / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
+
+
+def verdict(found: Ratio, floor: float | None) -> Verdict:
+    """Compare a ratio with its floor; within noise where the interval holds the floor."""
+    if floor is None:
+        return "no floor"
+    if found.value >= floor:
+        return "reached" if found.low >= floor else "reached, within noise"
+    return "missed" if found.high < floor else "missed, within noise"
+
+
+def _took_part(comparison: Comparison, measured: Measured) -> bool:
+    peers = [] if isinstance(comparison.peer, Reference) else [comparison.peer]
+    return all(measured.samples.get(name) for name in [comparison.ours, *peers])
+
+
+def _contender_result(contender: Contender, measured: Measured) -> ContenderResult:
+    samples = measured.samples[contender.name]
+    middle = spread(samples)
+    warm_up = measured.warm_ups.get(contender.name)
+    return ContenderResult(
+        name=contender.name,
+        samples=samples,
+        median=middle.median,
+        lower_quartile=middle.lower,
+        upper_quartile=middle.upper,
+        warm_up_medians=warm_up.medians if warm_up else [],
+        warm_up_settled=warm_up.settled if warm_up else None,
+    )
+
+
+def _comparison_result(comparison: Comparison, case: Case, measured: Measured, device: Device) -> ComparisonResult:
+    ours, peer = measured.samples[comparison.ours], comparison.peer
+    theirs = [peer.value] * len(ours) if isinstance(peer, Reference) else measured.samples[peer]
+    ratios = round_ratios(ours, theirs, case.better)
+    found = ratio(ratios)
+    floor = comparison.floors.get(device)
+    return ComparisonResult(
+        title=comparison.title,
+        ours=comparison.ours,
+        peer=comparison.peer_name,
+        ratios=ratios,
+        ratio=found.value,
+        low=found.low,
+        high=found.high,
+        floor=floor,
+        verdict=verdict(found, floor),
+    )

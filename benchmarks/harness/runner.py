@@ -1,0 +1,145 @@
+"""Runs stages one after the other and keeps what is finished.
+
+In: stages and where results go. Out: the three files of the results, written anew after every case, so that Ctrl-C or a
+stage that breaks costs nothing that was measured before. A stage that breaks doesn't stop those after it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.harness.machine import Machine, device_of, revision, versions
+from benchmarks.harness.plot import draw_results
+from benchmarks.harness.protocol import measure_case
+from benchmarks.harness.results import (
+    NO_WARM_UP,
+    WARM_UP_PROTOCOL,
+    CaseResult,
+    Origin,
+    case_result,
+    merged,
+    read_results,
+    write_results,
+)
+from benchmarks.harness.stage import Setting, Stage, WrongWorkError
+from benchmarks.harness.table import markdown, quantity, ratio_text, ratio_texts
+from common.errors import EsmerayError
+from common.publishing import write_atomically
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of ``python -m benchmarks``.
+
+    Attributes:
+        machine: that it runs on.
+        output: folder of the results.
+        quick: a smoke run.
+        command: as it was typed.
+        order: names of all stages, in which results are kept.
+        fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
+    """
+
+    machine: Machine
+    output: Path
+    quick: bool
+    command: str
+    order: Sequence[str]
+    fasta: Path | None = None
+
+
+def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
+    """Measure stages and write their results.
+
+    Returns:
+        Names of those that broke; why is on stderr.
+
+    Raises:
+        DataError: the results that are there can't be read.
+        KeyboardInterrupt: what was finished before is written.
+    """
+    read_results(run.output, run.machine)  # refuse before an hour of measuring, not after it
+    run.output.mkdir(parents=True, exist_ok=True)
+    broken = []
+    with _status() as show:
+        for number, stage in enumerate(stages, 1):
+            try:
+                _run_stage(stage, run, _prefixed(show, f"{number}/{len(stages)} {stage.name}"))
+            except (WrongWorkError, EsmerayError) as error:
+                broken.append(stage.name)
+                print(f"{stage.name}: {error}", file=sys.stderr)
+            except Exception:  # noqa: BLE001 - one stage that broke must not cost the others their turn
+                broken.append(stage.name)
+                print(f"{stage.name}: broke\n{traceback.format_exc()}", file=sys.stderr)
+    return broken
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """A line on stderr with what is being measured, where stderr is a terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(escape(text))
+
+
+def _prefixed(show: Callable[[str], None], prefix: str) -> Callable[[str], None]:
+    return lambda text: show(f"{prefix} · {text}")
+
+
+def _run_stage(stage: Stage, run: Run, show: Callable[[str], None]) -> None:
+    show("preparing")
+    device = device_of(run.machine)
+    # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
+    with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
+        setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=show)
+        try:
+            with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
+                for case in cases:
+                    origin = _origin(stage, run)
+                    measured = measure_case(case, run.quick, _prefixed(show, case.name))
+                    _keep(case_result(stage, case, measured, device, origin), run)
+        finally:
+            results = read_results(run.output, run.machine)
+            if any(case.stage == stage.name for case in results.cases):
+                draw_results(results, run.output / "results.png")
+
+
+def _origin(stage: Stage, run: Run) -> Origin:
+    return Origin(
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=run.command,
+        revision=revision(),
+        versions=versions(stage.distributions),
+        warm_up=NO_WARM_UP if run.quick else WARM_UP_PROTOCOL,
+    )
+
+
+def _keep(case: CaseResult, run: Run) -> None:
+    """Write the results with this case among them, and print it."""
+    results = merged(read_results(run.output, run.machine), case, run.order)
+    write_results(run.output, results)
+    write_atomically(run.output / "results.md", markdown(results))
+    print("\n".join(_lines(case)), flush=True)
+
+
+def _lines(case: CaseResult) -> list[str]:
+    lines = [f"{case.stage}: {case.case}"]
+    lines += [f"  {contender.name:<44} {quantity(contender.median, case.unit)}" for contender in case.contenders]
+    for comparison in case.comparisons:
+        floor = "" if comparison.floor is None else f", floor {ratio_text(comparison.floor)}: {comparison.verdict}"
+        ratio, interval = ratio_texts(comparison)
+        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}× ({interval}){floor}")
+    return lines

@@ -1,0 +1,144 @@
+"""What a benchmark is made of: a stage has cases, a case has contenders that do the same work, and comparisons.
+
+A stage is a module of :mod:`benchmarks.stages` with ``STAGE = Stage(...)``. Its docstring says what is measured and why
+the peer is used so. ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
+takes it down, and the protocol (:mod:`benchmarks.harness.protocol`) measures in between. Everything is a ratio, better
+when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+Facts: TypeAlias = dict[str, float | int | str | bool]
+
+
+class WrongWorkError(Exception):
+    """Contenders that should compute the same do not, so that comparing their speed means nothing."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run gives to each stage.
+
+    Attributes:
+        device: cuda where there is a GPU.
+        quick: a smoke run: everything is done once, on as little work as shows that it works.
+        folder: an empty folder of this stage on the repository's disk, removed afterwards.
+        fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
+        note: shows one line of what is being prepared.
+    """
+
+    device: Device
+    quick: bool
+    folder: Path
+    fasta: Path | None = None
+    note: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a case.
+
+    Attributes:
+        name: as the table shows it.
+        run: does the work once. Of a ``rate``, returns how much real work was done (tokens, sequences, bytes; never
+            padded ones) and is timed; of a ``value``, returns the measured value itself (bytes of memory; tokens/s of a
+            subprocess that times itself).
+        kind: see ``run``. A value is not warmed up here: whoever measures it does that.
+        short: a shorter piece of the same work for warming up; ``run`` where it is left out.
+        before: done before each ``run`` and not timed (removing what the last one wrote).
+    """
+
+    name: str
+    run: Callable[[], float]
+    kind: Literal["rate", "value"] = "rate"
+    short: Callable[[], float] | None = None
+    before: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders that are measured in turns, round by round.
+
+    Attributes:
+        name: unique in its stage.
+        unit: of what is measured: ``sequences/s``, ``MB``.
+        contenders: those that take part on this device.
+        better: whether more of the unit is better, or less.
+        rounds: how often each is measured.
+        check: called once before anything is measured; compares what the contenders compute and returns by how much
+            they differ.
+        facts: whatever a reader needs to know of this case; may be filled while the case runs.
+    """
+
+    name: str
+    unit: str
+    contenders: tuple[Contender, ...]
+    better: Literal["higher", "lower"] = "higher"
+    rounds: int = 5
+    check: Callable[[], Facts] | None = None
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A number to compare with where there is no peer, in the case's unit."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table.
+
+    Attributes:
+        case: name of the case.
+        ours: name of our contender.
+        peer: name of the other, or a fixed number.
+        floors: least ratio to reach, by device. Where a device is missing the ratio is shown without a floor.
+        label: what is compared, where the case's name doesn't say it.
+    """
+
+    case: str
+    ours: str
+    peer: str | Reference
+    floors: Mapping[Device, float] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return self.label or self.case
+
+    @property
+    def peer_name(self) -> str:
+        """What it is compared with."""
+        return self.peer.label if isinstance(self.peer, Reference) else self.peer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the data or model path, beside what people use for it today.
+
+    Attributes:
+        name: on the command line.
+        summary: one line for ``--list``.
+        cases: yields one case after the other; each is measured before the next is asked for. A case that makes no
+            sense on ``setting.device`` is not yielded.
+        comparisons: the rows of the table, of all devices.
+        packages: import names of the peers, which must be installed (``make bench``).
+        distributions: names of the packages whose versions are recorded beside torch and numpy.
+    """
+
+    name: str
+    summary: str
+    cases: Callable[[Setting], Iterator[Case]]
+    comparisons: tuple[Comparison, ...]
+    packages: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()

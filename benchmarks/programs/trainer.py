@@ -1,0 +1,243 @@
+"""The peer of the training benchmark: transformers.Trainer with DeepSpeed ZeRO-2 and padded batches, as users run it.
+
+In: a workload as JSON, a file for the step lines, a scratch folder, and how sequences are put into batches (``random``,
+the Trainer's default, or ``group_by_length``). EsmForMaskedLM, EsmTokenizer and DataCollatorForLanguageModeling do the
+work; proteins are tokenized before the training starts, as ``datasets.map`` would.
+
+Shape legend: B sequences of a micro-batch, L their length with padding.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dnaio
+import torch
+import yaml
+from torch import Tensor
+from transformers import (
+    DataCollatorForLanguageModeling,
+    EsmForMaskedLM,
+    EsmTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.programs.training_memory_meter import MemoryMeter
+from benchmarks.programs.training_workload import (
+    BETAS,
+    CLIPPING,
+    LEARNING_RATE,
+    LOWEST_RATE_SHARE,
+    MASK_SHARE,
+    SEED,
+    WEIGHT_DECAY,
+    StepLine,
+    StepLines,
+    Workload,
+)
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+from training.engine.deepspeed_setup import compiling_alone
+
+ZERO_SETTINGS = Path(__file__).resolve().parents[2] / "train_config" / "zero2.yaml"
+
+
+class TokenizedProteins(torch.utils.data.Dataset):
+    """Token ids of each protein, cropped."""
+
+    def __init__(self, fasta: str, tokenizer: EsmTokenizer) -> None:
+        with dnaio.open(fasta) as records:
+            sequences = [record.sequence for record in records]
+        longest = MAX_RESIDUES + SPECIAL_TOKENS_PER_SEQUENCE
+        self._ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self._ids[index], "attention_mask": [1] * len(self._ids[index])}
+
+
+class SpreadGroups(torch.utils.data.Sampler[int]):
+    """A sampler's groups in an order in which any few in a row span all of its lengths.
+
+    The Trainer sorts each 50 groups by length, longest first: the few steps of a benchmark would see long proteins
+    alone. Here the same groups come a golden section apart, beginning with the longest.
+    """
+
+    def __init__(self, sampler: torch.utils.data.Sampler[int], group: int) -> None:
+        self._sampler, self._group = sampler, group
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[int]:
+        indices = list(self._sampler)
+        groups = [indices[start : start + self._group] for start in range(0, len(indices), self._group)]
+        stride = max(1, round(0.618 * len(groups)))
+        while math.gcd(stride, len(groups)) > 1:
+            stride += 1
+        return (index for turn in range(len(groups)) for index in groups[turn * stride % len(groups)])
+
+
+class _CountingTrainer(Trainer):
+    """Counts tokens on the device of the batch, so that counting waits for nothing."""
+
+    real_tokens: Tensor | int = 0
+    computed_tokens = 0
+
+    def _get_train_sampler(self, *arguments: Any, **keywords: Any) -> Any:
+        sampler: Any = super()._get_train_sampler(*arguments, **keywords)
+        group = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return SpreadGroups(sampler, group) if self.args.train_sampling_strategy == "group_by_length" else sampler
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
+        mask_BL = inputs["attention_mask"]
+        self.real_tokens = self.real_tokens + mask_BL.sum()
+        self.computed_tokens += mask_BL.numel()
+        return super().training_step(model, inputs, *arguments, **keywords)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Real tokens and computed tokens since the last call."""
+        counts = int(self.real_tokens), self.computed_tokens
+        self.real_tokens = self.computed_tokens = 0
+        return counts
+
+
+class _StepReporter(TrainerCallback):
+    """Writes a line when the Trainer has logged a step, which it does after each."""
+
+    def __init__(self, trainer: _CountingTrainer, lines: StepLines) -> None:
+        self._trainer, self._lines = trainer, lines
+        self._meter = MemoryMeter(trainer.args.device)
+        self._seconds = self._ended = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """DeepSpeed's engine is built by now."""
+        self._meter.start()
+        self._ended = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self._seconds, self._ended = now - self._ended, now
+
+    def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        logs = keywords["logs"]
+        if "loss" not in logs:
+            return
+        tokens, computed = self._trainer.take_counts()
+        meter = self._meter
+        self._lines.write(
+            StepLine(
+                state.global_step,
+                self._seconds,
+                tokens,
+                computed,
+                logs["loss"],
+                meter.peak_bytes,
+                meter.built_bytes,
+            )
+        )
+
+
+def deepspeed_settings(workload: Workload) -> dict[str, Any]:
+    """The project's own ZeRO-2 settings, with what the Trainer fills in."""
+    settings = yaml.safe_load(ZERO_SETTINGS.read_text())
+    if workload.precision == "none":
+        settings.pop("data_types", None)
+    return settings | {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArguments:
+    """The same optimizer, schedule and tokens a step as the project's run."""
+    cuda = torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=workload.sequences,
+        gradient_accumulation_steps=workload.accumulation,
+        max_steps=workload.total_steps,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": LOWEST_RATE_SHARE},
+        warmup_steps=workload.rate_warmup_steps,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=CLIPPING,
+        bf16=workload.precision == "bf16",
+        train_sampling_strategy=sampling,
+        seed=SEED,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        deepspeed=deepspeed_settings(workload),
+        use_cpu=not cuda,
+    )
+
+
+def train(workload: Workload, lines: StepLines, folder: str, sampling: str) -> None:
+    """Train the workload's steps."""
+    settings = arguments(workload, folder, sampling)
+    tokenizer = EsmTokenizer.from_pretrained(workload.weights)
+    trainer = _CountingTrainer(
+        model=EsmForMaskedLM.from_pretrained(workload.weights),
+        args=settings,
+        train_dataset=TokenizedProteins(workload.fasta, tokenizer),
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
+    )
+    trainer.add_callback(_StepReporter(trainer, lines))
+    trainer.train()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _make_single_process_group() -> None:
+    """A group of this process alone, which the Trainer finds.
+
+    By itself it would compile DeepSpeed's operator where any killed program may have left a lock.
+    """
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    import deepspeed
+
+    with compiling_alone():
+        deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
+
+
+def main() -> None:
+    """WORKLOAD LINES FOLDER SAMPLING."""
+    _make_single_process_group()
+    workload, lines, folder, sampling = sys.argv[1:]
+    train(Workload.from_json(workload), StepLines(lines), folder, sampling)
+    sys.stdout.flush()
+    os._exit(0)  # all steps are told; on the way out gloo's threads now and then abort ("terminate called")
+
+
+if __name__ == "__main__":
+    main()

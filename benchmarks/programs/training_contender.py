@@ -1,0 +1,134 @@
+"""Esmeray's side of the training benchmark: the loop of :mod:`training.loop.worker`, in a process of its own.
+
+In: a workload as JSON, a file for the step lines, a scratch folder. The loop is the one that every run goes through,
+with its agreement, metrics and learning rate; validation and checkpoints are left out, as they are for the peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.programs.training_memory_meter import MemoryMeter
+from benchmarks.programs.training_workload import (
+    BETAS,
+    CLIPPING,
+    LEARNING_RATE,
+    LOWEST_RATE_SHARE,
+    MASK_SHARE,
+    SEED,
+    WEIGHT_DECAY,
+    StepLine,
+    StepLines,
+    Workload,
+)
+from run_folder.paths import RunFolder
+from train_config.schema import Config
+from training.engine.context import WorkerContext
+from training.engine.device import choose_device
+from training.loop.building import Worker, build
+from training.loop.restoring import restore
+from training.loop.worker import loop
+
+_NEVER = 10**9
+
+
+class _EnoughError(Exception):
+    """The last measured step is done; what a run does at its end is not part of the benchmark."""
+
+
+class _StepReporter:
+    """Stands where the run's log is, and passes each training step on."""
+
+    def __init__(self, lines: StepLines, meter: MemoryMeter, last_step: int) -> None:
+        self._lines, self._meter, self._last_step = lines, meter, last_step
+
+    def write(self, kind: str, step: int, **figures: Any) -> None:
+        if kind != "train":
+            return
+        tokens = figures["tokens"]
+        line = StepLine(
+            step, figures["step_s"], tokens, tokens, figures["loss"], self._meter.peak_bytes, self._meter.built_bytes
+        )
+        self._lines.write(line)
+        if step == self._last_step:
+            raise _EnoughError
+
+    def event(self, name: str, step: int, **fields: Any) -> None:
+        """Not measured."""
+
+    def rewind(self, step: int) -> None:
+        """Nothing was written."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def run_config(workload: Workload, folder: Path) -> Config:
+    """The run's config."""
+    return Config.model_validate(
+        {
+            "run": {"name": "benchmark", "storage_path": str(folder), "seed": SEED},
+            "data": {"source": [workload.fasta], "max_length": MAX_RESIDUES, "validation_share": 0.0},
+            "batch": {"tokens": workload.tokens, "global_tokens": workload.tokens * workload.accumulation},
+            "model": {
+                "task": "masked_lm",
+                "backbone": {"source": workload.weights},
+                "masked_lm": {"mask_share": MASK_SHARE},
+            },
+            "training": {
+                "max_steps": workload.total_steps,
+                "learning_rate": LEARNING_RATE,
+                "min_learning_rate_share": LOWEST_RATE_SHARE,
+                "warmup_steps": workload.rate_warmup_steps,
+                "betas": BETAS,
+                "weight_decay": WEIGHT_DECAY,
+                "gradient_clipping": CLIPPING,
+                "amp_dtype": workload.precision,
+                "evaluate_every_steps": _NEVER,
+            },
+            "checkpoint": {"every_steps": _NEVER},
+            "wandb": {"mode": "disabled"},
+        }
+    )
+
+
+def train(workload: Workload, lines: StepLines, folder: Path) -> None:
+    """Train the workload's steps."""
+    context = WorkerContext(device=choose_device(0))
+    config = run_config(workload, folder)
+    run = RunFolder(config.run.storage_path, config.run.name)
+    run.path.mkdir(parents=True)
+    backend = "nccl" if context.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    meter = MemoryMeter(context.device)
+    worker = build(config, context, run, workload.store, None)
+    position = restore(worker)
+    worker.log = _StepReporter(lines, meter, workload.total_steps)  # type: ignore[assignment]
+    meter.start()
+    with contextlib.suppress(_EnoughError):
+        loop(worker, position)
+    _close(worker)
+
+
+def _close(worker: Worker) -> None:
+    worker.experiment.close()
+    worker.engine.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """WORKLOAD LINES FOLDER."""
+    workload, lines, folder = sys.argv[1:]
+    torch.manual_seed(SEED)
+    train(Workload.from_json(workload), StepLines(lines), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""FASTA to store, beside one pickled ``put`` a record, and beside ``cp``.
+
+The file is real proteins repeated under ids of their own, uncompressed, in the page cache, and so large (200,000
+records) that opening and closing don't count. The peer is what a user of TAPE or ProteinNet writes: pyfastx parses,
+and each record goes into LMDB as a pickled dictionary, all in one transaction. It neither checks a residue nor an id;
+ours does, and hashes, checksums and syncs. ``cp`` of the same file is the limit that any conversion has; since it
+leaves its bytes in the page cache where a store is on the disk when it is done, ``cp`` followed by ``sync`` is shown
+as well. Peak memory is taken in fresh processes, at the file's size and at four times it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness.proteins import Proteins, read_proteins, write_fasta
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+
+if TYPE_CHECKING:
+    from benchmarks.programs.fresh_process import Meter
+
+RECORDS, QUICK_RECORDS = 200_000, 10_000
+CHECKED_RECORDS = 10_000
+TIMES_LARGER = 4
+
+OURS = "esmeray"
+PEER = "pyfastx, pickle, put"
+COPY = "cp"
+COPY_AND_SYNC = "cp, then sync"
+ONCE, LARGER = "esmeray, the file", f"esmeray, {TIMES_LARGER} times the file"
+PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    proteins = read_proteins(setting.fasta)
+    records = QUICK_RECORDS if setting.quick else RECORDS
+    fasta = setting.folder / "proteins.fasta"
+    setting.note(f"writing {records:,} records")
+    file_bytes = write_fasta(fasta, proteins.sequences, records)
+    facts: Facts = {**proteins.facts, "records": records, "file in MB": round(file_bytes / 1e6, 1)}
+    yield _throughput(setting, _Paths(fasta, setting.folder), proteins, file_bytes, facts)
+
+    larger = setting.folder / "larger.fasta"
+    setting.note(f"writing {TIMES_LARGER * records:,} records")
+    larger_bytes = write_fasta(larger, proteins.sequences, TIMES_LARGER * records)
+    facts = {**facts, "larger file in MB": round(larger_bytes / 1e6, 1)}
+    yield _memory(setting, {ONCE: fasta, LARGER: larger}, records, facts)
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """The source, and a name for what each contender makes of it."""
+
+    fasta: Path
+    folder: Path
+
+    @property
+    def ours(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def peer(self) -> Path:
+        return self.folder / "pickles"
+
+    @property
+    def copy(self) -> Path:
+        return self.folder / "copy.fasta"
+
+
+def _throughput(setting: Setting, paths: _Paths, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
+    from benchmarks.peers.pickle_lmdb import convert_fasta
+
+    megabytes = file_bytes / 1e6
+
+    def contender(name: str, target: Path, work: Callable[[], object]) -> Contender:
+        def run() -> float:
+            work()
+            return megabytes
+
+        return Contender(name, run, before=lambda: _remove(target))
+
+    return Case(
+        name="throughput",
+        unit="MB/s of FASTA",
+        contenders=(
+            contender(OURS, paths.ours, lambda: _convert(paths.fasta, paths.ours)),
+            contender(PEER, paths.peer, lambda: convert_fasta(paths.fasta, paths.peer)),
+            contender(COPY, paths.copy, lambda: _copy(paths.fasta, paths.copy)),
+            contender(COPY_AND_SYNC, paths.copy, lambda: _copy(paths.fasta, paths.copy, sync=True)),
+        ),
+        check=lambda: _check(setting.folder / "checked", proteins),
+        facts=facts,
+    )
+
+
+def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Facts) -> Case:
+    """Peaks of ours at both sizes and of the peer at the larger; what a further record costs is among the facts."""
+    from benchmarks.programs.fresh_process import peak_of
+
+    target = setting.folder / "measured"
+    peaks: dict[str, float] = {}
+
+    def contender(name: str, function: str, fasta: Path) -> Contender:
+        def run() -> float:
+            arguments = {"fasta": str(fasta), "target": str(target)}
+            peaks[name] = peak_of(f"benchmarks.stages.conversion:{function}", arguments).total_bytes
+            if ONCE in peaks and LARGER in peaks:
+                further = (TIMES_LARGER - 1) * records
+                facts["bytes of memory for each further record"] = round((peaks[LARGER] - peaks[ONCE]) / further)
+            return peaks[name] / 1e6
+
+        return Contender(name, run, kind="value", before=lambda: _remove(target))
+
+    return Case(
+        name="peak memory",
+        unit="MB",
+        contenders=(
+            contender(ONCE, "convert_measured", fastas[ONCE]),
+            contender(LARGER, "convert_measured", fastas[LARGER]),
+            contender(PEER_LARGER, "pickle_measured", fastas[LARGER]),
+        ),
+        better="lower",
+        rounds=3,
+        facts=facts,
+    )
+
+
+def convert_measured(meter: Meter, fasta: str, target: str) -> None:
+    """Our conversion, in the process whose memory is measured."""
+    import dataset.store.conversion  # noqa: F401 - loaded before the work
+
+    meter.libraries_loaded()
+    meter.work_begins()
+    _convert(Path(fasta), Path(target))
+
+
+def pickle_measured(meter: Meter, fasta: str, target: str) -> None:
+    """The peer's conversion, in the process whose memory is measured."""
+    from benchmarks.peers.pickle_lmdb import convert_fasta
+
+    meter.libraries_loaded()
+    meter.work_begins()
+    convert_fasta(Path(fasta), Path(target))
+
+
+def _convert(fasta: Path, target: Path) -> None:
+    from dataset.store.conversion import convert
+    from train_config.schema import IngestSection
+
+    convert([str(fasta)], target, IngestSection())
+
+
+def _copy(source: Path, target: Path, sync: bool = False) -> None:
+    subprocess.run(["cp", str(source), str(target)], check=True)
+    if sync:
+        subprocess.run(["sync", str(target)], check=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check(folder: Path, proteins: Proteins) -> Facts:
+    """Both hold the same records."""
+    from benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
+    from dataset.store.reader import Store
+
+    folder.mkdir()
+    fasta = folder / "proteins.fasta"
+    write_fasta(fasta, proteins.sequences, CHECKED_RECORDS)
+    _convert(fasta, folder / "store")
+    convert_fasta(fasta, folder / "pickles")
+    store, pickles = Store(folder / "store"), PickleDataset(folder / "pickles")
+    theirs = [(item["id"], item["primary"]) for item in pickles.items()]
+    ours = [(store.id(index), store.sequence(index).tobytes().decode()) for index in range(len(store))]
+    pickles.close()
+    if ours != theirs:
+        raise WrongWorkError("the store and the LMDB of pickles hold different records")
+    del store
+    shutil.rmtree(folder)
+    return {"records checked to be equal": len(ours)}
+
+
+STAGE = Stage(
+    name="conversion",
+    summary="FASTA to store, beside pyfastx + pickle + one put a record, and beside cp",
+    cases=_cases,
+    comparisons=(
+        Comparison("throughput", OURS, PEER, {"cpu": 4.0, "cuda": 4.0}),
+        Comparison("throughput", OURS, COPY, {"cpu": 0.6, "cuda": 0.6}),
+        Comparison("throughput", OURS, COPY_AND_SYNC),
+        Comparison(
+            "peak memory", LARGER, ONCE, {"cpu": 0.8, "cuda": 0.8}, label="peak memory, flat in the file's size"
+        ),
+        Comparison("peak memory", LARGER, PEER_LARGER),
+    ),
+    packages=("pyfastx",),
+    distributions=("lmdb", "pyfastx"),
+)

@@ -1,0 +1,199 @@
+"""Store to packed batches, on one core in one process, beside the usual TAPE-style loader.
+
+Ours runs an epoch of :class:`~dataset.batches.loader.TrainingBatches`: it plans from the lengths, crops, tokenizes,
+packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
+EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
+take the same real proteins and one thread, and have no loader processes, so that the figure is per core. Work is
+counted in sequences. The store holds the proteins several times over, since ours would be through with them in
+milliseconds.
+
+The last case asks what a training loop waits for: ESM-2 8M trains on the batches of one loader process; after each step
+the device is waited for, and then the time until the next batch is on it is counted as waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, spread_by_length, write_fasta
+from benchmarks.harness.protocol import single_thread
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
+
+if TYPE_CHECKING:
+    from dataset.batches.loader import TrainingBatches
+
+RECORDS, QUICK_RECORDS = 100_000, 5_000
+PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
+PEER_BATCH = 16
+MASK_SHARE = 0.15
+STEPS, QUICK_STEPS = 20, 2
+CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
+
+OURS = "esmeray TrainingBatches"
+PEER = "EsmTokenizer, DataLoader, LMDB of pickles"
+GOAL = Reference("300,000 sequences/s a core", 300_000)
+AUTOENCODER, MASKED_LM = "every residue a target", "masked LM"
+WAITING, WAIT = "training waits for data", "share of a step, ESM-2 8M"
+ONE_PERCENT = Reference("1 % of a step", 1.0)
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    proteins = read_proteins(setting.fasta)
+    records = QUICK_RECORDS if setting.quick else RECORDS
+    setting.note(f"converting {records:,} records")
+    store = _make_store(setting.folder, proteins, records)
+    sequences = spread_by_length(proteins.sequences, QUICK_PEER_SEQUENCES if setting.quick else PEER_SEQUENCES)
+    facts: Facts = {
+        **proteins.facts,
+        "records of the store": records,
+        "sequences of the peer": len(sequences),
+        "cropped to residues": MAX_RESIDUES,
+    }
+    with single_thread():
+        yield _throughput(AUTOENCODER, "autoencoder", store, setting, sequences, facts)
+        yield _throughput(MASKED_LM, "masked_lm", store, setting, sequences, facts)
+    setting.note("building ESM-2 8M")
+    yield _waiting(store, setting)
+
+
+def _throughput(
+    name: str,
+    task: Literal["autoencoder", "masked_lm"],
+    store: Path,
+    setting: Setting,
+    sequences: Sequence[str],
+    facts: Facts,
+) -> Case:
+    batches = _batches(store, task)
+    epochs = iter(range(1_000_000))
+
+    def ours() -> float:
+        return sum(batch.num_sequences for step in batches.epoch(next(epochs)) for batch in step)
+
+    loader = _peer_loader(setting.folder / f"peer-{task}", sequences, masked=task == "masked_lm")
+
+    def peer() -> float:
+        return sum(len(batch["input_ids"]) for batch in loader)
+
+    return Case(
+        name=name,
+        unit="sequences/s",
+        contenders=(Contender(OURS, ours), Contender(PEER, peer)),
+        check=lambda: _check(setting.folder / f"checked-{task}", sequences),
+        facts=facts,
+    )
+
+
+def _waiting(store: Path, setting: Setting) -> Case:
+    from benchmarks.stages.loading_wait import WaitMeter
+
+    cuda = setting.device == "cuda"
+    tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
+    steps = QUICK_STEPS if setting.quick else STEPS
+    meter = WaitMeter(_batches(store, "masked_lm", tokens, num_workers=1, pin_memory=cuda), setting.device)
+    return Case(
+        name=WAITING,
+        unit="% of a step",
+        contenders=(Contender(WAIT, lambda: meter.waiting_percent(steps), kind="value"),),
+        better="lower",
+        rounds=3,
+        facts={"tokens of a batch": tokens, "steps": steps, "loader processes": 1},
+    )
+
+
+def _make_store(folder: Path, proteins: Proteins, records: int) -> Path:
+    from dataset.store.conversion import convert
+    from train_config.schema import IngestSection
+
+    fasta = folder / "proteins.fasta"
+    write_fasta(fasta, proteins.sequences, records)
+    convert([str(fasta)], folder / "store", IngestSection())
+    fasta.unlink()
+    return folder / "store"
+
+
+def _batches(
+    store: Path,
+    task: Literal["autoencoder", "masked_lm"],
+    tokens: int = 8192,
+    num_workers: int = 0,
+    pin_memory: bool | None = False,
+) -> TrainingBatches:
+    from dataset.batches.loader import TrainingBatches
+    from dataset.store.reader import Store
+    from train_config.schema import BatchSection, DataSection, MaskedLMSection
+
+    return TrainingBatches(
+        store,
+        np.arange(len(Store(store))),
+        data=DataSection(num_workers=num_workers, max_length=MAX_RESIDUES),
+        batch=BatchSection(tokens=tokens, global_tokens=tokens),
+        masked_lm=MaskedLMSection(mask_share=MASK_SHARE) if task == "masked_lm" else None,
+        seed=0,
+        pin_memory=pin_memory,
+    )
+
+
+def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:
+    from torch.utils.data import DataLoader
+    from transformers import DataCollatorForLanguageModeling
+
+    from benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
+    from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
+
+    folder.mkdir(parents=True)
+    write_pickles(folder / "pickles", ((str(number), s) for number, s in enumerate(sequences)))
+    tokenizer = esm_tokenizer(folder)
+    collate = padded_batches(tokenizer, MAX_TOKENS)
+    if masked:
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE)
+
+        def collate(items: list[dict[str, Any]]) -> Any:
+            return collator([tokenizer(i["primary"], truncation=True, max_length=MAX_TOKENS) for i in items])
+
+    dataset: Any = PickleDataset(folder / "pickles")
+    return DataLoader(dataset, PEER_BATCH, shuffle=shuffle, num_workers=0, collate_fn=collate)
+
+
+def _check(folder: Path, sequences: Sequence[str]) -> Facts:
+    """Both give the same token ids for the same records."""
+    records = len(sequences)
+    store = _make_store_of(folder / "ours", sequences)
+    ours = {}
+    for step in _batches(store, "autoencoder").epoch(0):
+        for batch in step:
+            bounds = batch.cu_seqlens.tolist()
+            for place, record in enumerate(batch.records.tolist()):
+                ours[record] = batch.tokens[bounds[place] : bounds[place + 1]].tolist()
+    theirs = [
+        ids[mask.bool()].tolist()
+        for batch in _peer_loader(folder / "peer", sequences, masked=False, shuffle=False)
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    if [ours.get(record) for record in range(records)] != theirs:
+        raise WrongWorkError("the batches hold other token ids than EsmTokenizer's")
+    return {"records checked to have equal token ids": records}
+
+
+def _make_store_of(folder: Path, sequences: Sequence[str]) -> Path:
+    folder.mkdir(parents=True)
+    return _make_store(folder, Proteins("", list(sequences)), len(sequences))
+
+
+STAGE = Stage(
+    name="loading",
+    summary="store to packed batches on one core, beside a padding DataLoader over an LMDB of pickles",
+    cases=_cases,
+    comparisons=(
+        Comparison(AUTOENCODER, OURS, PEER, {"cpu": 150.0, "cuda": 150.0}),
+        Comparison(AUTOENCODER, OURS, GOAL, {"cpu": 1.0, "cuda": 1.0}),
+        Comparison(MASKED_LM, OURS, PEER),
+        Comparison(WAITING, WAIT, ONE_PERCENT, {"cuda": 1.0}),
+    ),
+    packages=("transformers",),
+    distributions=("lmdb", "tokenizers"),
+)

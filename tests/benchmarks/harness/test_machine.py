@@ -1,0 +1,38 @@
+"""Names of machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.harness.machine import describe_machine, device_of, slugify, versions
+from tests.benchmarks.harness.toy_stage import MACHINE
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("AMD EPYC", "amd-epyc"),
+        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "intel-xeon-platinum-8480c"),
+        ("AMD EPYC 9654 96-Core Processor", "amd-epyc-9654"),
+        ("", "machine"),
+    ],
+)
+def test_a_name_becomes_a_folder(name: str, slug: str):
+    assert slugify(name) == slug
+
+
+def test_a_gpu_names_the_machine_that_has_one_and_cores_the_other():
+    assert MACHINE.slug == "toy-2-cores"
+    assert MACHINE.model_copy(update={"gpu": "NVIDIA H200"}).slug == "nvidia-h200"
+    assert (device_of(MACHINE), device_of(MACHINE.model_copy(update={"gpu": "x"}))) == ("cpu", "cuda")
+
+
+def test_this_machine_can_be_described():
+    machine = describe_machine()
+    assert machine.cores >= 1
+    assert machine.memory_gib > 0
+
+
+def test_versions_of_packages_that_are_not_installed_are_left_out():
+    assert set(versions(["no-such-package"])) == {"torch", "numpy", "transformers"}

@@ -1,0 +1,60 @@
+"""The model of the embedding stages: its work counted, and the peers' embeddings right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import EsmForMaskedLM
+
+from benchmarks.harness.models import forward_flops, save_weights
+from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
+from dataset.tokens.esm import pack_sequences
+from model.backbones.loading import load_network
+from train_config.schema import BackboneSection
+
+SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]
+
+
+@pytest.fixture(scope="module")
+def network() -> EsmForMaskedLM:
+    return load_network(BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4), 0).eval()
+
+
+@pytest.fixture(scope="module")
+def weights(network: EsmForMaskedLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_weights(network, tmp_path_factory.mktemp("weights"))
+
+
+def one_by_one(network: EsmForMaskedLM) -> torch.Tensor:
+    """Means of each sequence alone, without padding."""
+    means = []
+    for sequence in SEQUENCES:
+        with torch.inference_mode():
+            hidden = network.esm(pack_sequences([sequence]).tokens[None]).last_hidden_state[0]
+        means.append(hidden[1:-1].mean(0))
+    return torch.stack(means)
+
+
+def test_flops_are_those_that_torch_counts(network: EsmForMaskedLM):
+    network.esm.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        for sequence in SEQUENCES:
+            network.esm(pack_sequences([sequence]).tokens[None])
+    network.esm.set_attn_implementation("sdpa")
+    assert forward_flops(network, SEQUENCES) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize("tuning", [Tuning(), Tuning(batch_size=3, sort_by_length=True)])
+def test_padded_embeddings_are_those_of_each_sequence_alone(network: EsmForMaskedLM, weights: Path, tuning: Tuning):
+    embedded = TransformersEmbedder(weights, "cpu", tuning)(SEQUENCES)
+    torch.testing.assert_close(embedded, one_by_one(network), rtol=1e-4, atol=1e-5)
+
+
+def test_fair_esm_gets_the_same_weights_and_gives_the_same(network: EsmForMaskedLM):
+    pytest.importorskip("esm", reason="fair-esm comes with 'make bench'")
+    from benchmarks.peers.fair_esm_extract import FairEsmExtract
+
+    torch.testing.assert_close(FairEsmExtract(network, "cpu")(SEQUENCES), one_by_one(network), rtol=1e-4, atol=1e-5)

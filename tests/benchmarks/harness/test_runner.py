@@ -1,0 +1,119 @@
+"""What a run leaves behind: files that can be read, of everything that was finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from benchmarks.harness.results import read_results
+from benchmarks.harness.runner import Run, run_stages
+from benchmarks.harness.stage import Case, Setting, WrongWorkError
+from common.errors import DataError
+from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
+
+
+def a_run(folder: Path, command: str = "python -m benchmarks", quick: bool = True) -> Run:
+    return Run(MACHINE, folder, quick, command, ["conversion", "loading"])
+
+
+def test_a_run_writes_json_a_table_and_a_picture(tmp_path: Path):
+    assert run_stages([toy_stage("conversion")], a_run(tmp_path)) == []
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [case["case"] for case in written["cases"]] == ["first", "second"]
+    assert written["cases"][0]["contenders"][0]["samples"] == [30.0]
+    assert {"date", "command", "revision", "versions", "warm_up"} <= written["cases"][0].keys()
+    assert "torch" in written["cases"][0]["versions"]
+    assert "| conversion | first | ours: 30 MB/s | peer: 10 MB/s | **3.00** | 3.00 to 3.00 | 2.00 | yes |" in (
+        tmp_path / "results.md"
+    ).read_text(encoding="utf-8")
+    height, width, _ = matplotlib.image.imread(tmp_path / "results.png").shape
+    assert width > height > 100
+
+
+def test_only_comparisons_whose_contenders_took_part_are_made(tmp_path: Path):
+    run_stages([toy_stage("conversion")], a_run(tmp_path))
+    first, second = read_results(tmp_path, MACHINE).cases
+    assert [comparison.peer for comparison in first.comparisons] == ["peer", "20 MB/s"]
+    assert second.comparisons == []
+
+
+def test_a_number_serves_as_peer_and_floors_of_other_devices_are_left_out(tmp_path: Path):
+    run_stages([toy_stage("conversion")], a_run(tmp_path))
+    reference = read_results(tmp_path, MACHINE).cases[0].comparisons[1]
+    assert (reference.ratio, reference.floor, reference.verdict) == (1.5, None, "no floor")
+
+
+def test_naming_a_stage_measures_it_again_and_leaves_the_others_as_they_are(tmp_path: Path):
+    run_stages([toy_stage("loading"), toy_stage("conversion")], a_run(tmp_path, "all"))
+    run_stages([toy_stage("loading", ours=60.0)], a_run(tmp_path, "loading alone"))
+    cases = read_results(tmp_path, MACHINE).cases
+    assert [(case.stage, case.case) for case in cases] == [
+        ("conversion", "first"),
+        ("conversion", "second"),
+        ("loading", "first"),
+        ("loading", "second"),
+    ]
+    assert [case.command for case in cases] == ["all", "all", "loading alone", "loading alone"]
+    assert [case.contenders[0].median for case in cases] == [30.0, 30.0, 60.0, 60.0]
+
+
+def test_ctrl_c_keeps_the_cases_that_are_finished(tmp_path: Path):
+    def interrupted(_: Setting) -> Iterator[Case]:
+        yield Case("first", "MB/s", (constant("ours", 1.0), constant("peer", 1.0)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([toy_stage("conversion", interrupted)], a_run(tmp_path))
+    assert [case.case for case in read_results(tmp_path, MACHINE).cases] == ["first"]
+    assert (tmp_path / "results.png").stat().st_size > 1000
+
+
+def test_a_stage_that_measures_wrong_work_fails_and_the_next_has_its_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def check() -> dict:
+        raise WrongWorkError("the ids differ")
+
+    def wrong(_: Setting) -> Iterator[Case]:
+        yield Case("first", "MB/s", (constant("ours", 1.0), constant("peer", 1.0)), check=check)
+
+    broken = run_stages([toy_stage("conversion", wrong), toy_stage("loading")], a_run(tmp_path))
+    assert broken == ["conversion"]
+    assert "conversion: the ids differ" in capsys.readouterr().err
+    assert {case.stage for case in read_results(tmp_path, MACHINE).cases} == {"loading"}
+
+
+def test_a_stage_works_in_a_folder_that_is_gone_afterwards(tmp_path: Path):
+    seen = []
+
+    def leaves_files(setting: Setting) -> Iterator[Case]:
+        (setting.folder / "left").write_text("")
+        seen.append(setting.folder)
+        yield Case("first", "MB/s", (constant("ours", 1.0),))
+
+    run_stages([toy_stage("conversion", leaves_files)], a_run(tmp_path))
+    assert not seen[0].exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md", "results.png"]
+
+
+def test_results_that_cannot_be_read_are_refused_before_anything_is_measured(tmp_path: Path):
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(DataError, match="move it away"):
+        run_stages([toy_stage("conversion")], a_run(tmp_path))
+
+
+def test_a_full_run_records_how_it_was_warmed_up(tmp_path: Path):
+    run_stages([toy_stage("conversion")], a_run(tmp_path, quick=False))
+    first = read_results(tmp_path, MACHINE).cases[0]
+    assert "agree within 2%" in first.warm_up
+    assert first.rounds == 5
+    assert "smoke run" not in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_a_smoke_run_says_that_its_figures_mean_nothing(tmp_path: Path):
+    run_stages([toy_stage("conversion")], a_run(tmp_path))
+    assert "these figures mean nothing" in (tmp_path / "results.md").read_text(encoding="utf-8")

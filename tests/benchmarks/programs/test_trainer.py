@@ -1,0 +1,32 @@
+"""The Trainer's groups of one length are kept, in an order that spans the lengths."""
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.programs.trainer import SpreadGroups, deepspeed_settings
+from benchmarks.programs.training_workload import Workload
+
+
+@given(st.integers(1, 400), st.integers(1, 16))
+def test_spread_groups_are_the_same_sequences_once_each(number, group):
+    assert sorted(SpreadGroups(range(number), group)) == list(range(number))
+
+
+def test_a_few_spread_groups_span_the_lengths_and_begin_with_the_first():
+    order = list(SpreadGroups(range(1000), 10))
+    first_of_groups = order[::10][:6]
+    assert first_of_groups[0] == 0
+    assert order[:10] == list(range(10))
+    assert min(first_of_groups[1:]) < 300 and max(first_of_groups) > 600
+    assert abs(sum(first_of_groups) / 6 - 450) < 150
+
+
+def test_the_peer_trains_with_the_zero_settings_of_the_project():
+    workload = Workload("", "", "", sequences=8, accumulation=2, tokens=2560, warmup_steps=1, steps=1)
+    settings = deepspeed_settings(workload)
+    assert settings["zero_optimization"]["stage"] == 2
+    assert settings["data_types"]["grad_accum_dtype"] == "fp32"

@@ -1,0 +1,127 @@
+"""Sources of a backbone are told apart, and each wrong one is refused in a line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, ResourceError
+from model.backbones.architectures import read_config
+from model.backbones.loading import load_network
+from model.backbones.source import SIZES, config_folder, weights_folder
+from tests.model.support import save_network
+from train_config.schema import BackboneSection
+
+
+class Malicious:
+    """Creates a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_the_published_ones(name):
+    config = read_config(BackboneSection(source=name), 33, 1)
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == SIZES[name]
+    assert config.intermediate_size == 4 * config.hidden_size
+    assert (config.vocab_size, config.pad_token_id, config.mask_token_id) == (33, 1, 32)
+    assert config.token_dropout and config.position_embedding_type == "rotary" and config.layer_norm_eps == 1e-5
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0
+
+
+def test_a_size_can_be_changed():
+    config = read_config(BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4), 33, 1)
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 4)
+    assert config.intermediate_size == 256
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "esm2_t6_8m"}, "did you mean esm2_t6_8M"),
+        ({"source": "esm2_t33_650M_UR50D"}, "did you mean esm2_t33_650M"),
+        ({"source": "resnet"}, "sizes are esm2_t6_8M"),
+        ({"source": "./nowhere"}, "there is no folder"),
+        ({"source": "/nowhere/at/all"}, "there is no folder"),
+        (
+            {"source": "esm2_t6_8M", "hidden_size": 64},
+            r"64 can't be split over 20 heads.*one of \[1, 2, 4, 8, 16, 32\]",
+        ),
+        ({"source": "esm2_t6_8M", "hidden_size": 20}, "even number of channels"),
+        ({"source": "facebook/esm2_t6_8M_UR50D", "layers": 2}, "layers can't be set for loaded weights"),
+    ],
+)
+def test_an_impossible_source_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        read_config(BackboneSection(**settings), 33, 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        read_config(BackboneSection(source=str(tmp_path / "model.safetensors")), 33, 1)
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_config(BackboneSection(source=str(tmp_path)), 33, 1)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_a_damaged_config_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError):
+        read_config(BackboneSection(source=str(tmp_path)), 33, 1)
+
+
+def test_another_vocabulary_is_refused(tmp_path):
+    save_network(tmp_path / "network", vocab_size=64)
+    with pytest.raises(ConfigError, match="vocab_size 64; an ESM-2 has 33"):
+        read_config(BackboneSection(source=str(tmp_path / "network")), 33, 1)
+
+
+def test_a_folder_of_pickles_alone_is_refused_and_not_read(tmp_path):
+    folder = tmp_path / "network"
+    save_network(folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Malicious(tmp_path / "pwned")))
+    with pytest.raises(ConfigError, match=r"only pytorch_model\.bin, a pickle"):
+        load_network(BackboneSection(source=str(folder)), seed=0)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_pickle_beside_the_weights_is_not_read(tmp_path):
+    folder = tmp_path / "network"
+    save_network(folder)
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / "pwned")))
+    load_network(BackboneSection(source=str(folder)), seed=0)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_code_named_by_a_config_is_not_run(tmp_path):
+    folder = tmp_path / "network"
+    save_network(folder)
+    path = folder / "config.json"
+    path.write_text(
+        path.read_text().replace("{", '{"auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"},', 1)
+    )
+    (folder / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'pwned')!r})\nclass Evil: pass\n")
+    load_network(BackboneSection(source=str(folder)), seed=0)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("look", [config_folder, weights_folder])
+def test_an_unreachable_hub_is_one_clear_line(look, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ResourceError, match="hub can't be reached") as refusal:
+        look(BackboneSection(source="esmeray-tests/not-there"), endpoint="http://127.0.0.1:9")
+    assert "\n" not in str(refusal.value)
