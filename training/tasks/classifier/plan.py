@@ -27,8 +27,7 @@ from run_folder.paths import TOKENIZER, RunFolder
 from train_config.schema import ModelSection
 from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.deepspeed_settings import deepspeed_settings
-from training.tasks.data_size import DataSize
-from training.tasks.plan import TaskPlan, TaskSize
+from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 
 class ClassifierPlan(TaskPlan):
