@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, spread_by_length, write_fasta
-from benchmarks.harness.single_thread import single_thread
+from benchmarks.harness.protocol import single_thread
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
