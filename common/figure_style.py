@@ -49,7 +49,7 @@ def style_steps(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
-def number_text(value: float, _position: int = 0) -> str:
+def number_text(value: float, _position: float = 0) -> str:
     """A number as people write it, such as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
     if value == 0 or abs(value) >= 0.01:
         return f"{value:g}"

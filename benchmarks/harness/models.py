@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import EsmForMaskedLM, EsmModel
 
-from model.backbones.esm2 import EsmBackbone, load_network, quiet_transformers
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.loading import load_network, quiet_transformers
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]

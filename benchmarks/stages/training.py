@@ -217,7 +217,7 @@ def _tokens(sequence: str) -> int:
 
 def _network(setting: Setting) -> EsmForMaskedLM:
     from benchmarks.programs.training_workload import SEED
-    from model.backbones.esm2 import load_network
+    from model.backbones.loading import load_network
     from train_config.schema import BackboneSection
 
     changes = QUICK_SIZE if setting.quick else {}
@@ -236,7 +236,7 @@ def _save(network: EsmForMaskedLM, folder: Path) -> None:
     from transformers import EsmTokenizer
 
     from dataset.tokens.esm import VOCABULARY
-    from model.backbones.esm2 import quiet_transformers
+    from model.backbones.loading import quiet_transformers
 
     with quiet_transformers():
         network.save_pretrained(folder)

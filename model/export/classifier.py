@@ -33,8 +33,8 @@ from common.errors import DataError, ResourceError
 from dataset.batches.cropping import FixedCrop, fixed_crop
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
-from model.backbones.esm2 import quiet_transformers, seeded
-from model.backbones.huggingface import PaddedBackbone, build_backbone
+from model.backbones.huggingface import PaddedBackbone
+from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
 from model.export.classifier_card import Opening, classifier_card
 from model.export.exported_folder import (
@@ -45,6 +45,7 @@ from model.export.exported_folder import (
     exported_folder,
     read_settings,
 )
+from model.export.model_card import example_text
 from model.tasks.classifier import Classifier
 from train_config.schema import BackboneSection, DataSection
 
@@ -62,8 +63,6 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revi
 """Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
 
 _WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
-
-_EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
 def export_classifier(
@@ -100,7 +99,7 @@ def export_classifier(
         _write_head(model, building)
         model.label_space.save(building)
         tokenizer.save(building)
-        opening = Opening(_example(tokenizer), base, *_cropping(resolved_config))
+        opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
         (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
     return target
 
@@ -228,9 +227,3 @@ def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
         return None, "start"
     data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
     return data.max_length, fixed_crop(data.crop)
-
-
-def _example(tokenizer: SequenceTokenizer) -> str:
-    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
-    text = _EXAMPLES[tokenizer.one_token_per_residue]
-    return " ".join(text) if getattr(tokenizer, "spaced", False) else text

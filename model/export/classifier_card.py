@@ -6,16 +6,13 @@ a reader of the folder, and tests run them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
-
 from dataset.batches.cropping import FixedCrop, head_length
-from model.export.model_card import model_card, python_block
+from model.export.model_card import model_card, opening_call, python_block
 from model.tasks.classifier import Classifier
 
 _SHOWN_NAMES = 20
@@ -110,12 +107,7 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
 
 def _lines(model: Classifier, opening: Opening) -> str:
     """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
-    network = model.backbone.model
-    # AutoModel means another class for some (T5's encoder), and adds a pooler of drawn weights to others.
-    opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is type(network) else type(network).__name__
-    takes_pooler = "add_pooling_layer" in inspect.signature(type(network).__init__).parameters
-    without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
-    loading = f"{opener}.from_pretrained({opening.base or 'folder'}{without})"
+    opener, call = opening_call(model.backbone.model, opening.base or "folder")
     crop = ""
     if opening.max_length is not None:
         crop = _CROP.format(
@@ -125,7 +117,7 @@ def _lines(model: Classifier, opening: Opening) -> str:
     return _WITHOUT_ESMERAY.format(
         peft="from peft import PeftModel\n" if opening.base else "",
         opener=opener,
-        network=f"PeftModel.from_pretrained({loading}, folder)" if opening.base else loading,
+        network=f"PeftModel.from_pretrained({call}, folder)" if opening.base else call,
         text=opening.text,
         crop=crop,
         prefix=model.num_prefix,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from dataset.tokens.base import SequenceTokenizer
+
+_EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
 def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
@@ -31,6 +38,27 @@ def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapp
 def python_block(lines: str) -> str:
     """Lines of Python as a block of Markdown."""
     return f"```python\n{lines}```\n"
+
+
+def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
+    """The class of transformers that opens a network, and the call that does so, without a pooler of drawn weights.
+
+    Args:
+        network: to open.
+        source: folder or hub name, as Python source.
+    """
+    kind = type(network)
+    # AutoModel means another class for some configs (T5's encoder).
+    opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__
+    takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
+    return opener, f"{opener}.from_pretrained({source}{without})"
+
+
+def example_text(tokenizer: SequenceTokenizer) -> str:
+    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
+    text = _EXAMPLES[tokenizer.one_token_per_residue]
+    return " ".join(text) if getattr(tokenizer, "spaced", False) else text
 
 
 def _section(name: str, value: Any) -> str:
