@@ -61,7 +61,7 @@ format: $(VENV)/.installed-dev  ## put the code in form
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed  ## docs/config.md from the schema
-	$(BIN)/python -m tools config_docs
+	$(BIN)/python -m train_config.reference
 
 bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--quick" or names of stages)
 	$(BIN)/python -m benchmarks $(ARGS)

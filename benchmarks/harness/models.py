@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import EsmForMaskedLM, EsmModel
 
 from benchmarks.harness.stage import Device
-from model.backbones.esm2 import EsmBackbone, load_network, quiet_transformers
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.loading import load_network, quiet_transformers
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]

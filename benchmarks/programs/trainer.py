@@ -45,7 +45,7 @@ from benchmarks.programs.training_workload import (
     Workload,
 )
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-from training.engine.compiled_ops import compiling_alone
+from training.engine.deepspeed_setup import compiling_alone
 
 ZERO_SETTINGS = Path(__file__).resolve().parents[2] / "train_config" / "zero2.yaml"
 

@@ -146,7 +146,7 @@ def _mean_loss(steps: Sequence[StepLine]) -> float:
 def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Workload:
     """Write the files that all contenders read, and settle how much each takes at once."""
     from benchmarks.peers.tokenizers import esm_tokenizer
-    from model.backbones.esm2 import quiet_transformers
+    from model.backbones.loading import quiet_transformers
 
     sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
     folder = setting.folder.resolve()
@@ -171,7 +171,7 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
 
 def build_network(setting: Setting) -> EsmForMaskedLM:
     """The network with its initial weights."""
-    from model.backbones.esm2 import load_network
+    from model.backbones.loading import load_network
     from train_config.schema import BackboneSection
 
     size = {"source": SIZES[setting.device], **(TOY if setting.quick else {})}

@@ -34,8 +34,8 @@ from common.publishing import sync
 from dataset.batches.cropping import FixedCrop, fixed_crop
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
-from model.backbones.esm2 import quiet_transformers, seeded
-from model.backbones.huggingface import PaddedBackbone, build_backbone
+from model.backbones.huggingface import PaddedBackbone
+from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
 from model.export.classifier_card import Parts, classifier_card
 from model.export.exported_folder import (

@@ -163,14 +163,14 @@ def test_a_label_at_a_probability_of_a_half_is_called_nowhere():
     assert model.label_space.decode(scores) == [["GO:3"], ["GO:3"]]
 
 
-def test_what_does_not_fit_into_memory_is_refused_with_the_batch(monkeypatch):
+def test_out_of_memory_is_refused_with_the_batch(monkeypatch):
     made = pipeline(batch_tokens=100)
 
     def full(_):
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(made.model, "logits", full)
-    with pytest.raises(ResourceError, match=r"a batch of 92 tokens .* does not fit .* lower --batch-tokens"):
+    with pytest.raises(ResourceError, match=r"out of memory for a batch of 92 tokens .* lower --batch-tokens"):
         made.predict(PROTEINS)
 
 

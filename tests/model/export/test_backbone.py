@@ -16,11 +16,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, EsmForM
 
 from common.errors import ConfigError, DataError, ResourceError
 from dataset.tokens.esm import encode
-from model.backbones.esm2 import load_network
+from model.backbones.loading import load_network
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.registry import build_model
-from tests.model.backbones.test_esm2_sizes import Malicious
+from tests.model.backbones.test_source import Malicious
 from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
 from train_config.schema import BackboneSection
 
@@ -173,7 +173,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm):
 
 
 def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, masked_lm, monkeypatch):
-    def interrupt(_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("model.export.backbone._write_tokenizer", interrupt)
