@@ -113,13 +113,14 @@ def _card(model: TaskModel, network: PreTrainedModel, text: str, facts: Mapping[
     opener, call = opening_call(network, '"FOLDER"')
     lines = {"opener": opener, "call": call, "text": text}
     if not isinstance(model, ESM2Autoencoder):
-        description = f"# {family} masked language model\n\nAn {family} with {size}, which predicts hidden residues of proteins.\n"
+        title = f"# {family} masked language model"
+        description = f"{title}\n\n{family} with {size}, which predicts hidden residues of proteins.\n"
         opening = python_block(_OPEN_NETWORK.format(**lines, output="logits", attribute="logits"))
         return model_card("fill-mask", [*tags, "masked-lm"], description, facts, opening)
     description = (
         f"# {family} autoencoder\n\nCompresses the features of each residue from {model.backbone.hidden_size} to "
         f"{model.latent_size} channels ({model.compression_ratio:g} times) and reconstructs features and residues. "
-        f"The backbone is an {family} with {size}.\n"
+        f"The backbone is {family} with {size}.\n"
     )
     alone = python_block(_OPEN_NETWORK.format(**lines, output="features", attribute="last_hidden_state"))
     opening = f"{python_block(_OPEN_AUTOENCODER)}\nThe backbone alone, without Esmeray:\n\n{alone}"
