@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from common.publishing import write_atomically
+from common.text import duration
 from train_config.loading import load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
@@ -148,17 +149,11 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     tried = [trial for trial in search.trials if not trial.is_ruled_out]
     failed = sum(trial.status in _FAILED for trial in tried)
     yield str(len(tried)), f"configurations tried, {failed} of them failed"
-    yield _duration(sum(trial.seconds for trial in search.trials)), "of measuring"
+    yield duration(sum(trial.seconds for trial in search.trials)), "of measuring"
 
 
 def _times(best: Trial, other: float) -> str:
     return f"{speed(best) / other:.2f}×" if other else "-"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _verdict(limit: Limit) -> str:
