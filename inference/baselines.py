@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.labels.label_space import IGNORED_TARGET
+from dataset.labels.label_space import has_target
 from train_config.classifier_schema import TargetKind
 
 _BY_COLUMN = ("multilabel", "regression")
@@ -60,7 +60,7 @@ def baselines(
     """
     if kind == "per_residue":
         return _residue_baselines(training_texts, training_targets, texts, num_outputs)
-    known_N = np.isfinite(training_targets).any(axis=1) if kind in _BY_COLUMN else training_targets != IGNORED_TARGET
+    known_N = has_target(training_targets)
     targets = training_targets[known_N]
     known_texts = [text for text, known in zip(training_texts, known_N.tolist(), strict=True) if known]
     guess_C = _guess(kind, targets, num_outputs)
@@ -131,7 +131,7 @@ def _residue_baselines(
     training_texts: Sequence[str], training_targets: NDArray, texts: Sequence[str], num_outputs: int
 ) -> dict[str, NDArray[np.float32]]:
     training_R, asked_R = _codes("".join(training_texts)), _codes("".join(texts))
-    known_R = training_targets != IGNORED_TARGET
+    known_R = has_target(training_targets)
     guess_C = _guess("per_residue", training_targets[known_R], num_outputs)
     cells = training_R[known_R] * num_outputs + training_targets[known_R]
     counts = np.bincount(cells, minlength=256 * num_outputs).reshape(256, num_outputs)

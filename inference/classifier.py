@@ -2,14 +2,15 @@
 
 In: an exported classifier (or a run that has one) and texts: residues of proteins, or anything else that its tokenizer
 takes. Out: probabilities in the order of the input, whatever shares a batch. Sequences are sorted by length and packed
-to a budget of tokens, longest first, so that what does not fit into memory is known at the start. Reading files and
-writing results is left to ``python -m tools predict``.
+to a token budget, longest first, so that memory runs out at the start or not at all. Reading files and writing results
+is left to ``python -m tools predict``.
 
 Shape legend: N texts, C classes or numbers, T tokens of a batch, R residues of all texts.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,12 @@ DTYPES: dict[AmpDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bflo
 DEFAULT_BATCH_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
-"""Stands for the letter of a residue that was cropped; targets are ignored there as well."""
+"""Letter of a residue that was cropped; as a target it is ignored."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a classifier says of N texts, in their order.
+    """Predictions of N texts, in their order.
 
     Attributes:
         label_space: what the columns mean.
@@ -68,7 +69,7 @@ class Predictions:
         return self.cropped.size
 
     def labels(self, separator: str = ";") -> list[str]:
-        """What is predicted for each text, in words.
+        """The prediction of each text in words.
 
         Returns:
             multiclass and binary: the likeliest name; multilabel: names of a probability above 0.5, with the separator
@@ -100,7 +101,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Tokens of N texts end to end, where each ends, how long it is, and how much of it is looked at."""
+    """Tokens of N texts end to end, the end of each, its length and the number of its tokens that are used."""
 
     tokens: NDArray[np.int32]
     ends: NDArray[np.int64]
@@ -109,7 +110,7 @@ class _Encoded:
 
 
 class ClassifierPipeline:
-    """A trained classifier that takes texts.
+    """A trained classifier of texts.
 
     Args:
         model: taken over: its adapter is merged, its weights are cast and moved.
@@ -117,9 +118,9 @@ class ClassifierPipeline:
         device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
         amp_dtype: precision of the weights and of the computation; probabilities are fp32 in each.
         batch_tokens: budget of a batch, special tokens included; a longer text goes alone.
-        max_length: tokens of a text, special ones left out, that are looked at; longer ones are cropped, and counted.
-            None: no limit.
-        crop: what is taken of these.
+        max_length: tokens of a text, special ones left out, that are used; longer ones are cropped, and counted. None:
+            no limit.
+        crop: part that is used of these.
     """
 
     def __init__(
@@ -139,7 +140,10 @@ class ClassifierPipeline:
         self.tokenizer = tokenizer
         self.batch_tokens = batch_tokens
         self.max_length, self.crop = max_length, crop
-        self.model = _cast(model.requires_grad_(False).eval(), DTYPES[amp_dtype]).to(self.device)
+        for parameter in model.parameters():  # not buffers: frequencies of rotary positions need their precision
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(DTYPES[amp_dtype])
+        self.model = model.requires_grad_(False).eval().to(self.device)
         self._prefix = np.asarray(tokenizer.prefix, dtype=np.int32)
         self._suffix = np.asarray(tokenizer.suffix, dtype=np.int32)
 
@@ -195,7 +199,7 @@ class ClassifierPipeline:
         """Probabilities of each text, in the order given.
 
         Raises:
-            ResourceError: a batch does not fit into the device's memory.
+            ResourceError: the device is out of memory.
         """
         encoded = self._encode(texts)
         kept_N = encoded.kept
@@ -225,30 +229,30 @@ class ClassifierPipeline:
         """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it.
 
         Raises:
-            ResourceError: it does not fit into the device's memory.
+            ResourceError: the device is out of memory.
         """
         try:
             logits = self.model.logits(batch)
         except torch.OutOfMemoryError as error:
             raise ResourceError(
-                f"a batch of {batch.num_tokens} tokens ({batch.num_sequences} texts, the longest of "
-                f"{batch.max_seqlen}) does not fit into the memory of {self.device}; lower --batch-tokens"
+                f"{self.device} is out of memory for a batch of {batch.num_tokens} tokens ({batch.num_sequences} "
+                f"texts, the longest of {batch.max_seqlen}); lower --batch-tokens"
             ) from error
         if self.per_residue:
             logits = logits[residue_mask(batch, self._prefix.size, self._suffix.size)]
         return probabilities(logits.float(), self.label_space.kind)
 
     def _computed(self, encoded: _Encoded) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Texts of each batch and their rows; the next batch is under way while one is fetched from the device."""
-        waiting: tuple[NDArray[np.int64], Tensor] | None = None
+        """Texts of each batch and their rows; the device computes the next batch while one is fetched from it."""
+        launched: deque[tuple[NDArray[np.int64], Tensor]] = deque()
         for records in self._groups(encoded.kept):
             batch = self._pack(encoded, records)
-            launched = records, self.forward(batch.to(self.device, non_blocking=True))
-            if waiting is not None:
-                yield waiting[0], waiting[1].cpu().numpy()
-            waiting = launched
-        if waiting is not None:
-            yield waiting[0], waiting[1].cpu().numpy()
+            launched.append((records, self.forward(batch.to(self.device, non_blocking=True))))
+            if len(launched) > 1:
+                earlier, rows = launched.popleft()
+                yield earlier, rows.cpu().numpy()
+        for records, rows in launched:
+            yield records, rows.cpu().numpy()
 
     def _groups(self, kept_N: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Texts that share a batch: neighbours by length, the longest first, as many as the budget holds."""
@@ -283,7 +287,7 @@ class ClassifierPipeline:
 
 
 def check_device(device: torch.device | str) -> None:
-    """Refuse a device that is not there.
+    """Refuse a missing device.
 
     Raises:
         ConfigError: torch does not know it, or sees none.
@@ -298,15 +302,7 @@ def check_device(device: torch.device | str) -> None:
         )
 
 
-def _cast(model: Classifier, dtype: torch.dtype) -> Classifier:
-    """Cast parameters alone: buffers, such as the frequencies of rotary positions, would lose what they are for."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    return model
-
-
 def _rows_of(places: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows that start at each place and are so many, end to end."""
+    """Indices of the rows from each place on, as many as its width, end to end."""
     ends = np.cumsum(widths)
     return np.arange(int(ends[-1])) + np.repeat(places - (ends - widths), widths)

@@ -1,6 +1,6 @@
-"""An exported classifier as a folder: where it lies, and with what settings it was trained.
+"""The folder of an exported classifier, and the settings that it was trained with.
 
-Nothing here needs torch, so that what is wrong with the folder or the settings is said at once.
+Nothing here needs torch, so that mistakes in the folder or the settings are reported at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from train_config.schema import Config
 from train_config.section import Overrides
 
 EXPORT_FOLDER = "export"
-"""Of a run: where the exported model lies."""
-
-_RUN_CONFIG, _METRICS = "config.yaml", "metrics.jsonl"
+"""Of a run."""
 
 
 def model_folder(source: str | Path) -> Path:
@@ -52,8 +50,8 @@ def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
 
 
 def config_file(folder: Path) -> Path | None:
-    """The resolved config that was exported with a model, where it was."""
-    path = folder / _RUN_CONFIG
+    """The resolved config that was exported with a model, if any."""
+    path = folder / "config.yaml"
     return path if path.is_file() else None
 
 
@@ -72,4 +70,4 @@ def label_space_of(source: str | Path) -> LabelSpace:
 def run_folder(source: str | Path) -> Path | None:
     """The folder of the run that ``source`` is, or in which it was exported."""
     folder = Path(source).expanduser().absolute()
-    return next((path for path in (folder, folder.parent) if (path / _METRICS).is_file()), None)
+    return next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)

@@ -1,4 +1,4 @@
-"""A labelled file, or what a run held out, as texts and targets of a model that exists already.
+"""Texts and targets for a trained classifier, of a labelled file or of the records that its run held out.
 
 In: files, the run's settings, the model's label space. Out: :class:`LabelledTexts`; of per-residue labels, targets end
 to end. A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
@@ -20,8 +20,8 @@ from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from dataset.batches.cropping import head_length
 from dataset.labels.conversion import ensure_labelled_store
-from dataset.labels.label_space import IGNORED_TARGET, LabelSpace, UnseenLabelError
-from dataset.labels.labelled_file import LabelledRecords, read_labelled
+from dataset.labels.label_space import LabelSpace, UnseenLabelError, has_target
+from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
 from dataset.labels.store import LabelledStore
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection
@@ -37,13 +37,13 @@ Part = Literal["all", "training", "validation", "test"]
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """N records with what a model should say of them.
+    """N records with their targets.
 
     Attributes:
         ids, texts: of each.
         targets: (N,) or (R,) int64, or (N, C) float32.
         weights: (N,) float32 or None.
-        counts: what was changed or left out, by name.
+        counts: records that were changed or left out, by name.
         per_residue: whether targets are those of residues.
     """
 
@@ -65,7 +65,7 @@ def read_texts(
         config: where labels stand, and the policies.
         space: of the model.
         part: which records, by the split column.
-        overrides: what of the config was given on the command line, to tell a wrong setting from a default.
+        overrides: settings of the command line, to distinguish a wrong setting from a default.
 
     Raises:
         ConfigError: settings that the model, or the file, does not have.
@@ -74,14 +74,13 @@ def read_texts(
     labels = _settings(config.data.labels, space, part, overrides or {})
     records = read_labelled(sources, labels, config.model.tokenizer, config.data.ingest)
     targets = _targets(records, labels, space)
-    counts = records.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
     per_residue = space.kind == "per_residue"
-    texts = LabelledTexts(records.ids, records.texts, targets, records.weights, counts, per_residue)
+    texts = LabelledTexts(records.ids, records.texts, targets, records.weights, _left_out(records.counts), per_residue)
     chosen = np.ones(len(texts.ids), dtype=bool)
     if part != "all":
         chosen &= np.array([one == part for one in records.parts or []], dtype=bool)
     if labels.unseen_labels == "skip" and not per_residue:
-        known = _known(targets)
+        known = has_target(targets)
         if unseen := int((~known & chosen).sum()):
             texts.counts["records_unseen_label"] = unseen
         chosen &= known
@@ -101,9 +100,9 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         progress: called while the files are read, where the run's labelled store is gone.
 
     Raises:
-        ConfigError, DataError: the run's source is not there any more, or gives other labels than the model has.
-        CheckpointError: it is not what the run was trained on, as its checkpoints know.
-        DataError: the split has no such part.
+        ConfigError, DataError: the run's source is gone, or gives other labels than the model has; or the split has no
+            such part.
+        CheckpointError: the source is not the one that the run's checkpoints name.
     """
     path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
     store = LabelledStore(path)
@@ -126,7 +125,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         texts=[store.text(record) for record in records.tolist()],
         targets=targets,
         weights=None if store.weights is None else store.weights[records],
-        counts=store.counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True),
+        counts=_left_out(store.counts),
         per_residue=per_residue,
     )
 
@@ -139,7 +138,7 @@ def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     """
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
-        raise DataError("everything that the run was trained on stands in the file as well: leave --baselines out")
+        raise DataError("every record that the run was trained on is in the file as well: leave --baselines out")
     return _selected(texts, chosen)
 
 
@@ -184,8 +183,8 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         ) from error
 
 
-def _known(targets: NDArray) -> NDArray[np.bool_]:
-    return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
+def _left_out(counts: LabelledCounts) -> dict[str, int]:
+    return counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
+from dataset.labels.label_space import LabelSpace, has_target
 from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
     bootstrap_intervals,
@@ -118,12 +118,11 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    known_N = np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
     each = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
         "records": len(scored.ids),
-        "without_target": int((~known_N).sum()),
+        "without_target": int((~has_target(targets)).sum()),
         **({} if groups is None else {"residues": len(targets)}),
         **metrics_of(scored.probabilities),
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},

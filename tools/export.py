@@ -14,7 +14,7 @@ from common.errors import CheckpointError, ConfigError
 from common.publishing import refuse_existing
 from model.export.exported_folder import MADE_BY
 from run_folder.paths import RunFolder
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, best
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,10 @@ def main(argv: list[str]) -> int:
     run = RunFolder(options.run.parent, options.run.name)
     if not run.exists:
         raise ConfigError(f"{run.path}: no run there (it has no config.yaml)")
-    folder = choose(CheckpointStore(run.checkpoints), options.checkpoint)
+    folder = _chosen(CheckpointStore(run.checkpoints), options.checkpoint)
     output = (options.output or run.path / f"export-{folder.path.name}").expanduser()
     refuse_existing(output, MADE_BY, options.overwrite)
-    os.environ.setdefault(
-        "DS_ACCELERATOR", "cpu"
-    )  # or DeepSpeed, whose classes are imported here, warns of having none
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
     from training.checkpoints.consolidation import full_precision_state
     from training.loop.finishing import export_state
 
@@ -56,8 +54,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def choose(store: CheckpointStore, name: str) -> CheckpointFolder:
-    """The checkpoint meant by ``latest``, ``best`` or a folder's name.
+def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
+    """Checkpoint named by ``latest``, ``best`` or a folder's name.
 
     Raises:
         CheckpointError: there is none.
@@ -65,7 +63,7 @@ def choose(store: CheckpointStore, name: str) -> CheckpointFolder:
     folders = store.complete()
     if not folders:
         raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")
-    chosen = {"latest": folders[0], "best": best(store)} | {folder.path.name: folder for folder in folders}
+    chosen = {"latest": folders[0], "best": store.best()} | {folder.path.name: folder for folder in folders}
     if (folder := chosen.get(name)) is None:
         names = ", ".join(folder.path.name for folder in folders)
         raise CheckpointError(f"{store.root}: no checkpoint {name}; there are {names}")

@@ -1,4 +1,4 @@
-"""Show what a store holds, and check it.
+"""Show the contents of a store, and check it.
 
 Prints counts, lengths, residue composition, format and origin; of a labelled store also its parts and classes. Opening
 checks the manifest, the file's size and its index; --verify reads everything and checks every byte.
@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from pydantic import Field
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from common.arguments import ToolArguments, parse
 from common.text import counted
-from dataset.fasta.counts import IngestCounts, count_lines
+from dataset.fasta.counts import count_lines
 from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labels.store import LabelledStore
 from dataset.store.format import SampleSource
@@ -39,7 +38,7 @@ _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_00
 
 
 class Arguments(ToolArguments):
-    """What to look at."""
+    """Store to show."""
 
     store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
         description="Folder of the store."
@@ -53,33 +52,43 @@ class Arguments(ToolArguments):
 
 
 def main(argv: list[str]) -> int:
-    """Open a store and print what is in it."""
+    """Open a store and print its contents."""
     arguments = parse(Arguments, argv, "inspect", __doc__)
     path = Path(arguments.store)
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
     store = Store(path, verify) if labelled is None else labelled.store
+    counts = store.manifest.counts if labelled is None else labelled.counts
     if arguments.verify:
         store.verify_blocks()
-    facts = describe(store)
+    facts = _facts(store) | {"counts": counts.model_dump(), "verified": verify}
     if labelled is not None:
-        facts |= {"labels": describe_labels(labelled), "counts": labelled.counts.model_dump()}
-    counts = store.manifest.counts if labelled is None else labelled.counts
-    facts["verified"] = "full" if arguments.verify else "quick"
+        facts["labels"] = _label_facts(labelled)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
-    else:
-        # Into a file or pipe nothing is wrapped.
-        width = None if sys.stdout.isatty() else _UNWRAPPED_WIDTH
-        Console(highlight=False, width=width).print(_report(arguments.store, store, counts, facts))
+        return 0
+    # Into a file or pipe nothing is wrapped.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console.print(_overview(arguments.store, store, count_lines(counts), facts))
+    lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
+    console.print(Text(), _bars("length in residues", lengths), sep="\n")
+    console.print(Text(), _bars("residue", list(facts["composition"].items())), sep="\n")
+    if labelled is not None:
+        console.print(Text(), _label_table(facts["labels"]), sep="\n")
     return 0
 
 
-def describe(store: Store) -> dict[str, Any]:
+def _facts(store: Store) -> dict[str, Any]:
     """Everything that is printed, as plain values."""
-    manifest = store.manifest
-    lengths = store.lengths
+    manifest, lengths = store.manifest, store.lengths
     shortest, median, longest = np.percentile(lengths, [0, 50, 100])
+    edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
+    numbers, _ = np.histogram(lengths, bins=edges)
+    filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
+    bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
+    histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
+    residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
+    source = manifest.model_dump(mode="json", include={"source", "ingest"})
     return {
         "records": manifest.num_records,
         "residues": manifest.num_residues,
@@ -88,9 +97,11 @@ def describe(store: Store) -> dict[str, Any]:
             "median": float(median),
             "mean": round(float(lengths.mean(dtype=np.float64)), 2),
             "max": int(longest),
-            "histogram": [{"from": a, "to": b, "records": n} for a, b, n in _histogram(lengths)],
+            "histogram": histogram[filled[0] : filled[-1] + 1],
         },
-        "composition": _composition(store),
+        "composition": {
+            chr(code): int(residues[code]) for code in np.argsort(-residues, kind="stable") if residues[code]
+        },
         "alphabet": manifest.alphabet,
         "format_version": manifest.format_version,
         "engine": manifest.engine,
@@ -98,76 +109,49 @@ def describe(store: Store) -> dict[str, Any]:
         "blocks": manifest.num_blocks,
         "checksum": manifest.checksum,
         "created": manifest.created,
-        "ingest": manifest.ingest.model_dump(),
-        "counts": manifest.counts.model_dump(),
-        "source": manifest.model_dump(mode="json")["source"],
+        **source,
     }
 
 
-def describe_labels(labelled: LabelledStore) -> dict[str, Any]:
-    """Kind, records of each part, and of classes how many records of each part have them."""
+def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
+    """Kind, records of each part, and for classes the records of each part that have them."""
     space = labelled.label_space
     parts = {"training": labelled.training, "validation": labelled.validation, "test": labelled.test}
-    described: dict[str, Any] = {"kind": space.kind, "names": list(space.names)}
-    described["parts"] = {name: int(records.size) for name, records in parts.items()}
+    facts: dict[str, Any] = {
+        "kind": space.kind,
+        "names": list(space.names),
+        "parts": {name: int(records.size) for name, records in parts.items()},
+    }
     if space.kind in ("multiclass", "binary"):
-        counted = {n: np.bincount(labelled.targets[r], minlength=len(space.names)) for n, r in parts.items()}
-        described["classes"] = {
-            name: {part: int(numbers[index]) for part, numbers in counted.items()}
-            for index, name in enumerate(space.names)
+        counts = {n: np.bincount(labelled.targets[r], minlength=len(space.names)).tolist() for n, r in parts.items()}
+        facts["classes"] = {
+            name: {part: numbers[index] for part, numbers in counts.items()} for index, name in enumerate(space.names)
         }
-    return described
+    return facts
 
 
-def _histogram(lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """(from, to, records) of bins from their first length up to, but not including, their last; no empty ends."""
-    edges = np.array([*_BIN_EDGES, max(int(lengths.max()) + 1, _BIN_EDGES[-1] + 1)])
-    numbers, _ = np.histogram(lengths, bins=edges)
-    filled = np.flatnonzero(numbers)
-    for index in range(filled[0], filled[-1] + 1):
-        yield int(edges[index]), int(edges[index + 1]), int(numbers[index])
-
-
-def _composition(store: Store) -> dict[str, int]:
-    """Residues of each letter, most frequent first; letters that do not occur are left out."""
-    numbers = np.zeros(256, dtype=np.int64)
-    for residues in store.residue_blocks():
-        numbers += np.bincount(residues, minlength=256)
-    return {chr(code): int(numbers[code]) for code in np.argsort(-numbers, kind="stable") if numbers[code]}
-
-
-def _report(name: str, store: Store, counts: IngestCounts, facts: dict[str, Any]) -> RenderableType:
+def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any]) -> Table:
     manifest, lengths = store.manifest, facts["lengths"]
-    overview = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    rows = [
-        ("store", name),
-        ("records", f"{manifest.num_records:,}"),
-        ("residues", f"{manifest.num_residues:,}"),
-        (
-            "lengths",
-            f"{lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,g}, mean {lengths['mean']:,g}",
+    rows = {
+        "store": name,
+        "records": f"{manifest.num_records:,}",
+        "residues": f"{manifest.num_residues:,}",
+        "lengths": (
+            f"{lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,g}, mean {lengths['mean']:,g}"
         ),
-        ("alphabet", manifest.alphabet),
-        ("format", f"version {manifest.format_version}, {manifest.engine}, {counted(manifest.num_blocks, 'block{s}')}"),
-        ("size", f"{manifest.data_bytes / 1e6:,.1f} MB"),
-        ("checksum", manifest.checksum),
-        ("created", manifest.created),
-        ("source", _source(store)),
-        ("ingest", "\n".join(count_lines(counts))),
-        ("verified", "every byte" if facts["verified"] == "full" else "manifest, size and index (--verify reads all)"),
-    ]
-    for label, value in rows:
-        overview.add_row(f"[bold]{label}[/bold]", escape(value))
-    histogram = _bars(
-        "length in residues",
-        [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in lengths["histogram"]],
-        manifest.num_records,
-    )
-    composition = _bars("residue", list(facts["composition"].items()), manifest.num_residues)
-    parts: list[RenderableType] = [overview, Text(), histogram, Text(), composition]
-    if "labels" in facts:
-        parts += [Text(), _label_table(facts["labels"])]
-    return Group(*parts)
+        "alphabet": manifest.alphabet,
+        "format": f"version {manifest.format_version}, {manifest.engine}, {counted(manifest.num_blocks, 'block{s}')}",
+        "size": f"{manifest.data_bytes / 1e6:,.1f} MB",
+        "checksum": manifest.checksum,
+        "created": manifest.created,
+        "source": _source(store),
+        "ingest": "\n".join(counts),
+        "verified": "every byte" if facts["verified"] == "full" else "manifest, size and index (--verify reads all)",
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, value in rows.items():
+        table.add_row(f"[bold]{label}[/bold]", escape(value))
+    return table
 
 
 def _label_table(labels: dict[str, Any]) -> Table:
@@ -175,22 +159,20 @@ def _label_table(labels: dict[str, Any]) -> Table:
     table.add_column(labels["kind"])
     for part in labels["parts"]:
         table.add_column(part, justify="right")
-    table.add_row("all", *(f"{number:,}" for number in labels["parts"].values()))
-    for name, numbers in labels.get("classes", {}).items():
+    for name, numbers in {"all": labels["parts"], **labels.get("classes", {})}.items():
         table.add_row(escape(name), *(f"{number:,}" for number in numbers.values()))
     return table
 
 
-def _bars(title: str, rows: list[tuple[str, int]], total: int) -> Table:
+def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(title, justify="right")
-    table.add_column("number", justify="right")
-    table.add_column("share", justify="right")
+    for heading in (title, "number", "share"):
+        table.add_column(heading, justify="right")
     table.add_column("")
-    largest = max(number for _, number in rows)
+    numbers = [number for _, number in rows]
     for label, number in rows:
-        bar = "█" * round(_BAR_WIDTH * number / largest)
-        table.add_row(label, f"{number:,}", f"{100 * number / total:.2f} %", bar)
+        bar = "█" * round(_BAR_WIDTH * number / max(numbers))
+        table.add_row(label, f"{number:,}", f"{100 * number / sum(numbers):.2f} %", bar)
     return table
 
 
@@ -199,6 +181,5 @@ def _source(store: Store) -> str:
     if isinstance(source, SampleSource):
         families = counted(source.families, "famil{ies}")
         return f"embedded sample: {counted(source.records, 'record{s}')}, {families}, seed {source.seed}"
-    shown = [f"{file.path} ({file.bytes / 1e6:,.1f} MB)" for file in source[:5]]
-    more = [f"and {counted(len(source) - 5, 'more file{s}')}"] if len(source) > 5 else []
-    return "\n".join([*shown, *more])
+    lines = [f"{file.path} ({file.bytes / 1e6:,.1f} MB)" for file in source[:5]]
+    return "\n".join(lines + ([f"and {counted(len(source) - 5, 'more file{s}')}"] if len(source) > 5 else []))

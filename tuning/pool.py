@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import ray
 import torch
@@ -32,7 +33,6 @@ from training.engine.device import choose_device
 from training.launch import cluster
 from training.launch.placement import Workers, place_workers
 from training.tasks.registry import stage
-from tuning.injected_faults import Fault, Faults
 from tuning.settings import Measurement, Settings, Status
 from tuning.trial import PRUNE_MARGIN, measure_on_worker
 
@@ -42,6 +42,8 @@ GRACE_S = 2.0
 CHECK_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
+
+MeasureOnWorker: TypeAlias = Callable[..., Measurement]
 
 PROCESS_ENDED = "a worker's process ended"
 _GRAVITY: dict[Status, int] = {"timeout": 1, "crash": 2, "nan": 3, "refused": 4, "out_of_memory": 5}
@@ -58,7 +60,7 @@ class _Order:
     best_tokens_per_s: float | None
     prune_margin: float
     inference: bool
-    fault: Fault | None
+    trial: MeasureOnWorker
 
 
 class MeasuringPool:
@@ -71,7 +73,7 @@ class MeasuringPool:
             the folder of the config's run.
         keep_global_tokens: see :meth:`~tuning.settings.Settings.applied`.
         inference: measure forward passes alone.
-        faults: what is to fail on purpose.
+        trial: what every worker runs; takes what :func:`tuning.trial.measure_on_worker` takes.
     """
 
     def __init__(
@@ -81,11 +83,11 @@ class MeasuringPool:
         *,
         keep_global_tokens: bool = True,
         inference: bool = False,
-        faults: Faults | None = None,
+        trial: MeasureOnWorker = measure_on_worker,
     ) -> None:
         self._config, self._store_path = config, str(store_path)
         self._keep_global_tokens, self._inference = keep_global_tokens, inference
-        self._faults = faults or Faults()
+        self._trial = trial
         self._group: _Group | None = None
         self.starts = 0
         """How often workers were started."""
@@ -158,7 +160,7 @@ class MeasuringPool:
             best_tokens_per_s=best_tokens_per_s,
             prune_margin=prune_margin,
             inference=self._inference,
-            fault=self._faults.of(settings),
+            trial=self._trial,
         )
         try:
             replies = group.measure(order, measurement.timeout_s)
@@ -268,7 +270,7 @@ class _MeasuringActor:
 
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
-        from training.engine.engine import prepare_deepspeed
+        from training.engine.deepspeed_setup import prepare_deepspeed
         from training.tasks.residues.experiment import ResidueExperiment
 
         assert callable(prepare_deepspeed) and callable(ResidueExperiment)
@@ -282,7 +284,7 @@ class _MeasuringActor:
 
     def join(self, address: tuple[str, int], local_rank: int) -> None:
         """Become part of the process group."""
-        from training.engine.engine import prepare_deepspeed
+        from training.engine.deepspeed_setup import prepare_deepspeed
 
         store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
         # Ray shows an actor its own GPU alone, as the first one.
@@ -304,7 +306,7 @@ class _MeasuringActor:
     def measure(self, order: _Order) -> Measurement:
         """See :func:`tuning.trial.measure_on_worker`; what it raises becomes a result."""
         try:
-            return measure_on_worker(
+            return order.trial(
                 order.config,
                 self._context,
                 order.store_path,
@@ -312,7 +314,6 @@ class _MeasuringActor:
                 order.best_tokens_per_s,
                 prune_margin=order.prune_margin,
                 inference=order.inference,
-                fault=order.fault,
             )
         except EsmerayError as error:
             return Measurement("crash" if error.retryable else "refused", str(error), agreed=False)

@@ -1,38 +1,30 @@
 """The driver of a throughput search: from an experiment to best.yaml, the same experiment with the fastest settings.
 
-Ray Tune asks :mod:`tuning.search` for one configuration after the other, and each of its trials asks the
-one :class:`~tuning.pool.MeasuringPool`, which lives in an actor beside them: trials come and go and take no
-core, while the pool's workers, which hold the devices, stay. What every trial did is in trials.jsonl before the next
-begins; the same command resumes it from there.
+:mod:`tuning.search` chooses the next configuration; the :class:`~tuning.pool.MeasuringPool`, whose Ray actors stay
+from trial to trial, measures it. What every trial did is in trials.jsonl before the next begins; the same command
+resumes it from there.
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
     hardware.txt             the machines on which it was measured
-    trials.jsonl             see training.trial_journal
-    best.yaml, pareto.csv    see training.tune_results
-    tune_report.html, .png   see training.tune_report
+    trials.jsonl             see tuning.journal
+    best.yaml, pareto.csv    see tuning.results
+    tune_report.html, .png   see tuning.report
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import shutil
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-import ray
-from ray import tune as ray_tune
-from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 from rich.status import Status
 
-from common.errors import ConfigError, EsmerayError, ResourceError
+from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar
 from common.publishing import write_atomically
 from run_folder.paths import RunFolder
@@ -42,7 +34,6 @@ from train_config.tune_schema import MeasurementSection, TuneConfig
 from training.checkpoints.resuming import differences, within
 from training.launch import cluster
 from training.launch.driver import (
-    Fit,
     resources_to_plan_with,
     say,
     until_signal,
@@ -52,17 +43,24 @@ from training.launch.driver import (
 from training.launch.placement import LOCAL, find, local_resources
 from training.launch.signals import StopSignals
 from training.tasks.registry import task_plan
-from tuning.journal import TrialJournal, was_measured
-from tuning.limits import KEYS
+from tuning.journal import TrialJournal
 from tuning.pool import MeasuringPool
-from tuning.results import describe, nothing_fits, print_table, write_best, write_pareto
-from tuning.search import CONFIRM, METRIC, MOST_BROKEN_OFF, ThroughputSearch
-from tuning.settings import Measurement, Settings
+from tuning.results import Results, describe, nothing_fits, print_table, speed_text, write_best, write_pareto
+from tuning.search import CONFIRM, Proposal, Search, most_trials
+from tuning.settings import KEYS, NAMES, Measurement, Settings, settings_text, value_text
 from tuning.space import SearchSpace, make_space
-from tuning.trial_records import seen_trials, trial_records
-from tuning.tune_trials import NAMES, best_trial, settings_text, speed, value_text
 
-MakePool = Callable[..., Any]
+
+class Pool(Protocol):
+    """What measures; see :class:`~tuning.pool.MeasuringPool`."""
+
+    def measure(
+        self, settings: Settings, measurement: MeasurementSection, best_tokens_per_s: float | None, prune_margin: float
+    ) -> Measurement:
+        """Measure a configuration."""
+
+
+MakePool = Callable[..., AbstractContextManager[Pool]]
 
 CHANGES_SPEED = ("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker", "keep_global_tokens")
 """Settings under which a measurement holds."""
@@ -83,9 +81,6 @@ CHANGES_NO_SPEED = (
 )
 """Of these, what is searched or leaves a step's time as it is."""
 
-NEXT_TO_NOTHING = {"memory": 1.0}
-"""What a trial reserves: a byte, as Ray Tune (2.60) takes no empty request. The cores belong to the pool's workers."""
-
 PREVIEWED = 6
 """Configurations that a dry run names."""
 
@@ -101,7 +96,6 @@ class SearchFolder(RunFolder):
         self.best = self.path / "best.yaml"
         self.pareto = self.path / "pareto.csv"
         self.report = self.path / "tune_report.html"
-        self.ray_tune = self.path / "ray_tune"
 
 
 def tune(config: Config, search: TuneConfig, make_pool: MakePool = MeasuringPool) -> int:
@@ -110,7 +104,7 @@ def tune(config: Config, search: TuneConfig, make_pool: MakePool = MeasuringPool
     Args:
         config: the experiment.
         search: what is varied and how.
-        make_pool: what measures; called in an actor with config, store and ``keep_global_tokens``.
+        make_pool: what measures; called with config, store and ``keep_global_tokens``.
 
     Returns:
         The process's exit code: 0 finished, 128 + signal when stopped.
@@ -133,7 +127,7 @@ def dry_run_tune(config: Config, search: TuneConfig) -> int:
     print("\n".join(_space_lines(space, search)))
     print("first, if all fit:")
     for settings in _preview(space, search):
-        print(f"  {settings_text(asdict(settings), space.varied) or 'the experiment as it is'}")
+        print(f"  {settings_text(settings, space.varied) or 'the experiment as it is'}")
     return 0
 
 
@@ -161,153 +155,38 @@ def _tune_locked(
         say("\n".join(_space_lines(space, search)))
         if journal.trials:
             say(f"resumes from {len(journal.trials)} trials")
-        pool = _PoolActor(measured, search, store_path, make_pool)
-        if not journal.trials:
-            pool.start(space.default.workers)
-        error = _run(pool, space, search, folder, journal, signals)
+        with make_pool(measured, store_path, keep_global_tokens=search.keep_global_tokens) as pool:
+            error = _run(pool, space, search, journal, signals)
     return _conclude(config, search, folder, space, journal, signals, error)
 
 
 def _run(
-    pool: _PoolActor,
-    space: SearchSpace,
-    search: TuneConfig,
-    folder: SearchFolder,
-    journal: TrialJournal,
-    signals: StopSignals,
+    pool: Pool, space: SearchSpace, search: TuneConfig, journal: TrialJournal, signals: StopSignals
 ) -> Exception | None:
-    """Ray Tune from the first trial to the last, or to a signal; what broke it, if anything did."""
-    answered = {trial.settings for trial in journal.trials}
-
-    def learned(settings: Settings, measurement: Measurement, phase: str) -> None:
-        if settings in answered and not was_measured(measurement):
-            return  # concluded again from what is known already
-        journal.add(settings, measurement, phase)
-        progress.show(journal)
-
-    searcher = ThroughputSearch(space, search, journal.measured(), learned)
+    """Measure from the first trial to the last, or to a signal; return what broke the search, if anything did."""
+    searcher = Search(space, search)
+    earlier = journal.measured()
     progress = _Progress(space, search, searcher)
-
-    ray_tune_logger = logging.getLogger("ray.tune")
-
-    def meanwhile() -> None:
-        progress.refresh()
-        if searcher.stopped:
-            ray_tune_logger.setLevel(logging.CRITICAL)  # to Ray Tune the trial that ends here has failed
-            pool.kill()
-
-    signals.hand_over(searcher.stop, "stopping after what was measured so far")
-    with ExitStack() as stack:
-        stack.callback(ray_tune_logger.setLevel, ray_tune_logger.level)
-        stack.enter_context(progress.console_status())
-        stack.callback(pool.kill)
-        stack.callback(shutil.rmtree, folder.ray_tune, ignore_errors=True)
-        fit = Fit(_make_tuner(pool, space, search, searcher, folder))
-        fit.wait(signals, meanwhile)
-    if searcher.broken_off >= MOST_BROKEN_OFF:
-        return ResourceError(
-            f"{searcher.broken_off} trials in a row ended without a result (Ray's logs say why): look at the cluster; "
-            "the same command resumes it"
-        )
-    return fit.error
-
-
-def _make_tuner(
-    pool: _PoolActor, space: SearchSpace, search: TuneConfig, searcher: ThroughputSearch, folder: SearchFolder
-) -> Any:
-    # The journal holds what Ray Tune's loggers would write, and a line a trial is shown.
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0 (ray 2.60)
-    return ray_tune.Tuner(
-        ray_tune.with_resources(pool.trainable(search), NEXT_TO_NOTHING),
-        tune_config=ray_tune.TuneConfig(
-            search_alg=searcher,
-            num_samples=len(space) + search.search.repeats,
-            max_concurrent_trials=1,  # trials never share a device
-            reuse_actors=True,
-        ),
-        run_config=ray_tune.RunConfig(name=folder.ray_tune.name, storage_path=str(folder.path), verbose=0),
-    )
-
-
-class _PoolActor:
-    """The driver's end of the actor in which the pool lives.
-
-    Raises:
-        ResourceError: it does not start.
-    """
-
-    def __init__(self, config: Config, search: TuneConfig, store_path: Path, make_pool: MakePool) -> None:
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "runtime_env": cluster.worker_environment()}
-        host: Any = ray.remote(_PoolHost).options(**options)
-        plain = config.model_dump(mode="json")
-        self._actor: Any = host.remote(make_pool, plain, str(store_path), search.keep_global_tokens)
-        self._alive = True
-        try:
-            ray.get(self._actor.is_ready.remote(), timeout=cluster.START_TIMEOUT_S)
-        except (RayError, GetTimeoutError) as error:
-            self.kill()
-            raise ResourceError(f"the pool that measures did not start: {_last_line(error)}") from error
-
-    def start(self, workers: int) -> None:
-        """Start workers while Ray Tune starts its first trial; that trial tells what goes wrong."""
-        self._actor.start.remote(workers)
-
-    def trainable(self, search: TuneConfig) -> Callable[[dict[str, Any]], None]:
-        """What a trial of Ray Tune runs: it asks the pool, and reports the windows and the result.
-
-        A closure, as it is sent by value then: Ray gives trials no environment in which they could import this module.
-        """
-        actor, metric = self._actor, METRIC
-        measurement, margin = search.measurement.model_dump(), search.search.prune_margin
-
-        def measure(trial: dict[str, Any]) -> None:
-            import json
-
-            import ray
-            from ray import tune
-
-            best = trial["best_tokens_per_s"]
-            windows = measurement | {"max_windows": trial["max_windows"]}
-            result = ray.get(actor.measure.remote(trial["settings"], windows, best, margin))
-            for window in result["windows"][:-1]:
-                tune.report({metric: window})
-            tune.report({metric: result[metric] or 0.0, "measurement": json.dumps(result)})
-
-        return measure
-
-    def kill(self) -> None:
-        """End the pool with its workers, whatever they are doing. May be called again."""
-        if self._alive:
-            self._alive = False
-            ray.kill(self._actor)
-
-
-class _PoolHost:
-    """The pool, in an actor that takes no core. Its workers end with it."""
-
-    def __init__(self, make_pool: MakePool, config: dict[str, Any], store_path: str, keep_global_tokens: bool) -> None:
-        self._pool = make_pool(Config.model_validate(config), Path(store_path), keep_global_tokens=keep_global_tokens)
-
-    def is_ready(self) -> bool:
-        """Answers once the pool is there."""
-        return True
-
-    def start(self, workers: int) -> None:
-        """See :meth:`MeasuringPool.start`."""
-        self._pool.start(workers)
-
-    def measure(
-        self, settings: dict[str, Any], measurement: dict[str, Any], best_tokens_per_s: float | None, margin: float
-    ) -> dict[str, Any]:
-        """See :meth:`MeasuringPool.measure`; plain values, which need none of this code to be read."""
-        section = MeasurementSection.model_validate(measurement)
-        return asdict(self._pool.measure(Settings(**settings), section, best_tokens_per_s, margin))
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    try:
+        with progress.console_status():
+            while (proposal := searcher.ask()) is not None:
+                settings = proposal.settings
+                if answers := earlier.get(settings):
+                    searcher.tell(settings, answers.pop(0))
+                    continue
+                progress.begin(proposal)
+                best, margin = searcher.to_beat(proposal), search.search.prune_margin
+                measurement = pool.measure(settings, search.measurement, best, margin)
+                journal.add(settings, measurement, proposal.phase)
+                searcher.tell(settings, measurement)
+                progress.show(journal)
+    except (KeyboardInterrupt, SystemExit) as error:
+        signals.received = signals.behind(error)
+        if signals.received is None:
+            raise
+    except EsmerayError as error:
+        return error
+    return None
 
 
 def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> list[str]:
@@ -353,25 +232,22 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
         lines.append(f"{NAMES[name]:<21} {', '.join(value_text(name, value) for value in space.values[name])}")
     lines.append(f"{'configurations':<21} {len(space):,}")
     lines += [f"{'left out':<21} {count:,}: {reason}" for reason, count in space.left_out.items()]
-    trials = ThroughputSearch(space, search).max_trials
+    trials = most_trials(search.search, len(space))
     budget_s = search.search.time_budget_s
     until = f", and none after {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
     if repeats := search.search.repeats:
-        lines.append(f"{'repeats':<21} the fastest, at most {repeats} of what may be it")
+        lines.append(f"{'repeats':<21} the fastest, at most {repeats}")
     return lines
 
 
 def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
     """What is tried first where everything fits and nothing is faster than anything else."""
-    searcher = ThroughputSearch(space, search)
+    searcher = Search(space, search)
     first: list[Settings] = []
-    while len(first) < PREVIEWED and isinstance(trial := searcher.suggest(str(len(first))), dict):
-        if searcher.repeats:
-            break
-        first.append(Settings(**trial["settings"]))
-        same = Measurement("ok", "", tokens_per_s=1.0, windows=[1.0])
-        searcher.on_trial_complete(str(len(first)), {"measurement": json.dumps(asdict(same))})
+    while len(first) < PREVIEWED and (proposal := searcher.ask()) is not None and proposal.phase != CONFIRM:
+        first.append(proposal.settings)
+        searcher.tell(proposal.settings, Measurement("ok", "", tokens_per_s=1.0, windows=[1.0]))
     return first
 
 
@@ -381,7 +257,7 @@ class _Progress:
 
     space: SearchSpace
     search: TuneConfig
-    searcher: ThroughputSearch
+    searcher: Search
     _status: Status | None = None
 
     def console_status(self) -> Status | ExitStack:
@@ -391,28 +267,26 @@ class _Progress:
         self._status = Console().status("")
         return self._status
 
-    def refresh(self) -> None:
+    def begin(self, proposal: Proposal) -> None:
         """Say what is being measured."""
-        if self._status is not None and (proposal := self.searcher.measuring) is not None:
-            what = settings_text(asdict(proposal.settings), self.space.varied)
-            which = f"trial {self.searcher.trials} of at most {self.searcher.max_trials}"
-            if proposal.phase == CONFIRM:
-                which = "once more"
-            self._status.update(f"{which}: {what}")
+        if self._status is not None:
+            what = settings_text(proposal.settings, self.space.varied)
+            self._status.update(f"{self._which(proposal.phase, len(self.searcher.results) + 1)}: {what}")
 
     def show(self, journal: TrialJournal) -> None:
         """Leave a line for the newest trial."""
-        seen = seen_trials(journal)
-        best = best_trial(seen, self.search.memory_margin)
-        mark = " (the fastest so far)" if best is seen[-1] else ""
-        which = f"{self.searcher.trials}/{self.searcher.max_trials} {seen[-1].phase}"
-        if seen[-1].phase == CONFIRM:
-            which = "once more, mean of its trials" if seen[-1].status == "ok" else "once more"
-        line = f"{which}: {describe(seen[-1], self.space, self.search.memory_margin)}{mark}"
+        results = Results(journal.trials, self.space, self.search.memory_margin)
+        newest = results.configurations[-1]
+        mark = " (the fastest so far)" if results.best is newest else ""
+        which = self._which(newest.phase, len(self.searcher.results))
+        line = f"{which}: {describe(newest, self.space, results.margin)}{mark}"
         if self._status is not None:
             self._status.console.print(line, highlight=False, markup=False)
         else:
             say(line)
+
+    def _which(self, phase: str, number: int) -> str:
+        return "once more, mean of its trials" if phase == CONFIRM else f"{number}/{self.searcher.max_trials} {phase}"
 
 
 def _conclude(
@@ -424,34 +298,33 @@ def _conclude(
     signals: StopSignals,
     error: Exception | None,
 ) -> int:
-    trials = seen_trials(journal)
-    best = best_trial(trials, search.memory_margin)
-    if best is not None:
-        write_best(folder.best, best, trials, space, config, search)
-    if trials:
-        write_pareto(folder.pareto, trials, search.memory_margin)
-    if trials or not signals.received:
-        _write_report(folder, space, journal)
+    results = Results(journal.trials, space, search.memory_margin)
+    if results.best is not None:
+        write_best(folder.best, results, config, search)
+    if results.trials:
+        write_pareto(folder.pareto, results)
+    if results.trials or not signals.received:
+        _write_report(folder, results)
     if signals.received:
-        found = f", {folder.best} has the fastest so far ({speed(best):,.0f} tokens/s)" if best is not None else ""
-        report = f", {folder.report} tells of them" if trials else ""
-        say(f"stopped after {len(trials)} trials{report}{found}; the same command resumes it")
+        best = results.best
+        found = f", {folder.best} has the fastest so far ({speed_text(best.measurement)})" if best is not None else ""
+        report = f", {folder.report} reports them" if results.trials else ""
+        say(f"stopped after {len(results.trials)} trials{report}{found}; the same command resumes it")
         return signals.exit_code
     if error is not None:
         raise error
-    if best is None:
-        raise nothing_fits(trials)
-    print_table(trials, space, search.memory_margin, Console())
+    if results.best is None:
+        raise nothing_fits(results)
+    print_table(results, Console())
     say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
     return 0
 
 
-def _write_report(folder: SearchFolder, space: SearchSpace, journal: TrialJournal) -> None:
+def _write_report(folder: SearchFolder, results: Results) -> None:
     """A report that can't be drawn is no reason to hide a result."""
     from tuning.report import write_tune_report  # here: it loads matplotlib
 
-    values = {name: list(values) for name, values in space.values.items()}
     try:
-        write_tune_report(trial_records(journal), folder.path, values)
+        write_tune_report(results, folder.path)
     except (OSError, ValueError, EsmerayError) as error:
         warn(f"{folder.report}: not written ({error})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,7 @@ from common.errors import ConfigError, ResourceError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
 from train_config.tune_schema import TuneConfig
 from training.launch.placement import NodeResources, place_workers
-from tuning.settings import Settings
-
-Value = int | str | bool | None
+from tuning.settings import Settings, Value
 
 CHECKPOINTING = "gradient_checkpointing"
 NAMES = (
@@ -79,9 +77,9 @@ class SearchSpace:
         """``settings`` with every token budget that is valid with its other settings, ascending."""
         return sorted((s for s in self.settings if replace(s, tokens=settings.tokens) == settings), key=_tokens)
 
-    def nearest(self, settings: Settings) -> Settings:
-        """The valid configuration most like this one."""
-        return min(self.settings, key=lambda other: self._distance(settings, other))
+    def nearest(self, settings: Settings, among: Sequence[Settings] = ()) -> Settings:
+        """The configuration most like this one, among all or those given."""
+        return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
     def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, float]:
         """Settings that differ beside the budget, by how many places, then how far the budget is."""

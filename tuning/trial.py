@@ -36,7 +36,6 @@ from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 from training.engine.step_clock import StepClock
 from training.loop.schedule import learning_rate
 from training.loop.stepping import Stepper
-from tuning.injected_faults import Fault, happen
 from tuning.settings import Measurement, Status
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
 DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRUNE_MARGIN = SearchSection().prune_margin
 _LONG_RUN_STEPS = 1_000_000
-_FAULT_STEP = 1
 
 
 def measure_on_worker(
@@ -62,7 +60,6 @@ def measure_on_worker(
     *,
     prune_margin: float = PRUNE_MARGIN,
     inference: bool = False,
-    fault: Fault | None = None,
 ) -> Measurement:
     """Train until two windows agree. Every worker calls it; a process group exists.
 
@@ -74,7 +71,6 @@ def measure_on_worker(
         best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
         prune_margin: see :class:`~train_config.tune_schema.SearchSection`.
         inference: forward passes alone, without gradients.
-        fault: what is to fail on purpose, on the last worker.
 
     Returns:
         Alike on every worker where they ``agreed``; a worker that met a failure has the ``reason``. Where memory ran
@@ -90,7 +86,7 @@ def measure_on_worker(
     began = time.perf_counter()
     try:
         control = ControlGroup()
-        trial = _Trial(context, measurement, best_tokens_per_s, prune_margin, control, meter, fault)
+        trial = _Trial(context, measurement, best_tokens_per_s, prune_margin, control, meter)
         result = _with_work(config, context, store_path, control, inference, trial.run)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -100,7 +96,6 @@ def measure_on_worker(
         if config.training.compile:
             torch.compiler.reset()
         meter.free()
-        meter.close()
     return Measurement(**{**vars(result), "seconds": time.perf_counter() - began})
 
 
@@ -155,7 +150,7 @@ def _with_work(
         if inference:
             work = _Inference(config, model, context)
         else:
-            work = _Training(config, experiment, model, context, control)
+            work = TrainingWork(config, experiment, model, context, control)
         try:
             return run(work, experiment.batches)
         finally:
@@ -174,7 +169,7 @@ def _folder(config: Config) -> RunFolder:
     return RunFolder(config.run.storage_path, config.run.name)
 
 
-class _Training:
+class TrainingWork:
     """Steps of training, as the training loop takes them."""
 
     def __init__(
@@ -196,7 +191,8 @@ class _Training:
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         sums = self._stepper.forward_backward(step, global_targets)
-        result = self._stepper.update(learning_rate(self._steps, self._total_steps, self._settings))
+        with self.clock.phase("optimizer"):
+            result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
         # The loop adds up the metrics in steps that it logs: a part of the time that training takes.
         logged = result.skipped or self.clock.log_due(self._steps)
         totals = sums.over_workers(self._control) if logged else {}
@@ -243,10 +239,8 @@ class _Trial:
         prune_margin: float,
         control: ControlGroup,
         meter: MemoryMeter,
-        fault: Fault | None,
     ) -> None:
         self._is_first = context.rank == 0
-        self._fault = fault if context.rank == context.world_size - 1 else None
         self._world_size = context.world_size
         self._settings, self._control, self._meter = measurement, control, meter
         self._to_beat, self._prune_margin = best_tokens_per_s or 0.0, prune_margin
@@ -291,8 +285,6 @@ class _Trial:
 
     def _take(self, work: _Work, step: StepBatches, number: int, global_targets: int) -> _Failure | None:
         """Compute a step; what went wrong with it, to be told to the others."""
-        if self._fault is not None and number >= _FAULT_STEP:
-            happen(self._fault, work.model)
         finite = work.step(step, global_targets)
         try:
             self._meter.check()

@@ -1,42 +1,36 @@
 """``results.png``: one bar for each comparison on a log axis, with its floor and the spread of its rounds.
 
-In: the results. Out: a PNG, as bytes.
+In: the results. Out: a PNG.
 """
 
 from __future__ import annotations
 
-import io
+from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.harness.results import CaseResult, ComparisonResult, Results
-from benchmarks.harness.table import ratio_text, ratio_texts
+from benchmarks.harness.table import ratio_text
+from common.figure_style import INK, new_figure, save
 
 _INCHES_PER_BAR = 0.42
 _COLOURS = {"reached": "#2a7f62", "missed": "#c8553d", "no floor": "#7a8793"}
-_FLOOR_COLOUR = "#111111"
 
 
-def png(results: Results) -> bytes:
-    """The picture; an empty one where nothing was compared."""
+def draw_results(results: Results, path: Path) -> None:
+    """Draw the picture; an empty one where nothing was compared."""
     rows = [(case, comparison) for case in results.cases for comparison in case.comparisons]
-    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10, 1.7 + _INCHES_PER_BAR * max(len(rows), 1)), layout="constrained")
-        axes = figure.add_subplot()
-        if rows:
-            _draw(axes, rows)
-            figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
-        smoke = " (smoke run: means nothing)" if results.smoke else ""
-        title = f"{results.machine.slug}: how many times better than the peer{smoke}"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    smoke = " (smoke run: means nothing)" if results.smoke else ""
+    title = f"{results.machine.slug}: how many times better than the peer{smoke}"
+    figure = new_figure(10, 1.7 + _INCHES_PER_BAR * max(len(rows), 1), title)
+    axes = figure.add_subplot()
+    if rows:
+        _draw(axes, rows)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
+    save(figure, path)
 
 
 def _draw(axes: Axes, rows: list[tuple[CaseResult, ComparisonResult]]) -> None:
@@ -50,12 +44,13 @@ def _draw(axes: Axes, rows: list[tuple[CaseResult, ComparisonResult]]) -> None:
     axes.set_xlim(left, right)
     axes.set_ylim(max(places) + 0.6, min(places) - 0.6)
     axes.set_yticks(places, [_label(case, comparison) for case, comparison in rows])
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.axvline(1, color="#aaaaaa", linewidth=0.8, zorder=0)
     axes.xaxis.set_major_locator(LogLocator(base=10))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("ratio, ours to peer (log scale); bar: median or mean of the rounds, whisker: its interval")
+    axes.set_xlabel("ratio, ours to peer (log scale); bar: median of the rounds; whisker: its interval")
 
 
 def _places(rows: list[tuple[CaseResult, ComparisonResult]]) -> list[float]:
@@ -74,11 +69,10 @@ def _bar(axes: Axes, place: float, comparison: ComparisonResult, left: float) ->
     error = [[comparison.ratio - comparison.low], [comparison.high - comparison.ratio]]
     axes.errorbar(comparison.ratio, place, xerr=error, color="#333333", capsize=3, linewidth=1, fmt="none")
     if comparison.floor is not None:
-        axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=_FLOOR_COLOUR, linewidth=2.2)
+        axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2.2)
     floor = "" if comparison.floor is None else f"  (floor {ratio_text(comparison.floor)})"
-    axes.annotate(
-        f"{ratio_texts(comparison)[0]}×{floor}", (1.01, place), xycoords=("axes fraction", "data"), va="center"
-    )
+    text = f"{ratio_text(comparison.ratio)}×{floor}"
+    axes.annotate(text, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
 
 
 def _label(case: CaseResult, comparison: ComparisonResult) -> str:
@@ -90,5 +84,5 @@ def _legend() -> list[Patch | Line2D]:
         Patch(color=_COLOURS["reached"], label="floor reached"),
         Patch(color=_COLOURS["missed"], label="floor missed"),
         Patch(color=_COLOURS["no floor"], label="no floor set"),
-        Line2D([0], [0], color=_FLOOR_COLOUR, linewidth=2.2, label="floor"),
+        Line2D([0], [0], color=INK, linewidth=2.2, label="floor"),
     ]

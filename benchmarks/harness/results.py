@@ -1,4 +1,4 @@
-"""What was measured, as it lies in ``results.json``: every sample, with what is needed to judge or repeat it.
+"""The measurements in ``results.json``: every sample, with what is needed to judge or repeat it.
 
 A run adds the cases that it measured and replaces those of the same stage and name; the others stay with their own
 date, command, versions and revision. So a stage can be measured again without the rest.
@@ -9,35 +9,29 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.protocol import AGREEMENT, MOST_MEDIANS, REPEATS_PER_MEDIAN, Measured
-from benchmarks.harness.ratios import Verdict, ratio_of, round_ratios, spread, verdict
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Estimate, Reference, Stage
+from benchmarks.harness.protocol import Measured
+from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Reference, Stage
 from common.errors import DataError
 from common.publishing import write_atomically
+from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios, spread
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
-
 WARM_UP_PROTOCOL = (
-    f"medians of {REPEATS_PER_MEDIAN} repeats until two in a row agree within {AGREEMENT:.0%}, at most {MOST_MEDIANS}; "
+    f"medians of {REPEATS_PER_MEDIAN} repeats until two in a row agree within {AGREEMENT:.0%}, at most {MAX_MEDIANS}; "
     "then all contenders in turns, round by round"
 )
-
 NO_WARM_UP = "none: a smoke run"
 
-
-class Entry(BaseModel):
-    """Base of what the file holds: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid")
+Verdict: TypeAlias = Literal["reached", "reached, within noise", "missed, within noise", "missed", "no floor"]
 
 
-class ContenderResult(Entry):
+class ContenderResult(BaseModel):
     """Samples of one contender, in the case's unit, with their median and quartiles."""
 
     name: str
@@ -49,8 +43,8 @@ class ContenderResult(Entry):
     warm_up_settled: bool | None
 
 
-class ComparisonResult(Entry):
-    """A row of the table: the ratios of all rounds and what ``estimate`` makes of them, larger where ours is better."""
+class ComparisonResult(BaseModel):
+    """A row of the table: the ratios of all rounds, their median and its interval, larger where ours is better."""
 
     title: str
     ours: str
@@ -59,12 +53,21 @@ class ComparisonResult(Entry):
     ratio: float
     low: float
     high: float
-    estimate: Estimate = "median"
     floor: float | None
     verdict: Verdict
 
 
-class CaseResult(Entry):
+class Origin(BaseModel):
+    """When, how and with what a case was measured."""
+
+    date: str
+    command: str
+    revision: str
+    versions: dict[str, str]
+    warm_up: str
+
+
+class CaseResult(Origin):
     """A case and how it was measured."""
 
     stage: str
@@ -72,18 +75,13 @@ class CaseResult(Entry):
     device: Device
     unit: str
     better: Literal["higher", "lower"]
-    date: str
-    command: str
-    revision: str
-    versions: dict[str, str]
-    warm_up: str
     rounds: int
     contenders: list[ContenderResult]
     comparisons: list[ComparisonResult]
-    facts: dict[str, float | int | str | bool]
+    facts: Facts
 
 
-class Results(Entry):
+class Results(BaseModel):
     """All that was measured on one machine."""
 
     format_version: int = FORMAT_VERSION
@@ -96,30 +94,16 @@ class Results(Entry):
         return any(case.warm_up == NO_WARM_UP for case in self.cases)
 
 
-class Origin(BaseModel):
-    """When, how and with what a case was measured."""
-
-    date: str
-    command: str
-    revision: str
-    versions: dict[str, str]
-    warmed_up: bool
-
-
 def case_result(stage: Stage, case: Case, measured: Measured, device: Device, origin: Origin) -> CaseResult:
-    """Put a measured case in form."""
+    """Put a measured case in form, with those comparisons whose contenders took part."""
     comparisons = [c for c in stage.comparisons if c.case == case.name and _took_part(c, measured)]
     return CaseResult(
+        **origin.model_dump(),
         stage=stage.name,
         case=case.name,
         device=device,
         unit=case.unit,
         better=case.better,
-        date=origin.date,
-        command=origin.command,
-        revision=origin.revision,
-        versions=origin.versions,
-        warm_up=WARM_UP_PROTOCOL if origin.warmed_up else NO_WARM_UP,
         rounds=max(map(len, measured.samples.values())),
         contenders=[_contender_result(contender, measured) for contender in case.contenders],
         comparisons=[_comparison_result(comparison, case, measured, device) for comparison in comparisons],
@@ -127,16 +111,16 @@ def case_result(stage: Stage, case: Case, measured: Measured, device: Device, or
     )
 
 
-def merged(results: Results, fresh: Sequence[CaseResult], order: Sequence[str]) -> Results:
-    """The results with these cases replaced or added, in the order of the stages' names."""
-    cases = {(case.stage, case.case): case for case in [*results.cases, *fresh]}
+def merged(results: Results, fresh: CaseResult, order: Sequence[str]) -> Results:
+    """The results with this case replaced or added, in the order of the stages' names."""
+    cases = {(case.stage, case.case): case for case in [*results.cases, fresh]}
     place = {name: number for number, name in enumerate(order)}
     ordered = sorted(cases.values(), key=lambda case: place.get(case.stage, len(place)))
     return results.model_copy(update={"cases": ordered})
 
 
 def read_results(folder: Path, machine: Machine) -> Results:
-    """What the folder holds, or nothing measured yet; always with the machine as it is now.
+    """The folder's results, or none measured yet; always with the machine as it is now.
 
     Raises:
         DataError: the file is damaged or of another format.
@@ -156,6 +140,15 @@ def read_results(folder: Path, machine: Machine) -> Results:
 def write_results(folder: Path, results: Results) -> None:
     """Replace ``results.json`` in one step."""
     write_atomically(folder / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
+
+
+def verdict(found: Ratio, floor: float | None) -> Verdict:
+    """Compare a ratio with its floor; within noise where the interval holds the floor."""
+    if floor is None:
+        return "no floor"
+    if found.value >= floor:
+        return "reached" if found.low >= floor else "reached, within noise"
+    return "missed" if found.high < floor else "missed, within noise"
 
 
 def _took_part(comparison: Comparison, measured: Measured) -> bool:
@@ -179,23 +172,19 @@ def _contender_result(contender: Contender, measured: Measured) -> ContenderResu
 
 
 def _comparison_result(comparison: Comparison, case: Case, measured: Measured, device: Device) -> ComparisonResult:
-    ours = measured.samples[comparison.ours]
-    if isinstance(comparison.peer, Reference):
-        peer = [comparison.peer.value] * len(ours)
-    else:
-        peer = measured.samples[comparison.peer]
-    ratios = round_ratios(ours, peer, case.better)
-    ratio = ratio_of(ratios, case.estimate)
+    ours, peer = measured.samples[comparison.ours], comparison.peer
+    theirs = [peer.value] * len(ours) if isinstance(peer, Reference) else measured.samples[peer]
+    ratios = round_ratios(ours, theirs, case.better)
+    found = ratio(ratios)
     floor = comparison.floors.get(device)
     return ComparisonResult(
         title=comparison.title,
         ours=comparison.ours,
         peer=comparison.peer_name,
         ratios=ratios,
-        ratio=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        estimate=case.estimate,
+        ratio=found.value,
+        low=found.low,
+        high=found.high,
         floor=floor,
-        verdict=verdict(ratio, floor),
+        verdict=verdict(found, floor),
     )

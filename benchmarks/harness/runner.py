@@ -9,17 +9,21 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+
 from benchmarks.harness.machine import Machine, device_of, revision, versions
-from benchmarks.harness.plot import png
-from benchmarks.harness.progress import Line, progress_line
-from benchmarks.harness.protocol import FULL, QUICK, measure_case
+from benchmarks.harness.plot import draw_results
+from benchmarks.harness.protocol import measure_case
 from benchmarks.harness.results import (
+    NO_WARM_UP,
+    WARM_UP_PROTOCOL,
     CaseResult,
     Origin,
     case_result,
@@ -40,10 +44,10 @@ class Run:
     Attributes:
         machine: that it runs on.
         output: folder of the results.
+        quick: a smoke run.
+        command: as it was typed.
         order: names of all stages, in which results are kept.
         fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
-        quick: whether it is a smoke run.
-        command: as it was typed.
     """
 
     machine: Machine
@@ -55,7 +59,7 @@ class Run:
 
 
 def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
-    """Measure stages and write what they give.
+    """Measure stages and write their results.
 
     Returns:
         Names of those that broke; why is on stderr.
@@ -67,38 +71,50 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
     read_results(run.output, run.machine)  # refuse before an hour of measuring, not after it
     run.output.mkdir(parents=True, exist_ok=True)
     broken = []
-    with progress_line(len(stages)) as line:
-        for stage in stages:
-            line.stage(stage.name)
+    with _status() as show:
+        for number, stage in enumerate(stages, 1):
             try:
-                _run_stage(stage, run, line)
+                _run_stage(stage, run, _prefixed(show, f"{number}/{len(stages)} {stage.name}"))
             except (WrongWorkError, EsmerayError) as error:
                 broken.append(stage.name)
                 print(f"{stage.name}: {error}", file=sys.stderr)
             except Exception:  # noqa: BLE001 - one stage that broke must not cost the others their turn
                 broken.append(stage.name)
                 print(f"{stage.name}: broke\n{traceback.format_exc()}", file=sys.stderr)
-            line.finished_stage()
     return broken
 
 
-def _run_stage(stage: Stage, run: Run, line: Line) -> None:
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """A line on stderr with what is being measured, where stderr is a terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(escape(text))
+
+
+def _prefixed(show: Callable[[str], None], prefix: str) -> Callable[[str], None]:
+    return lambda text: show(f"{prefix} · {text}")
+
+
+def _run_stage(stage: Stage, run: Run, show: Callable[[str], None]) -> None:
+    show("preparing")
     device = device_of(run.machine)
     # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
-        setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=line.doing)
+        setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=show)
         try:
             with closing(stage.cases(setting)) as cases:  # type: ignore[type-var]
                 for case in cases:
                     origin = _origin(stage, run)
-
-                    def show(what: str, name: str = case.name) -> None:
-                        line.doing(f"{name} · {what}")
-
-                    measured = measure_case(case, device, QUICK if run.quick else FULL, show)
+                    measured = measure_case(case, run.quick, _prefixed(show, case.name))
                     _keep(case_result(stage, case, measured, device, origin), run)
         finally:
-            _draw(run, stage)
+            results = read_results(run.output, run.machine)
+            if any(case.stage == stage.name for case in results.cases):
+                draw_results(results, run.output / "results.png")
 
 
 def _origin(stage: Stage, run: Run) -> Origin:
@@ -107,23 +123,16 @@ def _origin(stage: Stage, run: Run) -> Origin:
         command=run.command,
         revision=revision(),
         versions=versions(stage.distributions),
-        warmed_up=not run.quick,
+        warm_up=NO_WARM_UP if run.quick else WARM_UP_PROTOCOL,
     )
 
 
 def _keep(case: CaseResult, run: Run) -> None:
-    """Write the results with this case among them, and say what it gave."""
-    results = merged(read_results(run.output, run.machine), [case], run.order)
+    """Write the results with this case among them, and print it."""
+    results = merged(read_results(run.output, run.machine), case, run.order)
     write_results(run.output, results)
     write_atomically(run.output / "results.md", markdown(results))
     print("\n".join(_lines(case)), flush=True)
-
-
-def _draw(run: Run, stage: Stage) -> None:
-    """The picture of what was measured so far, if any case of the stage was."""
-    results = read_results(run.output, run.machine)
-    if any(case.stage == stage.name for case in results.cases):
-        write_atomically(run.output / "results.png", png(results))
 
 
 def _lines(case: CaseResult) -> list[str]:

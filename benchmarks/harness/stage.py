@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 Device: TypeAlias = Literal["cpu", "cuda"]
-Estimate: TypeAlias = Literal["median", "mean"]
-"""What is made of the ratios of all rounds; see :mod:`benchmarks.harness.ratios`."""
 Facts: TypeAlias = dict[str, float | int | str | bool]
 
 
@@ -73,7 +71,6 @@ class Case:
         contenders: those that take part on this device.
         better: whether more of the unit is better, or less.
         rounds: how often each is measured.
-        estimate: what is made of the rounds' ratios: the median of a few, or the mean of many short ones.
         check: called once before anything is measured; compares what the contenders compute and returns by how much
             they differ.
         facts: whatever a reader needs to know of this case; may be filled while the case runs.
@@ -84,7 +81,6 @@ class Case:
     contenders: tuple[Contender, ...]
     better: Literal["higher", "lower"] = "higher"
     rounds: int = 5
-    estimate: Estimate = "median"
     check: Callable[[], Facts] | None = None
     facts: Facts = field(default_factory=dict)
 

@@ -17,13 +17,6 @@ _VERDICTS = {
     "missed": "**no**",
     "no floor": "",
 }
-_VERDICTS_OF_MEANS = _VERDICTS | {
-    "reached, within noise": "yes, not of the whole interval",
-    "missed, within noise": "no, but of some of the interval",
-}
-_MEANS = (
-    " With three digits after the point: the geometric mean over many short rounds and its 95 % confidence interval."
-)
 
 
 def markdown(results: Results) -> str:
@@ -36,8 +29,8 @@ def markdown(results: Results) -> str:
         f"{machine.python}. Made by `python -m benchmarks`; every sample is in `results.json`.",
         *(["**Of a smoke run: these figures mean nothing.**"] if results.smoke else []),
         comparison_table(results),
-        "A ratio is the median over the rounds, its interval the smallest and the largest; larger is better for ours."
-        + (_MEANS if any(c.estimate == "mean" for case in results.cases for c in case.comparisons) else ""),
+        "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
+        "is better for ours.",
         *(_case(case) for case in results.cases),
     ]
     return "\n\n".join(parts) + "\n"
@@ -63,19 +56,14 @@ def ratio_text(ratio: float) -> str:
 
 
 def ratio_texts(comparison: ComparisonResult) -> tuple[str, str]:
-    """The ratio and its interval; a mean of many rounds with a digit more."""
-    if comparison.estimate == "median":
-        shown = [ratio_text(value) for value in (comparison.ratio, comparison.low, comparison.high)]
-    else:
-        shown = [f"{value:.3f}" for value in (comparison.ratio, comparison.low, comparison.high)]
-    return shown[0], f"{shown[1]} to {shown[2]}"
+    """The ratio and its interval."""
+    return ratio_text(comparison.ratio), f"{ratio_text(comparison.low)} to {ratio_text(comparison.high)}"
 
 
 def _row(case: CaseResult, comparison: ComparisonResult) -> list[str]:
     medians = {contender.name: quantity(contender.median, case.unit) for contender in case.contenders}
     peer = f"{comparison.peer}: {medians[comparison.peer]}" if comparison.peer in medians else comparison.peer
     ratio, interval = ratio_texts(comparison)
-    verdicts = _VERDICTS if comparison.estimate == "median" else _VERDICTS_OF_MEANS
     return [
         case.stage,
         comparison.title,
@@ -84,7 +72,7 @@ def _row(case: CaseResult, comparison: ComparisonResult) -> list[str]:
         f"**{ratio}**",
         interval,
         "" if comparison.floor is None else ratio_text(comparison.floor),
-        verdicts[comparison.verdict],
+        _VERDICTS[comparison.verdict],
     ]
 
 

@@ -23,7 +23,7 @@ from transformers import EsmModel
 
 from benchmarks.harness.stage import Device
 from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
-from model.backbones.esm2 import quiet_transformers
+from model.backbones.loading import quiet_transformers
 
 DOCUMENTED_BATCH = 16
 SEARCHED_BATCHES: dict[Device, tuple[int, ...]] = {"cpu": (1, 2, 4, 8, 16), "cuda": (16, 32, 64, 128, 256)}

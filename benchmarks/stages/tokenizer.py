@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length
-from benchmarks.harness.single_thread import single_thread
+from benchmarks.harness.protocol import single_thread
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 
 SEQUENCES, QUICK_SEQUENCES = 2_000, 200

@@ -234,6 +234,11 @@ class LabelSpace:
         return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
 
 
+def has_target(targets: NDArray) -> NDArray[np.bool_]:
+    """(N,) records, or residues, of which a target is known, in any of the forms of :meth:`LabelSpace.encode`."""
+    return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
+
+
 def code_points(text: str) -> NDArray[np.uint32]:
     """(R,) uint32: the Unicode code point of each letter."""
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")

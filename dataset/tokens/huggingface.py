@@ -70,6 +70,7 @@ class HuggingFaceTokenizer:
         self.prefix, self.suffix = _around(self._backend)
         self.unknown: int | None = _unknown_id(self._tokenizer)
         self.pad = _padding_id(self._tokenizer)
+        self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
         vocabulary = self._tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values()) + 1
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]

@@ -1,4 +1,4 @@
-"""Which architectures other than ESM-2 the classifier takes, and which of them know packed sequences.
+"""Architectures of transformers: which one a source names, which know packed sequences, which have a masked-LM head.
 
 In: the backbone section of the config. Out: a Hugging Face config and the class of the model. A config.json is read as
 data: its ``model_type`` is looked up among transformers' own classes, and no code that it names is run.
@@ -6,19 +6,30 @@ data: its ``model_type`` is looked up among transformers' own classes, and no co
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import BertConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, T5Config
+from transformers import BertConfig, EsmConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, T5Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    MODEL_MAPPING,
+)
 
 from common.errors import ConfigError
 from dataset.tokens.model_folder import CONFIG_FILE, read_settings
-from model.backbones.esm2_sizes import SIZES
-from model.backbones.facts import BERT_POSITIONS, T5_BUCKETS, random_size
-from model.backbones.source import RANDOM_ARCHITECTURES, SOURCE_KEY, folder_model_type
+from model.backbones.source import (
+    SOURCE_KEY,
+    config_folder,
+    drawn_size,
+    esm_settings,
+    is_drawn,
+    is_esm2,
+    model_type,
+)
 from train_config.schema import BackboneSection
 
 PACKED = {
@@ -40,91 +51,48 @@ for each token, and whether they are causal. Each is held to one sequence at a t
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
 """Their relative positions are a bias of the scores, which packed attention has no room for."""
 
+MASKED_LM_HEADS = {
+    "bert": ("cls",),
+    "camembert": ("lm_head",),
+    "electra": ("generator_predictions", "generator_lm_head"),
+    "esm": ("lm_head",),
+    "esmc": ("lm_head",),
+    "roberta": ("lm_head",),
+    "xlm-roberta": ("lm_head",),
+}
+"""Modules that make logits of features, one after the other, in transformers' masked language models. Each is held to
+one sequence at a time by a test."""
 
-def has_random_architecture(section: BackboneSection) -> bool:
-    """Whether the source is an architecture whose weights are drawn at the size that the section gives."""
-    return section.source in RANDOM_ARCHITECTURES
+_BERT_POSITIONS = 4096
+_INNER_MULTIPLE = 64
+_GATED_SHARE = 8 / 3
+"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
+(Shazeer 2020, section 3)."""
 
 
-def all_sizes() -> list[str]:
-    """Every source whose weights are drawn."""
-    return [*SIZES, *RANDOM_ARCHITECTURES]
-
-
-def random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """An architecture of the size that :func:`model.backbones.facts.random_size` gives.
+def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
+    """The config that the section means; from the hub, only config.json is fetched.
 
     Args:
-        section: its source is one of :data:`RANDOM_ARCHITECTURES`.
-        vocabulary_size: rows of the embedding.
-        pad: id whose embedding is 0 and not learnt.
+        section: of the config.
+        vocabulary_size: rows of the embedding, where weights are drawn; ESM-2 has its own.
+        pad: id whose embedding is 0 and not learnt, where weights are drawn.
 
     Raises:
-        ConfigError: the channels can't be split over the heads.
+        ConfigError: unknown source, impossible size, or an architecture that packed attention does not know.
+        ResourceError: the hub can't be reached.
     """
-    layers, hidden_size, heads, inner = random_size(section)
-    if section.source == "bert":
-        return BertConfig(
-            vocab_size=vocabulary_size,
-            pad_token_id=pad,
-            hidden_size=hidden_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=inner,
-            max_position_embeddings=BERT_POSITIONS,
-            attention_probs_dropout_prob=0.0,  # dropped scores would rule out the kernels of packed attention
-        )
-    if section.source == "t5":
-        return T5Config(
-            vocab_size=vocabulary_size,
-            pad_token_id=pad,
-            d_model=hidden_size,
-            num_layers=layers,
-            num_heads=heads,
-            d_kv=hidden_size // heads,
-            d_ff=inner,
-            relative_attention_num_buckets=T5_BUCKETS,
-            feed_forward_proj="gated-gelu",
-        )
-    kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
-    return kind(
-        vocab_size=vocabulary_size,
-        pad_token_id=pad,
-        bos_token_id=None,
-        eos_token_id=None,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=inner,
-    )
-
-
-def folder_config(folder: Path) -> PreTrainedConfig:
-    """The config of a local folder.
-
-    Raises:
-        ConfigError: transformers has no such architecture, or the folder is no plain model of one.
-    """
-    path = folder / CONFIG_FILE
-    model_type = folder_model_type(folder)
-    settings = read_settings(path, SOURCE_KEY)
-    if model_type not in CONFIG_MAPPING:
-        raise ConfigError(
-            f"{SOURCE_KEY}: {path} describes a model of type {model_type!r}, which transformers does not have; code "
-            "of its own is never run"
-        )
-    if "quantization_config" in settings:
-        raise ConfigError(f"{SOURCE_KEY}: the weights in {folder} are quantized; use a model with fp32, bf16 or fp16")
-    if (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
-    try:
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(settings)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{SOURCE_KEY}: {path} is no config of a {model_type} ({' '.join(str(error).split())})"
-        ) from error
+    if is_esm2(section) and (is_drawn(section) or not section.padded):
+        return EsmConfig.from_dict(esm_settings(section))
+    config = _drawn_config(section, vocabulary_size, pad) if is_drawn(section) else _folder_config(section)
+    if not is_padded(section, config):
+        _check_packed(config)
     return config
+
+
+def is_padded(section: BackboneSection, config: PreTrainedConfig) -> bool:
+    """Whether the network gets padded batches."""
+    return section.padded or config.model_type in ALWAYS_PADDED
 
 
 def model_class(config: PreTrainedConfig) -> type[Any]:
@@ -146,12 +114,101 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
     return kind[0] if isinstance(kind, tuple) else kind
 
 
-def check_packed(config: PreTrainedConfig) -> None:
-    """Refuse an architecture that packed attention does not know.
+def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
+    """Class of the masked language model around :func:`model_class`.
 
     Raises:
-        ConfigError: it says what to do instead.
+        ConfigError: its head is not known, or it is a decoder.
     """
+    if config.model_type not in MASKED_LM_HEADS or is_causal(config):
+        raise ConfigError(
+            f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
+            f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
+        )
+    kind: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+    found: type[Any] = kind
+    return found
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a token's features know of earlier tokens alone."""
+    own = getattr(config, "is_causal", None)  # decoders that were made to look both ways say so
+    if own is not None:
+        return bool(own)
+    kind = config.model_type
+    if kind in PACKED:
+        return PACKED[kind] or bool(getattr(config, "is_decoder", False))
+    # Decoders are those that transformers has a causal language model of, and no masked one.
+    return (
+        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and kind not in ALWAYS_PADDED
+    )
+
+
+def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
+    """One of :data:`model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
+    layers, hidden_size, heads = drawn_size(section)
+    gated = -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
+    if section.source == "bert":
+        return BertConfig(
+            vocab_size=vocabulary_size,
+            pad_token_id=pad,
+            hidden_size=hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden_size,
+            max_position_embeddings=_BERT_POSITIONS,
+            attention_probs_dropout_prob=0.0,  # dropped scores would rule out the kernels of packed attention
+        )
+    if section.source == "t5":
+        return T5Config(
+            vocab_size=vocabulary_size,
+            pad_token_id=pad,
+            d_model=hidden_size,
+            num_layers=layers,
+            num_heads=heads,
+            d_kv=hidden_size // heads,
+            d_ff=gated,
+            feed_forward_proj="gated-gelu",
+        )
+    kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
+    return kind(
+        vocab_size=vocabulary_size,
+        pad_token_id=pad,
+        bos_token_id=None,
+        eos_token_id=None,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=gated,
+    )
+
+
+def _folder_config(section: BackboneSection) -> PreTrainedConfig:
+    """The config of loaded weights."""
+    folder = config_folder(section)
+    path, kind = folder / CONFIG_FILE, model_type(folder)
+    settings = read_settings(path, SOURCE_KEY)
+    if kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{SOURCE_KEY}: {path} describes a model of type {kind!r}, which transformers does not have; code "
+            "of its own is never run"
+        )
+    if "quantization_config" in settings:
+        raise ConfigError(f"{SOURCE_KEY}: the weights in {folder} are quantized; use a model with fp32, bf16 or fp16")
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(settings)
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{SOURCE_KEY}: {path} is no config of a {kind} ({' '.join(str(error).split())})") from error
+    return config
+
+
+def _check_packed(config: PreTrainedConfig) -> None:
+    """Refuse an architecture that packed attention does not know, naming the way out."""
     if config.model_type not in PACKED:
         raise ConfigError(
             f"{SOURCE_KEY}: packed attention does not know models of type {config.model_type!r} (it knows esm, "

@@ -1,4 +1,4 @@
-"""What a backbone is to tasks: a module that takes a packed batch and gives one feature vector per token.
+"""The interface of all backbones: a module that takes a packed batch and gives one feature vector per token.
 
 Shape legend: T tokens in the batch, D channels.
 """
@@ -6,33 +6,40 @@ Shape legend: T tokens in the batch, D channels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
+from model.backbones.architectures import is_causal
 
 
 class PackedBackbone(nn.Module, ABC):
-    """Base of the backbones.
+    """Base of the backbones: a Hugging Face module whose every parameter is the backbone's, on packed batches.
+
+    Takes over ``model``. Heads of it that no feature passes through get no gradient and are kept for the export.
 
     Attributes:
-        model: the Hugging Face module, whose parameters are the backbone's.
+        model: the Hugging Face module, without a language-model head.
         frozen: no gradients, always in evaluation mode.
         gradient_checkpointing: recompute each layer in the backward pass.
+        residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
+            given; None where batches come in the backbone's own vocabulary.
     """
 
     model: Any
-    frozen: bool
-    gradient_checkpointing: bool
+    residue_ids: Tensor | None
 
     def __init__(self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model = model
         self.frozen = frozen
         self.gradient_checkpointing = gradient_checkpointing
-        for name in ("contact_head", "pooler"):  # no feature of a token passes through them; kept for the export
+        self.register_buffer("residue_ids", None, persistent=False)
+        for name in ("contact_head", "pooler"):
             head = getattr(model, name, None)
             if isinstance(head, nn.Module):
                 head.requires_grad_(False)
@@ -58,7 +65,7 @@ class PackedBackbone(nn.Module, ABC):
     @property
     def causal(self) -> bool:
         """Whether a token's features know of earlier tokens alone, so that only the last has seen the sequence."""
-        return False
+        return is_causal(self.config)
 
     @property
     def longest(self) -> int | None:
@@ -69,7 +76,6 @@ class PackedBackbone(nn.Module, ABC):
         """Set training mode; a frozen backbone stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
-    @abstractmethod
     def forward(self, batch: PackedBatch) -> Tensor:
         """Features of every token.
 
@@ -82,15 +88,20 @@ class PackedBackbone(nn.Module, ABC):
         Raises:
             ConfigError: a sequence is longer than :attr:`longest`.
         """
-
-    def _check_length(self, batch: PackedBatch) -> None:
-        """Refuse what the positions of the backbone don't reach."""
         longest = self.longest
         if longest is not None and batch.max_seqlen > longest:
             raise ConfigError(
                 f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
                 f"set data.max_length to at most {longest - 2}"
             )
+        if self.residue_ids is not None:
+            batch = replace(batch, tokens=self.residue_ids[batch.tokens])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._features(batch)
+
+    @abstractmethod
+    def _features(self, batch: PackedBatch) -> Tensor:
+        """(T, D) of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
 
 
 def layer_groups(backbone: PackedBackbone) -> list[list[nn.Module]]:

@@ -1,11 +1,11 @@
-"""Any architecture as a function of a packed batch, for the classifier: ESM-2, other encoders, decoders, and T5.
+"""Any architecture of transformers as a function of a packed batch.
 
-In: a Hugging Face model, or the backbone section of the config. Out: a module that gives one feature vector for each
-token of a packed batch. Architectures that :data:`model.backbones.architectures.PACKED` names never see padding: their
-attention is :mod:`model.attention.packed`'s and each token is told its position. The others, T5 among them, get padded
-batches, which are made and unmade at this edge.
+In: a Hugging Face model. Out: a module that gives one feature vector for each token of a packed batch. Architectures
+that :data:`model.backbones.architectures.PACKED` names never see padding: their attention is
+:mod:`model.attention.packed`'s and each token is given its position. The others, T5 among them, get padded batches,
+which are made and unmade at this edge.
 
-Shape legend: T tokens in the batch, N sequences, D channels, G sequences and L tokens of a padded group.
+Shape legend: T tokens in the batch, D channels, G sequences and L tokens of a padded group.
 """
 
 from __future__ import annotations
@@ -19,34 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import EsmModel, PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import PreTrainedModel
 
 from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
-from dataset.tokens.esm import VOCABULARY
 from model.attention.packed import PACKED_ATTENTION
-from model.backbones import source as backbone_source
-from model.backbones.architectures import (
-    ALWAYS_PADDED,
-    PACKED,
-    all_sizes,
-    check_packed,
-    folder_config,
-    has_random_architecture,
-    model_class,
-    random_config,
-)
-from model.backbones.base import PackedBackbone, layer_groups
-from model.backbones.esm2 import EsmBackbone, load_backbone, load_weights, quiet_transformers, seeded
-from model.backbones.esm2_sizes import has_random_weights, read_config
-from model.backbones.facts import BackboneFacts
+from model.backbones.base import PackedBackbone
 from model.backbones.float32_buffers import keep_rotary_float32
-from model.backbones.lora import linear_layers
-from model.backbones.source import SOURCE_KEY, folder_model_type
-from train_config.schema import BackboneSection
-
-__all__ = ["HuggingFaceBackbone", "PackedBackbone", "PaddedBackbone", "build_backbone", "layer_groups"]
+from model.backbones.source import SOURCE_KEY
 
 _POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
 """Names of learnt absolute positions in transformers' modules."""
@@ -58,20 +38,15 @@ _GROUP_PADDING = 512
 class HuggingFaceBackbone(PackedBackbone):
     """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches.
 
-    Takes over ``model``: its attention is replaced, for which its config is copied first, since other models may share
-    it. Unused heads get no gradient.
+    Its attention is replaced, for which its config is copied first, since other models may share it.
 
     Args:
         model: of one of the architectures in :data:`model.backbones.architectures.PACKED`.
         frozen: no gradients, always in evaluation mode.
         gradient_checkpointing: recompute each layer in the backward pass.
-
-    Raises:
-        ConfigError: packed attention does not know the architecture.
     """
 
     def __init__(self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
-        check_packed(model.config)
         _set_packed_attention(model)
         keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
@@ -79,28 +54,19 @@ class HuggingFaceBackbone(PackedBackbone):
         _set_checkpointing(model, gradient_checkpointing and not frozen)
 
     @property
-    def causal(self) -> bool:
-        """Whether a token's features know of earlier tokens alone."""
-        own = getattr(self.config, "is_causal", None)  # decoders that were made to look both ways say so
-        return PACKED[self.config.model_type] if own is None else bool(own)
-
-    @property
     def longest(self) -> int | None:
         """Tokens of the longest sequence that positions and windows of attention reach; None if any can be taken."""
         limits = [limit for limit in (self._longest, _window(self.config)) if limit is not None]
         return min(limits, default=None)
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """(T, D) features of every token; see :meth:`PackedBackbone.forward`."""
-        self._check_length(batch)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            output = self.model(
-                input_ids=batch.tokens[None],
-                position_ids=(batch.positions + self._first_position)[None],
-                cu_seqlens=batch.cu_seqlens,
-                max_seqlen=batch.max_seqlen,
-                use_cache=False,
-            )
+    def _features(self, batch: PackedBatch) -> Tensor:
+        output = self.model(
+            input_ids=batch.tokens[None],
+            position_ids=(batch.positions + self._first_position)[None],
+            cu_seqlens=batch.cu_seqlens,
+            max_seqlen=batch.max_seqlen,
+            use_cache=False,
+        )
         features_TD: Tensor = output.last_hidden_state[0]
         return features_TD
 
@@ -144,27 +110,19 @@ class PaddedBackbone(PackedBackbone):
         _set_checkpointing(model, gradient_checkpointing and not frozen)
 
     @property
-    def causal(self) -> bool:
-        """Whether a token's features know of earlier tokens alone."""
-        return _is_causal(self.config)
-
-    @property
     def longest(self) -> int | None:
         """Tokens of the longest sequence that absolute positions reach; None if any can be taken."""
         return self._longest
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """(T, D) features of every token; see :meth:`PackedBackbone.forward`."""
-        self._check_length(batch)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            features, places = [], []
-            for group in _padded_groups(batch.cu_seqlens.cpu().numpy()):
-                features.append(self._features(batch.tokens, group))
-                places.append(group.tokens[group.is_token])
-            order_T = np.argsort(np.concatenate(places))
-            return torch.cat(features).index_select(0, _on(order_T, batch.tokens.device))
+    def _features(self, batch: PackedBatch) -> Tensor:
+        features, places = [], []
+        for group in _padded_groups(batch.cu_seqlens.cpu().numpy()):
+            features.append(self._group_features(batch.tokens, group))
+            places.append(group.tokens[group.is_token])
+        order_T = np.argsort(np.concatenate(places))
+        return torch.cat(features).index_select(0, _on(order_T, batch.tokens.device))
 
-    def _features(self, tokens_T: Tensor, group: _PaddedGroup) -> Tensor:
+    def _group_features(self, tokens_T: Tensor, group: _PaddedGroup) -> Tensor:
         """(tokens of the group, D): row by row."""
         device = tokens_T.device
         is_token_GL = _on(group.is_token, device)
@@ -177,105 +135,6 @@ class PaddedBackbone(PackedBackbone):
                 "choose another"
             )
         return hidden_GLD.flatten(0, 1).index_select(0, _on(group.is_token.ravel().nonzero()[0], device))
-
-
-def build_backbone(
-    section: BackboneSection, seed: int, vocabulary_size: int | None = None, pad: int = 0
-) -> PackedBackbone:
-    """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
-
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
-
-    Args:
-        section: of the config.
-        seed: of weights that are not loaded.
-        vocabulary_size: of the tokenizer; that of the ESM alphabet if None.
-        pad: the tokenizer's id for padding.
-
-    Raises:
-        ConfigError: unknown source, impossible size, no safetensors, an architecture that is not known packed, or a
-            vocabulary larger than the embedding.
-        DataError: safetensors that are damaged, incomplete or of another shape.
-        ResourceError: the hub can't be reached.
-    """
-    backbone = _build(section, seed, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
-    rows = backbone.model.get_input_embeddings().weight.shape[0]
-    if vocabulary_size is not None and vocabulary_size > rows:
-        raise ConfigError(
-            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; set "
-            "model.tokenizer.source to the backbone's own (auto)"
-        )
-    return backbone
-
-
-def empty_backbone(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> PackedBackbone:
-    """The backbone of :func:`build_backbone` without weights, on the meta device: to count them before any is read.
-
-    Raises:
-        ConfigError: unknown source, impossible size, or an architecture that is not known packed.
-        ResourceError: its config is on the hub, which can't be reached.
-    """
-    if has_random_weights(section):
-        config: Any = read_config(section)
-    elif has_random_architecture(section):
-        config = random_config(section, vocabulary_size, pad)
-    else:
-        config = folder_config(backbone_source.config_folder(section, all_sizes()))
-    with torch.device("meta"), quiet_transformers():
-        if config.model_type == "esm" and not section.padded:
-            return EsmBackbone(EsmModel(config, add_pooling_layer=False), frozen=section.frozen)
-        return _wrap(model_class(config)(config), section, pad)
-
-
-def facts_of(backbone: PackedBackbone) -> BackboneFacts:
-    """The facts of :func:`model.backbones.facts.backbone_facts`, from a backbone that is not frozen."""
-    parameters = list(backbone.parameters())
-    return BackboneFacts(
-        type(backbone.model).__name__,
-        backbone.hidden_size,
-        sum(p.numel() for p in parameters),
-        sum(p.numel() for p in parameters if not p.requires_grad),
-        {name: _features(layer) for name, layer in linear_layers(backbone.model).items()},
-        causal=backbone.causal,
-        padded=isinstance(backbone, PaddedBackbone),
-        longest=backbone.longest,
-    )
-
-
-def _features(layer: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    return int(layer.nx), int(layer.nf)
-
-
-def _build(section: BackboneSection, seed: int, vocabulary_size: int, pad: int) -> PackedBackbone:
-    if has_random_weights(section):
-        return load_backbone(section, seed)
-    if has_random_architecture(section):
-        config = random_config(section, vocabulary_size, pad)
-        with seeded(seed), quiet_transformers():
-            return _wrap(model_class(config)(config), section, pad)
-    folder = backbone_source.weights_folder(section, all_sizes())
-    if folder_model_type(folder) == "esm" and not section.padded:
-        return load_backbone(section, seed)
-    config = folder_config(folder)
-    if not _is_padded(config, section):
-        check_packed(config)  # before weights are read, which may take minutes
-    backbone_source.check_safetensors(section, folder)
-    with seeded(seed), quiet_transformers():
-        return _wrap(load_weights(model_class(config), folder, config=config), section, pad)
-
-
-def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
-    settings = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
-    if _is_padded(model.config, section):
-        return PaddedBackbone(model, pad=pad, **settings).train()
-    return HuggingFaceBackbone(model, **settings).train()
-
-
-def _is_padded(config: PreTrainedConfig, section: BackboneSection) -> bool:
-    return section.padded or config.model_type in ALWAYS_PADDED
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:
@@ -328,26 +187,6 @@ def _window(config: Any) -> int | None:
         return None
     window = getattr(config, "sliding_window", None)
     return None if window is None else int(window)
-
-
-def _is_causal(config: Any) -> bool:
-    own = getattr(config, "is_causal", None)
-    if own is not None:
-        return bool(own)
-    if config.model_type in PACKED:
-        return PACKED[config.model_type] or bool(getattr(config, "is_decoder", False))
-    # Decoders are those that transformers has a causal language model of, and no masked one.
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
-
-    kind = config.model_type
-    return (
-        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        and kind not in ALWAYS_PADDED
-    )
 
 
 class _PaddedGroup(NamedTuple):

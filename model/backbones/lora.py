@@ -185,6 +185,11 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:
     }
 
 
+def layer_shape(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer."""
+    return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (int(layer.nx), int(layer.nf))
+
+
 def _untyped(backbone: PackedBackbone) -> Any:
     """The backbone to whose modules peft, and this module, add attributes that no type knows of."""
     return backbone

@@ -1,63 +1,135 @@
-"""Where a backbone that is not drawn at random comes from: a local folder or the hub, and safetensors alone.
+"""Sources of a backbone: names whose weights are drawn, local folders, and models of the hub.
 
-In: the backbone section of the config. Out: the local folder that holds config.json, and the weights where they are
-wanted. A folder or repository that has nothing but pickles is refused, and pickles are not even downloaded. Which
-architecture it is, is for others to say (:mod:`model.backbones.esm2_sizes`, :mod:`model.backbones.architectures`).
+In: the backbone section of the config. Out: sizes of what is drawn, and for loaded weights the local folder that holds
+config.json and safetensors. A folder or repository that has nothing but pickles is refused, and pickles are not even
+downloaded. Imports neither torch nor transformers, so that a wrong source is refused at once.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from common.errors import ConfigError
+from dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from train_config.schema import BackboneSection
 
 SOURCE_KEY = "model.backbone.source"
 
+
+class BackboneSize(NamedTuple):
+    """Layers, channels and attention heads."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+
+
+SIZES = {
+    "esm2_t6_8M": BackboneSize(6, 320, 20),
+    "esm2_t12_35M": BackboneSize(12, 480, 20),
+    "esm2_t30_150M": BackboneSize(30, 640, 20),
+    "esm2_t33_650M": BackboneSize(33, 1280, 20),
+    "esm2_t36_3B": BackboneSize(36, 2560, 40),
+    "esm2_t48_15B": BackboneSize(48, 5120, 40),
+}
+"""ESM-2 as published on the hub (Lin et al. 2023, Science 379:1123, table S1)."""
+
 RANDOM_ARCHITECTURES = ("bert", "qwen2", "llama", "t5")
-"""What the classifier can draw at random besides the sizes of ESM-2."""
+"""Architectures that can be drawn besides the sizes of ESM-2, at any size."""
+
+_DEFAULT_SIZE = BackboneSize(6, 256, 4)
+_ROTARY = (*SIZES, "qwen2", "llama")
+
+_ESM_DEFAULTS = {
+    "vocab_size": None,
+    "mask_token_id": None,
+    "pad_token_id": None,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 1026,
+    "position_embedding_type": "absolute",
+    "emb_layer_norm_before": None,
+    "is_folding_model": False,
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+"""Defaults of transformers' EsmConfig."""
 
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-def config_folder(section: BackboneSection, sizes: Collection[str], endpoint: str | None = None) -> Path:
-    """Local folder with the config.json of a model of any architecture; its weights are not fetched.
+def is_drawn(section: BackboneSection) -> bool:
+    """Whether weights are drawn and not loaded."""
+    return section.source in SIZES or section.source in RANDOM_ARCHITECTURES
+
+
+def drawn_size(section: BackboneSection) -> BackboneSize:
+    """Size of a backbone whose weights are drawn; 6 layers of 256 channels and 4 heads where nothing says otherwise.
+
+    Raises:
+        ConfigError: the channels can't be split over the heads, of which rotary positions need an even number each.
+    """
+    default = SIZES.get(section.source, _DEFAULT_SIZE)
+    size = BackboneSize(
+        section.layers or default.layers, section.hidden_size or default.hidden_size, section.heads or default.heads
+    )
+    _, hidden_size, heads = size
+    multiple = 2 if section.source in _ROTARY else 1
+    if hidden_size % (heads * multiple):
+        fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
+        advice = f"one of {fitting}" if fitting else "an even hidden_size"
+        needed = " of an even number of channels, which rotary positions need" if multiple == 2 else ""
+        raise ConfigError(
+            f"model.backbone: hidden_size {hidden_size} can't be split over {heads} heads{needed}; "
+            f"set model.backbone.heads to {advice}"
+        )
+    return size
+
+
+def check_source(section: BackboneSection) -> None:
+    """Refuse a source or a size that can't be, before any weights are read or large libraries imported.
+
+    Raises:
+        ConfigError: unknown source or impossible size.
+        ResourceError: the hub can't be reached.
+    """
+    if is_drawn(section):
+        drawn_size(section)
+    else:
+        model_type(config_folder(section))
+
+
+def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+    """Local folder with the config.json of loaded weights, which are not fetched.
 
     Args:
-        section: whose source is neither a size nor an architecture with random weights.
-        sizes: with random weights, which the message about an unknown source names.
+        section: whose weights are not drawn.
         endpoint: of the hub; the public one if None.
 
     Raises:
         ConfigError: unknown source.
         ResourceError: the hub can't be reached.
     """
-    return _folder(section, sizes, endpoint, [CONFIG_FILE])
+    return _folder(section, [CONFIG_FILE], endpoint)
 
 
-def weights_folder(section: BackboneSection, sizes: Collection[str], endpoint: str | None = None) -> Path:
-    """Local folder with config.json and, where they exist, safetensors, fetched from the hub if need be.
+def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+    """Local folder with config.json and safetensors, fetched from the hub if need be.
 
     Raises:
-        ConfigError: unknown source.
+        ConfigError: unknown source, or there are no safetensors.
         ResourceError: the hub can't be reached.
     """
-    return _folder(section, sizes, endpoint, [CONFIG_FILE, *_WEIGHT_PATTERNS])
-
-
-def check_safetensors(section: BackboneSection, folder: Path) -> None:
-    """Refuse a folder without safetensors.
-
-    Raises:
-        ConfigError: it holds none.
-    """
+    folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS], endpoint)
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
-        return
+        return folder
     pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
     found = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
     raise ConfigError(
@@ -66,45 +138,90 @@ def check_safetensors(section: BackboneSection, folder: Path) -> None:
     )
 
 
-def folder_model_type(folder: Path) -> str:
-    """Kind of model that config.json describes.
+def model_type(folder: Path) -> str:
+    """Architecture that config.json names.
 
     Raises:
         ConfigError: there is none, or it says nothing.
     """
-    model_type = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
-    if not isinstance(model_type, str):
+    found = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
+    if not isinstance(found, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
-    return model_type
+    return found
 
 
-def _folder(section: BackboneSection, sizes: Collection[str], endpoint: str | None, patterns: list[str]) -> Path:
+def is_esm2(section: BackboneSection) -> bool:
+    """Whether the source is a size or a folder of ESM-2 (or ESM-1b), which is never padded unless asked for."""
+    if is_drawn(section):
+        return section.source in SIZES
+    return model_type(config_folder(section)) == "esm"
+
+
+def esm_settings(section: BackboneSection) -> dict[str, Any]:
+    """Settings of the EsmConfig of an ESM-2; those of :data:`_ESM_DEFAULTS` at least.
+
+    Raises:
+        ConfigError: impossible size, or a folder of another alphabet or kind of model.
+        ResourceError: the hub can't be reached.
+    """
+    if is_drawn(section):
+        return _ESM_DEFAULTS | _settings_of_size(drawn_size(section))
+    path = config_folder(section) / CONFIG_FILE
+    settings = _ESM_DEFAULTS | read_settings(path, SOURCE_KEY)
+    expected = {
+        "vocab_size": len(VOCABULARY),
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "is_folding_model": False,
+        "is_decoder": False,
+    }
+    for key, value in expected.items():
+        if settings[key] != value:
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings[key]!r}; an ESM-2 has {value!r}")
+    return settings
+
+
+def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
+    """Settings of the EsmConfig of a published size, or of one between."""
+    return {
+        "vocab_size": len(VOCABULARY),
+        "mask_token_id": MASK,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": 4 * size.hidden_size,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": 1026,
+        "layer_norm_eps": 1e-5,
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": True,
+    }
+
+
+def _folder(section: BackboneSection, patterns: list[str], endpoint: str | None) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
-    source = section.source
-    _refuse_overrides(section, sizes)
-    folder = local_folder(source, SOURCE_KEY)
-    if folder is None and source in RANDOM_ARCHITECTURES:
-        raise ConfigError(
-            f"{SOURCE_KEY}: {source} with random weights is for model.task classifier; sizes of ESM-2 are "
-            f"{', '.join(sizes)}"
-        )
-    if folder is None and "/" not in source:
-        raise ConfigError(f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size; {_nearest(source, sizes)}")
-    advice = f"give a local folder, or a size with random weights ({', '.join(sizes)})"
-    return folder or fetch(source, patterns, SOURCE_KEY, advice, endpoint)
-
-
-def _refuse_overrides(section: BackboneSection, sizes: Collection[str]) -> None:
+    source, drawn = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
     given = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
-    if given and section.source not in RANDOM_ARCHITECTURES:
+    if given:
         raise ConfigError(
-            f"model.backbone.{given[0]} can't be set for loaded weights ({section.source}); remove it, or choose a "
-            f"size with random weights: {', '.join(sizes)}"
+            f"model.backbone.{given[0]} can't be set for loaded weights ({source}); remove it, or choose a "
+            f"size with random weights: {', '.join(drawn)}"
         )
+    folder = local_folder(source, SOURCE_KEY)
+    if folder is not None:
+        return folder
+    if "/" not in source:
+        raise ConfigError(f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size; {_nearest(source, drawn)}")
+    advice = f"give a local folder, or a size with random weights ({', '.join(drawn)})"
+    return fetch(source, patterns, SOURCE_KEY, advice, endpoint)
 
 
-def _nearest(source: str, sizes: Collection[str]) -> str:
-    near = difflib.get_close_matches(source, sizes, n=2, cutoff=0.5)
+def _nearest(source: str, drawn: list[str]) -> str:
+    near = difflib.get_close_matches(source, drawn, n=2, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}? (hub names have an owner, as in facebook/esm2_t6_8M_UR50D)"
-    return f"sizes are {', '.join(sizes)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+    return f"sizes are {', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dataset.labels.label_space import LabelSpace
-from model.backbones.esm2_sizes import read_esm_settings
 from model.backbones.facts import BackboneFacts, esm_facts
 from model.backbones.lora_targets import check_not_frozen, chosen_layers
+from model.backbones.source import esm_settings, is_esm2
 from model.tasks.classifier_settings import check_pooling, loss_name
 from train_config.classifier_schema import ClassifierSection
 from train_config.schema import ModelSection
@@ -61,10 +61,15 @@ def count_parameters(section: ModelSection) -> ParameterCount:
     """Parameters of a task on residues.
 
     Raises:
-        ConfigError: the backbone's source or size is wrong.
+        ConfigError: the backbone's source or size is wrong, or it does not go with the task.
         ResourceError: its config is on the hub, which can't be reached.
     """
-    settings = read_esm_settings(section.backbone)
+    if section.backbone.padded or not is_esm2(section.backbone):
+        from model.tasks.registry import build_model  # here: torch and transformers, which ESM-2 does not need
+
+        parameters = list(build_model(section, seed=0, empty=True).parameters())
+        return ParameterCount(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+    settings = esm_settings(section.backbone)
     facts = esm_facts(settings)
     D, V = facts.hidden_size, settings["vocab_size"]
     if section.task == "autoencoder":

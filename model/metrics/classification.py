@@ -25,8 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from common.errors import DivergenceError
-from dataset.labels.label_space import called
-from dataset.packed_batch import IGNORED_TARGET
+from dataset.labels.label_space import called, has_target
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 from train_config.classifier_schema import TargetKind
 
@@ -158,7 +157,7 @@ class _Rows:
         every, wanted = _numpy(probabilities_NC, np.float64), _numpy(targets, np.float64 if by_number else np.int64)
         if every.ndim != 2 or wanted.shape != (every.shape if by_number else every.shape[:1]):
             raise ValueError(f"{kind}: probabilities {every.shape} and targets {wanted.shape} don't fit together")
-        kept = np.isfinite(wanted).any(axis=1) if by_number else wanted != IGNORED_TARGET
+        kept = has_target(wanted)
         self.probabilities, self.targets = every[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
         named = np.arange(len(wanted)) if groups is None else _numpy(groups, np.int64)

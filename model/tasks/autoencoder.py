@@ -1,4 +1,4 @@
-"""The ESM-2 autoencoder: each residue's features to a small latent and back.
+"""The autoencoder: each residue's features to a small latent and back.
 
 In: packed batches whose residues have their own id as target and whose special tokens have none. Out: reconstructed
 features and residues. Features are normalised per channel (:mod:`model.tasks.normalization`), squeezed through
@@ -31,7 +31,9 @@ from torch.nn import functional
 from common.errors import DataError
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
-from model.backbones.esm2 import EsmBackbone, load_backbone, seeded
+from model.backbones.base import PackedBackbone
+from model.backbones.loading import seeded
+from model.backbones.residues import residue_backbone
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
@@ -60,7 +62,7 @@ class ESM2Autoencoder(TaskModel):
         section: layer sizes and loss weights.
     """
 
-    def __init__(self, backbone: EsmBackbone, section: AutoencoderSection) -> None:
+    def __init__(self, backbone: PackedBackbone, section: AutoencoderSection) -> None:
         super().__init__()
         channels = backbone.hidden_size
         self.section = section
@@ -209,12 +211,12 @@ class ESM2Autoencoder(TaskModel):
 
         Raises:
             DataError: the folder holds no autoencoder, one of another format version, or damaged files.
-            ConfigError: its backbone is no ESM-2 in safetensors.
+            ConfigError: its backbone is not known, or not in safetensors.
         """
         folder = Path(folder).expanduser().absolute()
         section = _read_settings(folder)
         with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
-            model = cls(load_backbone(BackboneSection(source=str(folder)), seed=0), section)
+            model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
         try:
             state = load_file(folder / WEIGHTS_FILE)
         except (OSError, SafetensorError) as error:

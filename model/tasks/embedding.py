@@ -13,13 +13,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from model.backbones.esm2 import EsmBackbone
+from model.backbones.base import PackedBackbone
+from model.backbones.huggingface import PaddedBackbone
 from model.backbones.prepacked import prepack
 from model.tasks.pooling import mean_over_residues
 from model.tasks.sequences import pack_in_order
 
 
-def optimize_for_inference(backbone: EsmBackbone, dtype: torch.dtype = torch.bfloat16) -> EsmBackbone:
+def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16) -> PackedBackbone:
     """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
 
     Args:
@@ -30,12 +31,13 @@ def optimize_for_inference(backbone: EsmBackbone, dtype: torch.dtype = torch.bfl
         The same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
-    prepack(backbone.model.encoder)
+    if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
+        prepack(backbone.model)
     return backbone
 
 
 @torch.inference_mode()
-def embed(backbone: EsmBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
+def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
     """The mean over residues of each sequence's last hidden state.
 
     Args:

@@ -1,10 +1,10 @@
 """Masked language modelling: predict the residues that the batch hides (Devlin et al. 2019; ESM-2, Lin et al. 2023).
 
-In: packed batches whose masked tokens have their true id as target. Out: summed cross entropy. The head is Hugging
-Face's EsmLMHead with its output weights tied to the embeddings, as in EsmForMaskedLM, and is evaluated at the targets
-alone: at 15 % masking that saves 85 % of the head and of the logits.
+In: packed batches whose masked tokens have their true id as target. Out: summed cross entropy. The head is that of
+Hugging Face's masked language model of the architecture, and is evaluated at the targets alone: at 15 % masking that
+saves 85 % of the head and of the logits.
 
-Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the vocabulary.
+Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the backbone's vocabulary.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from transformers import EsmForMaskedLM
 
 from dataset.packed_batch import PackedBatch
-from model.backbones.esm2 import EsmBackbone
+from model.backbones.base import PackedBackbone
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums, target_positions, targets_of
 
 
 class MaskedLM(TaskModel):
-    """EsmForMaskedLM on packed batches.
+    """A masked language model on packed batches.
 
     Args:
-        network: the Hugging Face model, which is taken over.
-        frozen: train the head alone; its output weights, tied to the embeddings, stay as they are.
-        gradient_checkpointing: recompute each layer in the backward pass.
+        backbone: gives the features. Frozen, the head is trained alone; output weights that are tied to the embeddings
+            stay as they are.
+        lm_head: logits (..., K) from features (..., D).
     """
 
-    def __init__(self, network: EsmForMaskedLM, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, backbone: PackedBackbone, lm_head: nn.Module) -> None:
         super().__init__()
-        self.backbone = EsmBackbone(network.esm, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
-        self.lm_head = network.lm_head
+        self.backbone = backbone
+        self.lm_head = lm_head
 
     def forward(self, batch: PackedBatch, positions: Tensor | None = None) -> TaskOutput:
         """Cross entropy summed over the targets.
@@ -51,6 +50,8 @@ class MaskedLM(TaskModel):
         positions_M = target_positions(batch) if positions is None else positions
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
         targets_M = targets_of(batch).index_select(0, positions_M)
+        if self.backbone.residue_ids is not None:
+            targets_M = self.backbone.residue_ids[targets_M]
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         num_targets = torch.tensor(positions_M.numel(), device=losses_M.device)
         metrics = {
@@ -61,8 +62,9 @@ class MaskedLM(TaskModel):
         return TaskOutput(losses_M.sum(), num_targets, metrics)
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(T, K) logits of every token, as EsmForMaskedLM gives them."""
-        return self.lm_head(self.backbone(batch))
+        """(T, K) logits of every token."""
+        logits_TK: Tensor = self.lm_head(self.backbone(batch))
+        return logits_TK
 
     def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""

@@ -9,7 +9,7 @@ import torch
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import pack_sequences
-from model.backbones import esm2_layers as encoder
+from model.backbones import esm2 as encoder
 from model.tasks.base import target_positions
 from model.tasks.embedding import embed, optimize_for_inference
 from model.tasks.registry import build_model

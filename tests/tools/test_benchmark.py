@@ -17,7 +17,7 @@ STAGES = ["reading", "tokenizing", "packing", "inference", "loading", "pipeline"
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     """A folder that holds an ESM-2 of one layer."""
-    from model.backbones.esm2 import load_network
+    from model.backbones.loading import load_network
     from train_config.schema import BackboneSection
 
     section = BackboneSection(source="esm2_t6_8M", layers=1, hidden_size=32, heads=2)

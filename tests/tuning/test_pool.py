@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,9 +16,9 @@ from ray.exceptions import GetTimeoutError
 from common.errors import ResourceError
 from monitoring.sampling.host import memory_of_this_machine
 from tests.runs import tiny_config
+from tests.tuning.injected_faults import measure_with_faults
 from train_config.tune_schema import MeasurementSection
 from tuning import pool as measuring_pool
-from tuning.injected_faults import Faults
 from tuning.pool import MeasuringPool, _limited
 from tuning.settings import Measurement, Settings
 
@@ -61,7 +62,7 @@ def assert_measured(result: Measurement) -> None:
     assert result.tokens_per_s > 0
 
 
-FAULTS = Faults({"prefetch==2": "nan", "prefetch==3": "out_of_memory", "prefetch==5": "crash", "prefetch==6": "hang"})
+FAULTS = {("prefetch", 2): "nan", ("prefetch", 3): "out_of_memory", ("prefetch", 5): "crash", ("prefetch", 6): "hang"}
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pool(ray_address, store_path, folder) -> Iterator[MeasuringPool]:
     """One for several tests, as starting workers takes about ten seconds. Whatever a trial left, the next one works."""
-    with MeasuringPool(config_in(folder), store_path, faults=FAULTS) as pool:
+    with MeasuringPool(config_in(folder), store_path, trial=functools.partial(measure_with_faults, FAULTS)) as pool:
         yield pool
 
 

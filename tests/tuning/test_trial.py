@@ -13,6 +13,7 @@ from torch import nn
 from common.errors import ResourceError
 from dataset.batches.steps import StepBatches
 from tests.runs import tiny_config
+from tests.tuning.injected_faults import measure_with_faults
 from train_config.tune_schema import MeasurementSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
@@ -58,7 +59,7 @@ def scripted(monkeypatch, step_s: list[float], best: float | None = None, **meas
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))
-    trial = module._Trial(WorkerContext(), section, best, 0.15, ControlGroup(), meter, None)
+    trial = module._Trial(WorkerContext(), section, best, 0.15, ControlGroup(), meter)
     return trial.run(work, OneStepEpochs()), work.steps
 
 
@@ -134,7 +135,9 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
 
 
 def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path):
-    result = measured(tiny_config(tmp_path), store_path, fault="nan")
+    result = measure_with_faults(
+        {("workers", 1): "nan"}, tiny_config(tmp_path), WorkerContext(), store_path, QUICK, None
+    )
     assert (result.status, result.reason) == ("nan", "loss or gradient was not finite in step 1")
 
 

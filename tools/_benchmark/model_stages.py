@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import packed_from_tokens, tokenize_pieces
-from model.backbones.esm2 import EsmBackbone, load_backbone
+from model.backbones.base import PackedBackbone
+from model.backbones.loading import build_backbone
 from model.tasks.embedding import optimize_for_inference
 from model.tasks.pooling import mean_over_residues
 from tools._benchmark.data_stages import NUM_WORKERS, endless, processes, training_batches
@@ -37,7 +38,7 @@ PIECE_S = 0.4
 _SETTLING_BATCHES = 1
 _TRIALS = 3
 
-Models: TypeAlias = dict[str, EsmBackbone]
+Models: TypeAlias = dict[str, PackedBackbone]
 """The same backbone in each precision, by its name."""
 
 
@@ -45,11 +46,11 @@ def load_models(subject: Subject) -> Models:
     """On the device, for inference.
 
     Raises:
-        ConfigError, DataError, ResourceError: as :func:`~model.backbones.esm2.load_network`.
+        ConfigError, DataError, ResourceError: as :func:`~model.backbones.loading.load_network`.
     """
     loaded = {}
     for name, dtype in PRECISIONS.items():
-        backbone = load_backbone(subject.backbone, SEED).to(subject.device)
+        backbone = build_backbone(subject.backbone, SEED).to(subject.device)
         loaded[name] = optimize_for_inference(backbone, dtype)
     return loaded
 
@@ -67,7 +68,7 @@ def inference(subject: Subject, models: Models, until_share: float) -> StageResu
     for precision, backbone in models.items():
         for budget in budgets:
 
-            def work(backbone: EsmBackbone = backbone, budget: int = budget) -> Done:
+            def work(backbone: PackedBackbone = backbone, budget: int = budget) -> Done:
                 return _forward(backbone, batches[budget])
 
             settings: dict[str, int | str] = {"batch.tokens": budget, "precision": precision}
@@ -122,14 +123,14 @@ def _batch(subject: Subject, records_N: NDArray[np.int64]) -> PackedBatch:
 
 
 @torch.inference_mode()
-def _forward(backbone: EsmBackbone, batches: list[PackedBatch]) -> Done:
+def _forward(backbone: PackedBackbone, batches: list[PackedBatch]) -> Done:
     for batch in batches:
         mean_over_residues(backbone(batch), batch)
     tokens = sum(batch.num_tokens for batch in batches)
     return Done({"tokens/s": tokens, "sequences/s": sum(batch.num_sequences for batch in batches)})
 
 
-def _forward_s(backbone: EsmBackbone, batch: PackedBatch, device: torch.device) -> float:
+def _forward_s(backbone: PackedBackbone, batch: PackedBatch, device: torch.device) -> float:
     """The shortest of a few runs: the first compiles and allocates, others may be disturbed."""
     times_s = []
     for _ in range(_TRIALS):
@@ -140,7 +141,7 @@ def _forward_s(backbone: EsmBackbone, batch: PackedBatch, device: torch.device) 
     return min(times_s)
 
 
-def _settle(backbone: EsmBackbone, coming: Iterator[PackedBatch], num_workers: int, device: torch.device) -> None:
+def _settle(backbone: PackedBackbone, coming: Iterator[PackedBatch], num_workers: int, device: torch.device) -> None:
     """Use up what was prepared while other variants had their turn, so that it doesn't hide waiting."""
     for _ in range(num_workers * DataSection().prefetch):
         next(coming)
@@ -149,7 +150,7 @@ def _settle(backbone: EsmBackbone, coming: Iterator[PackedBatch], num_workers: i
     synchronize(device)
 
 
-def _pipeline_piece(backbone: EsmBackbone, coming: Iterator[PackedBatch], device: torch.device) -> Done:
+def _pipeline_piece(backbone: PackedBackbone, coming: Iterator[PackedBatch], device: torch.device) -> Done:
     tokens, waited_s = 0, 0.0
     start_s = asked_s = time.perf_counter()
     while not tokens or asked_s - start_s < PIECE_S:

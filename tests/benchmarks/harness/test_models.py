@@ -12,7 +12,7 @@ from transformers import EsmForMaskedLM
 from benchmarks.harness.models import forward_flops, save_weights
 from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
 from dataset.tokens.esm import pack_sequences
-from model.backbones.esm2 import load_network
+from model.backbones.loading import load_network
 from train_config.schema import BackboneSection
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]

@@ -1,72 +1,47 @@
-"""Warming up, taking turns, and refusing wrong work. Time is replaced by values, so nothing here depends on it."""
+"""A case is checked, warmed up and measured; no claim here depends on time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from benchmarks.harness import protocol
-from benchmarks.harness.protocol import Effort, measure_case, warm_up
+from benchmarks.harness.protocol import measure_case, sampler
 from benchmarks.harness.stage import Case, Contender, WrongWorkError
+from common import timing
 
 
-def values(numbers: Iterator[float] | list[float]) -> Contender:
-    """A contender that gives one number after the other."""
-    coming = iter(numbers)
-    return Contender("a", lambda: next(coming), kind="value")
+def noted(name: str, calls: list[str]) -> Contender:
+    """A contender that writes down when it runs."""
+    run: Callable[[], float] = lambda: calls.append(name) or 1.0  # noqa: E731
+    return Contender(name, run, kind="value")
 
 
-def test_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
-    settled = warm_up(values([100, 10, 100, 50, 50, 50, 49.5, 10, 90, 1]), "cpu")
-    assert settled.settled
-    assert settled.medians == [100, 50, 49.5]
-
-
-def test_warm_up_ends_without_agreement_after_so_many_medians_and_says_so():
-    doubling = (2.0 ** (number // 3) for number in range(1000))
-    ended = warm_up(values(doubling), "cpu")
-    assert not ended.settled
-    assert len(ended.medians) == protocol.MOST_MEDIANS
-
-
-def test_warm_up_ends_when_its_time_is_over_but_not_before_two_medians():
-    doubling = (2.0 ** (number // 3) for number in range(1000))
-    assert len(warm_up(values(doubling), "cpu", most_s=0.0).medians) == 2
-
-
-def test_warm_up_takes_the_short_work_where_there_is_some():
-    calls = []
-    contender = Contender("a", lambda: calls.append("long") or 1.0, short=lambda: calls.append("short") or 1.0)
-    warm_up(contender, "cpu", most_s=0.0)
-    assert set(calls) == {"short"}
-
-
-def test_contenders_take_turns_in_an_order_that_rotates():
-    calls: list[str] = []
-    measure_case(Case("c", "u", tuple(noted(name, calls) for name in "abc"), rounds=3), "cpu", Effort(warm_up=False))
-    assert "".join(calls) == "abc" + "bca" + "cab"
-
-
-def test_each_contender_has_one_sample_a_round():
+def test_every_contender_has_one_sample_a_round_and_a_smoke_run_has_one_round():
     calls: list[str] = []
     case = Case("c", "u", (noted("a", calls), noted("b", calls)), rounds=4)
-    measured = measure_case(case, "cpu", Effort(warm_up=False))
-    assert {name: len(samples) for name, samples in measured.samples.items()} == {"a": 4, "b": 4}
+    assert measure_case(case).samples == {"a": [1.0] * 4, "b": [1.0] * 4}
+    assert measure_case(case, quick=True).samples == {"a": [1.0], "b": [1.0]}
+
+
+def test_rates_are_warmed_up_by_the_short_work_where_there_is_some():
+    calls: list[str] = []
+    contender = Contender("a", lambda: calls.append("long") or 1.0, short=lambda: calls.append("short") or 1.0)
+    measured = measure_case(Case("c", "u", (contender,), rounds=2))
+    assert set(calls[:-2]) == {"short"} and calls[-2:] == ["long", "long"]
+    assert len(measured.warm_ups["a"].medians) >= 2
 
 
 def test_a_rate_is_work_divided_by_the_time_of_the_work_alone(monkeypatch: pytest.MonkeyPatch):
     clock = [0.0]
-    monkeypatch.setattr(protocol.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
 
-    def run() -> float:
-        clock[0] += 2.0
+    def passes(seconds: float) -> float:
+        clock[0] += seconds
         return 10.0
 
-    def before() -> None:
-        clock[0] += 100.0
-
-    assert protocol.sample(Contender("a", run, before=before), run, "cpu") == 5.0
+    contender = Contender("a", lambda: passes(2.0), before=lambda: passes(100.0))
+    assert sampler(contender, contender.run)() == 5.0
 
 
 def test_nothing_is_measured_where_contenders_compute_different_things():
@@ -76,7 +51,7 @@ def test_nothing_is_measured_where_contenders_compute_different_things():
         raise WrongWorkError("they differ")
 
     with pytest.raises(WrongWorkError):
-        measure_case(Case("c", "u", (noted("a", calls),), check=check), "cpu")
+        measure_case(Case("c", "u", (noted("a", calls),), check=check))
     assert not calls
 
 
@@ -88,10 +63,4 @@ def test_facts_of_the_check_and_of_the_case_are_kept_even_if_found_while_measuri
         return 1.0
 
     case = Case("c", "u", (Contender("a", run, kind="value"),), check=lambda: {"equal": 2}, facts=facts)
-    assert measure_case(case, "cpu").facts == {"equal": 2, "records": 3, "found": True}
-
-
-def noted(name: str, calls: list[str]) -> Contender:
-    """A contender that writes down when it runs."""
-    run: Callable[[], float] = lambda: calls.append(name) or 1.0  # noqa: E731
-    return Contender(name, run, kind="value")
+    assert measure_case(case).facts == {"equal": 2, "records": 3, "found": True}

@@ -34,17 +34,6 @@ def test_a_run_writes_json_a_table_and_a_picture(tmp_path: Path):
     assert width > height > 100
 
 
-def test_a_mean_of_many_rounds_is_shown_with_a_digit_more(tmp_path: Path):
-    def cases(_: Setting) -> Iterator[Case]:
-        yield Case("first", "MB/s", (constant("ours", 29.97), constant("peer", 10.0)), rounds=4, estimate="mean")
-
-    run_stages([toy_stage("conversion", cases)], a_run(tmp_path))
-    page = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert "| **2.997** | 2.997 to 2.997 | 2.00 | yes |" in page
-    assert "geometric mean" in page
-    assert read_results(tmp_path, MACHINE).cases[0].comparisons[0].estimate == "mean"
-
-
 def test_only_comparisons_whose_contenders_took_part_are_made(tmp_path: Path):
     run_stages([toy_stage("conversion")], a_run(tmp_path))
     first, second = read_results(tmp_path, MACHINE).cases

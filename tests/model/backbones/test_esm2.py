@@ -12,7 +12,8 @@ from torch import nn
 
 from common.errors import ConfigError, DataError
 from dataset.tokens.esm import pack_sequences
-from model.backbones.esm2 import EsmBackbone, load_backbone, load_network
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.loading import build_backbone, load_network
 from tests.model.support import (
     TINY,
     assert_near,
@@ -91,7 +92,7 @@ def test_rotary_frequencies_stay_fp32_when_the_model_is_cast(packed):
 @pytest.mark.parametrize("changes", [{"position_embedding_type": "absolute"}, {"emb_layer_norm_before": True}])
 def test_esm1b_variants_match_one_at_a_time(tmp_path, batch, changes):
     network = save_network(tmp_path / "network", max_position_embeddings=140, **changes)
-    backbone = load_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0).eval()
+    backbone = build_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0).eval()
     with torch.no_grad():
         together = segments(backbone(batch), batch)
     assert_near(together, features_alone(network, batch))
@@ -99,7 +100,7 @@ def test_esm1b_variants_match_one_at_a_time(tmp_path, batch, changes):
 
 def test_a_protein_beyond_the_absolute_positions_is_refused(tmp_path):
     save_network(tmp_path / "network", position_embedding_type="absolute", max_position_embeddings=20)
-    backbone = load_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
+    backbone = build_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
     backbone(pack_sequences(random_sequences([16])))
     with pytest.raises(ConfigError, match=r"data\.max_length to at most 16"):
         backbone(pack_sequences(random_sequences([17])))
@@ -142,14 +143,14 @@ def test_gradient_checkpointing_computes_layers_again(batch):
 
 
 def test_a_frozen_backbone_has_no_gradient_and_never_trains(batch):
-    backbone = load_backbone(TINY.model_copy(update={"frozen": True}), seed=0).train()
+    backbone = build_backbone(TINY.model_copy(update={"frozen": True}), seed=0).train()
     assert not backbone.training and not backbone.model.training
     assert not backbone(batch).requires_grad
     assert not any(parameter.requires_grad for parameter in backbone.parameters())
 
 
 def test_every_trainable_parameter_gets_a_gradient(batch):
-    backbone = load_backbone(TINY, seed=0)
+    backbone = build_backbone(TINY, seed=0)
     backbone(without_targets(batch)).sum().backward()
     assert [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None] == []
 
@@ -199,7 +200,7 @@ def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
     state = {name: tensor for name, tensor in load_file(path).items() if "inv_freq" not in name}
     state |= {f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq": rounded.clone() for i in range(2)}
     save_file(state, path, metadata={"format": "pt"})
-    backbone = load_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
+    backbone = build_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
     assert torch.equal(backbone.model.rotary_embeddings.inv_freq, rounded)
 
 

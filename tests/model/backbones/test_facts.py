@@ -5,28 +5,16 @@ import json
 import pytest
 from transformers import EsmConfig
 
-from model.backbones.facts import backbone_facts
-from model.backbones.huggingface import empty_backbone, facts_of
+from model.backbones.facts import backbone_facts, facts_of
+from model.backbones.loading import build_backbone
 from tests.model.small_models import save_small_model
 from train_config.schema import BackboneSection
 
-DRAWN = [
-    ("esm2_t6_8M", {}),
-    ("esm2_t12_35M", {"layers": 3, "hidden_size": 48, "heads": 2}),
-    ("bert", {"layers": 2, "hidden_size": 24, "heads": 3}),
-    ("qwen2", {}),
-    ("qwen2", {"layers": 2, "hidden_size": 128, "heads": 4}),
-    ("llama", {"layers": 1, "hidden_size": 40, "heads": 2}),
-    ("t5", {}),
-    ("t5", {"layers": 1, "hidden_size": 96, "heads": 3}),
-]
 
-
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
-@pytest.mark.parametrize(("source", "size"), DRAWN, ids=str)
-def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source, size, padded):
-    section = BackboneSection(source=source, padded=padded, **size)
-    assert backbone_facts(section, 300, pad=1) == facts_of(empty_backbone(section, 300, pad=1))
+@pytest.mark.parametrize("size", [{}, {"layers": 3, "hidden_size": 48, "heads": 2}], ids=str)
+def test_facts_of_a_size_are_those_of_the_built_backbone(size):
+    section = BackboneSection(source="esm2_t6_8M", **size)
+    assert backbone_facts(section, 33, pad=1) == facts_of(build_backbone(section, 0, 33, pad=1, empty=True))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +27,7 @@ def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, frozen,
         intermediate_size=40, max_position_embeddings=70, **{"position_embedding_type": "rotary"} | change,
     )  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    built = facts_of(empty_backbone(BackboneSection(source=str(tmp_path)), 33))
+    built = facts_of(build_backbone(BackboneSection(source=str(tmp_path)), 0, 33, empty=True))
     assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=frozen), 33) == built
 
 

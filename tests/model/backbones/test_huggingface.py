@@ -19,17 +19,12 @@ from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
 from model.backbones.architectures import ALWAYS_PADDED, PACKED
-from model.backbones.base import PackedBackbone
+from model.backbones.base import PackedBackbone, layer_groups
 from model.backbones.esm2 import EsmBackbone
-from model.backbones.huggingface import (
-    HuggingFaceBackbone,
-    PaddedBackbone,
-    build_backbone,
-    empty_backbone,
-    layer_groups,
-)
+from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
+from model.backbones.loading import build_backbone
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
-from tests.model.backbones.test_esm2_sizes import Malicious
+from tests.model.backbones.test_source import Malicious
 from tests.model.small_models import (
     PAD,
     POSITIONS,
@@ -338,7 +333,7 @@ def test_an_empty_backbone_has_the_shapes_of_the_one_that_is_built(kind, tmp_pat
     if kind == "a folder":
         save_small_model(tmp_path, "qwen2")
         section = BackboneSection(source=str(tmp_path))
-    built, empty = build_backbone(section, 0, 33, pad=1), empty_backbone(section, 33, pad=1)
+    built, empty = build_backbone(section, 0, 33, pad=1), build_backbone(section, 0, 33, pad=1, empty=True)
     assert all(parameter.is_meta for parameter in empty.parameters())
     assert {n: (p.shape, p.requires_grad) for n, p in empty.named_parameters()} == {
         n: (p.shape, p.requires_grad) for n, p in built.named_parameters()

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from common.errors import ConfigError, DataError
 from dataset.tokens.esm import pack_sequences
-from model.backbones.huggingface import build_backbone
+from model.backbones.loading import build_backbone
 from model.backbones.lora import adapt, is_adapted, load_adapter, merge, merged_state, save_adapter, target_layers
 from tests.model.support import assert_near, random_sequences
 from train_config.classifier_schema import LoraSection

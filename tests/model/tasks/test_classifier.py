@@ -13,8 +13,7 @@ from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch, has_target
 from dataset.tokens.esm import pack_sequences
-from model.backbones.esm2 import load_backbone
-from model.backbones.huggingface import build_backbone
+from model.backbones.loading import build_backbone
 from model.parameter_groups import parameter_groups
 from model.tasks.classifier import Classifier
 from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, random_sequences, segments
@@ -29,7 +28,7 @@ LENGTHS = [12, 1, 40, 3, 7]
 
 def build(kind="multiclass", *, frozen=False, class_weights=None, seed=0, around=(1, 1), **settings) -> Classifier:
     section = ClassifierSection(**{"dropout": 0.0, "hidden_size": 16} | settings)
-    backbone = load_backbone(TINY.model_copy(update={"frozen": frozen}), seed)
+    backbone = build_backbone(TINY.model_copy(update={"frozen": frozen}), seed)
     space = LabelSpace(kind=kind, names=NAMES.get(kind, ("a", "b", "c")))
     torch.manual_seed(seed)
     return Classifier(backbone, section, space, class_weights, num_prefix=around[0], num_suffix=around[1])

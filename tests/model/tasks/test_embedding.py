@@ -10,7 +10,8 @@ from torch import nn
 
 from common.errors import DataError
 from dataset.tokens.esm import pack_sequences
-from model.backbones.esm2 import EsmBackbone, load_network
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.loading import load_network
 from model.backbones.prepacked import PrepackedLinear
 from model.tasks.embedding import embed, optimize_for_inference
 from tests.model.support import assert_near, random_sequences

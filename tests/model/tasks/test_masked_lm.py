@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from model.backbones.esm2 import load_network
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.loading import load_network
 from model.tasks.base import target_positions
 from model.tasks.masked_lm import MaskedLM
 from tests.model.support import (
@@ -37,7 +38,8 @@ def network():
 
 @pytest.fixture
 def model(network):
-    return MaskedLM(copy.deepcopy(network)).eval()
+    whole = copy.deepcopy(network)
+    return MaskedLM(EsmBackbone(whole.esm), whole.lm_head).eval()
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(model, batch
 
 
 def test_a_frozen_backbone_trains_the_head_alone(network, batch):
-    model = MaskedLM(network, frozen=True)
+    model = MaskedLM(EsmBackbone(network.esm, frozen=True), network.lm_head)
     model(batch).loss_sum.backward()
     trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert trained == {

@@ -19,15 +19,15 @@ from dataset.labels.conversion import ensure_labelled_store, labelled_store_loca
 from dataset.labels.store import LabelledStore
 from dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
-from model.backbones.facts import BackboneFacts, backbone_facts, check_source
+from model.backbones.facts import BackboneFacts, backbone_facts
+from model.backbones.source import check_source
 from model.cost.memory import count_classifier_parameters
 from model.tasks.classifier_settings import best_metric, check_pooling, loss_name
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.schema import ModelSection
 from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.deepspeed_settings import deepspeed_settings
-from training.tasks.data_size import DataSize
-from training.tasks.plan import TaskPlan, TaskSize
+from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 
 class ClassifierPlan(TaskPlan):

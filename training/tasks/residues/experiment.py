@@ -10,6 +10,7 @@ from dataset.batches.splitting import split_records
 from dataset.batches.steps import TrainingSteps
 from dataset.store.reader import Store
 from dataset.store.staging import stage_once
+from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
@@ -60,7 +61,15 @@ class ResidueExperiment(Experiment):
         config = trained.checkpoint.config()
         model = trained.put_into(build_model(config.model, config.run.seed))
         resolved = dump_config(config)
-        return export(model, folder, resolved_config=resolved, model_card_facts=trained.facts, overwrite=overwrite)
+        tokenizer = residue_tokenizer(config.model.backbone)
+        return export(
+            model,
+            folder,
+            tokenizer,
+            resolved_config=resolved,
+            model_card_facts=trained.facts,
+            overwrite=overwrite,
+        )
 
     def build_model(self) -> TaskModel:
         """See :func:`model.tasks.registry.build_model`."""

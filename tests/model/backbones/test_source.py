@@ -7,11 +7,11 @@ import pickle
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig
 
 from common.errors import ConfigError, ResourceError
-from model.backbones.esm2 import load_network
-from model.backbones.esm2_sizes import SIZES, read_config, weights_folder
+from model.backbones.architectures import read_config
+from model.backbones.loading import load_network
+from model.backbones.source import SIZES, config_folder, weights_folder
 from tests.model.support import save_network
 from train_config.schema import BackboneSection
 
@@ -28,7 +28,7 @@ class Malicious:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_are_the_published_ones(name):
-    config = read_config(BackboneSection(source=name))
+    config = read_config(BackboneSection(source=name), 33, 1)
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == SIZES[name]
     assert config.intermediate_size == 4 * config.hidden_size
     assert (config.vocab_size, config.pad_token_id, config.mask_token_id) == (33, 1, 32)
@@ -37,7 +37,7 @@ def test_sizes_are_the_published_ones(name):
 
 
 def test_a_size_can_be_changed():
-    config = read_config(BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4))
+    config = read_config(BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4), 33, 1)
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 4)
     assert config.intermediate_size == 256
 
@@ -60,44 +60,32 @@ def test_a_size_can_be_changed():
 )
 def test_an_impossible_source_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message) as refusal:
-        read_config(BackboneSection(**settings))
+        read_config(BackboneSection(**settings), 33, 1)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ConfigError, match="is a file"):
-        read_config(BackboneSection(source=str(tmp_path / "model.safetensors")))
+        read_config(BackboneSection(source=str(tmp_path / "model.safetensors")), 33, 1)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        read_config(BackboneSection(source=str(tmp_path)))
-
-
-def test_a_folder_of_another_model_is_refused(tmp_path):
-    BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"of type 'bert', not 'esm'; other architectures are for model\.task classi"):
-        read_config(BackboneSection(source=str(tmp_path)))
-
-
-@pytest.mark.parametrize("look", [read_config, weights_folder])
-def test_an_architecture_that_only_the_classifier_draws_is_refused(look):
-    with pytest.raises(ConfigError, match=r"qwen2 with random weights is for model\.task classifier"):
-        look(BackboneSection(source="qwen2", layers=2))
+        read_config(BackboneSection(source=str(tmp_path)), 33, 1)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
 def test_a_damaged_config_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError):
-        read_config(BackboneSection(source=str(tmp_path)))
+        read_config(BackboneSection(source=str(tmp_path)), 33, 1)
 
 
 def test_another_vocabulary_is_refused(tmp_path):
     save_network(tmp_path / "network", vocab_size=64)
     with pytest.raises(ConfigError, match="vocab_size 64; an ESM-2 has 33"):
-        read_config(BackboneSection(source=str(tmp_path / "network")))
+        read_config(BackboneSection(source=str(tmp_path / "network")), 33, 1)
 
 
 def test_a_folder_of_pickles_alone_is_refused_and_not_read(tmp_path):
@@ -131,7 +119,7 @@ def test_code_named_by_a_config_is_not_run(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize("look", [read_config, weights_folder])
+@pytest.mark.parametrize("look", [config_folder, weights_folder])
 def test_an_unreachable_hub_is_one_clear_line(look, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ResourceError, match="hub can't be reached") as refusal:

@@ -1,0 +1,181 @@
+"""Backbones from the config: weights drawn from the seed, or loaded from a local folder or the hub.
+
+In: the backbone section of the config. Out: a packed backbone, with the head of its masked language model where that is
+wanted. Only safetensors are read, and no code that a folder names is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import EsmForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from common.errors import ConfigError, DataError
+from dataset.tokens.esm import VOCABULARY
+from model.backbones.architectures import (
+    MASKED_LM_HEADS,
+    is_padded,
+    masked_lm_class,
+    model_class,
+    read_config,
+)
+from model.backbones.base import PackedBackbone
+from model.backbones.esm2 import EsmBackbone
+from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
+from model.backbones.source import is_drawn, weights_folder
+from train_config.schema import BackboneSection
+
+_MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
+"""Heads whose weights a folder may lack; these are drawn from the seed."""
+
+
+def build_backbone(
+    section: BackboneSection, seed: int, vocabulary_size: int | None = None, pad: int = 0, *, empty: bool = False
+) -> PackedBackbone:
+    """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
+
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
+
+    Args:
+        section: of the config.
+        seed: of weights that are not loaded.
+        vocabulary_size: of the tokenizer; that of the ESM alphabet if None.
+        pad: the tokenizer's id for padding.
+        empty: on the meta device, without weights: to count them before any is read.
+
+    Raises:
+        ConfigError: unknown source, impossible size, no safetensors, an architecture that is not known packed, or a
+            vocabulary larger than the embedding.
+        DataError: safetensors that are damaged, incomplete or of another shape.
+        ResourceError: the hub can't be reached.
+    """
+    config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
+    is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
+    network = _network(section, config, EsmForMaskedLM if is_esm else model_class(config), seed, empty)
+    backbone = _wrap(network.esm if is_esm else network, section, pad)
+    rows = backbone.model.get_input_embeddings().weight.shape[0]
+    if vocabulary_size is not None and vocabulary_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; set "
+            "model.tokenizer.source to the backbone's own (auto)"
+        )
+    return backbone
+
+
+def build_masked_lm(
+    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False
+) -> tuple[PackedBackbone, nn.Module]:
+    """The backbone of :func:`build_backbone` and the head of its masked language model, loaded or drawn.
+
+    Returns:
+        The backbone, and a module that makes (..., K) logits over its vocabulary of (..., D) features.
+
+    Raises:
+        ConfigError: as :func:`build_backbone`, or its head is not known.
+        DataError, ResourceError: as :func:`build_backbone`.
+    """
+    config = read_config(section, vocabulary_size, pad)
+    network = _network(section, config, masked_lm_class(config), seed, empty)
+    heads = [getattr(network, name) for name in MASKED_LM_HEADS[config.model_type]]
+    return _wrap(network.base_model, section, pad), heads[0] if len(heads) == 1 else nn.Sequential(*heads)
+
+
+def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
+    config = backbone.config
+    names = MASKED_LM_HEADS[config.model_type]
+    with torch.device("meta"):
+        network: PreTrainedModel = masked_lm_class(config)(config)
+    setattr(network, network.base_model_prefix, backbone.model)
+    for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
+        setattr(network, name, module)
+    return network
+
+
+def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
+    """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU, as backbones hold it.
+
+    Raises:
+        ConfigError, DataError, ResourceError: as :func:`build_backbone`.
+    """
+    network: EsmForMaskedLM = _network(section, read_config(section, 0, 0), EsmForMaskedLM, seed, empty=False)
+    return network
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw CPU random numbers from ``seed`` within the block, and restore the global state after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], seed: int, empty: bool) -> Any:
+    """A Hugging Face model, with weights that are drawn or loaded, or none."""
+    with seeded(seed), quiet_transformers(), torch.device("meta") if empty else nullcontext():
+        if empty or is_drawn(section):
+            return kind(config)
+        return _load_weights(kind, weights_folder(section), config)
+
+
+def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
+    settings = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
+    if is_padded(section, model.config):
+        return PaddedBackbone(model, pad=pad, **settings).train()
+    kind: Any = EsmBackbone if model.config.model_type == "esm" else HuggingFaceBackbone
+    backbone: PackedBackbone = kind(model, **settings)
+    return backbone.train()
+
+
+def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
+    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing.
+
+    Raises:
+        DataError: safetensors that are damaged, incomplete or of another shape.
+    """
+    try:
+        loaded: Any = kind.from_pretrained(
+            folder,
+            config=config,
+            output_loading_info=True,
+            use_safetensors=True,
+            weights_only=True,
+            local_files_only=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+        )
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"the weights in {folder} can't be read ({first_line}); fetch or export them again") from error
+    network, info = loaded
+    missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING & set(key.split(".")))
+    if missing or info["mismatched_keys"]:
+        wrong = (
+            f"lack {missing[0]}"
+            if missing
+            else f"have another shape than config.json says at {sorted(map(str, info['mismatched_keys']))[0]}"
+        )
+        raise DataError(f"the weights in {folder} {wrong}; fetch or export them again")
+    return network

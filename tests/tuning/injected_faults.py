@@ -1,0 +1,59 @@
+"""Failures on purpose, inside real workers, as they would come by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+from unittest import mock
+
+import torch
+from torch import nn
+
+from train_config.schema import Config
+from training.engine.context import WorkerContext
+from tuning.settings import Measurement, Settings
+from tuning.trial import TrainingWork, measure_on_worker
+
+Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
+
+
+def measure_with_faults(
+    faults: Mapping[tuple[str, object], Fault], config: Config, context: WorkerContext, *arguments: Any, **options: Any
+) -> Measurement:
+    """A trial that fails in its second step, on the last worker, where a setting has a value.
+
+    Args:
+        faults: by setting and value, as ``{("tokens", 512): "crash"}``.
+        config, context, arguments, options: see :func:`tuning.trial.measure_on_worker`.
+    """
+    settings = Settings.of(config, context.world_size)
+    fault = next((fault for (name, value), fault in faults.items() if getattr(settings, name) == value), None)
+    if fault is None or context.rank < context.world_size - 1:
+        return measure_on_worker(config, context, *arguments, **options)
+    step = TrainingWork.step
+    taken: list[TrainingWork] = []
+
+    def failing_step(work: TrainingWork, *batches: Any) -> bool:
+        if taken:
+            _fail(fault, work.model)
+        taken.append(work)
+        return step(work, *batches)
+
+    with mock.patch.object(TrainingWork, "step", failing_step):
+        return measure_on_worker(config, context, *arguments, **options)
+
+
+def _fail(fault: Fault, model: nn.Module) -> None:
+    """As memory that runs out, a process that is killed, one that never returns, or parameters that are NaN."""
+    if fault == "out_of_memory":
+        raise torch.OutOfMemoryError("injected: out of memory")
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        threading.Event().wait()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
