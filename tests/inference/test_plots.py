@@ -83,7 +83,7 @@ def test_labels_and_numbers_have_pictures(tmp_path):
     names = tuple(f"GO:{c}" for c in range(12))
     draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
     draw_reliability(tmp_path / "reliability.png", scores, targets)
-    draw_predictions(tmp_path / "predictions.png", scores, targets, names)
+    draw_predictions(tmp_path / "predictions.png", scores[:, :2], targets[:, :2], names[:2])
     draw_predictions(tmp_path / "many.png", generator.random((4000, 1)), generator.random((4000, 1)), ("stability",))
     for name in ("ranking", "reliability", "predictions", "many"):
         drawn(tmp_path / f"{name}.png")

@@ -27,6 +27,12 @@ def model(tmp_path_factory) -> Path:
     return export_tiny(tmp_path_factory.mktemp("model") / "model", classifier_config(labels=HEADER))
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch) -> None:
+    """Tests of the report draw them."""
+    monkeypatch.setattr("inference.report._draw", lambda *_: [])
+
+
 @pytest.fixture
 def proteins(tmp_path) -> Path:
     return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
