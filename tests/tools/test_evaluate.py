@@ -73,17 +73,6 @@ def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(
     assert [path.name for path in (run / "evaluations").iterdir()] == ["proteins"]
 
 
-def test_settings_can_be_overridden(command, model, tmp_path):
-    sequences = random_sequences(LENGTHS)
-    lines = [f"{text},{NAMES['multiclass'][number % 3]}" for number, text in enumerate(sequences)]
-    (tmp_path / "a.csv").write_text("sequence,where\n" + "\n".join(lines) + "\n")
-    arguments = ("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
-    assert command(*arguments, "--data.labels.label_columns", "where").code == 0
-    assert evaluation(tmp_path / "r")["records"] == 9
-    outcome = command(*arguments, "--overwrite")
-    assert outcome.code == 3 and "data.labels.label_columns" in outcome.err
-
-
 def test_a_label_that_the_model_does_not_know_is_refused_or_left_out(command, model, proteins, tmp_path):
     proteins.write_text(proteins.read_text() + ">strange vacuole\nMKTA\n")
     arguments = ("evaluate", model, proteins, "--output", tmp_path / "r")
