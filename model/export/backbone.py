@@ -73,7 +73,9 @@ def _write(
     if isinstance(model, ESM2Autoencoder):
         model.save(folder)
     _write_tokenizer(tokenizer, folder)
-    (folder / "README.md").write_text(model_card(model, facts), encoding="utf-8")
+    (folder / "README.md").write_text(
+        model_card(model, facts, spaced=getattr(tokenizer, "spaced", False)), encoding="utf-8"
+    )
     if resolved_config is not None:
         (folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
 

@@ -22,37 +22,50 @@ features, residue_logits = autoencoder.decode(latents)
 The backbone alone, without Esmeray:
 
 ```python
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer, {kind}
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-backbone = AutoModel.from_pretrained("FOLDER", add_pooling_layer=False)
-features = backbone(**tokenizer("MKTAYIAKQR", return_tensors="pt")).last_hidden_state
+backbone = {kind}.from_pretrained("FOLDER"{settings})
+features = backbone(**tokenizer("{example}", return_tensors="pt")).last_hidden_state
 """
 
-_OPEN_MASKED_LM = """from transformers import AutoTokenizer, EsmForMaskedLM
+_OPEN_MASKED_LM = """from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-network = EsmForMaskedLM.from_pretrained("FOLDER")
-logits = network(**tokenizer("MKTAYIAKQR", return_tensors="pt")).logits
+network = AutoModelForMaskedLM.from_pretrained("FOLDER")
+logits = network(**tokenizer("{example}", return_tensors="pt")).logits
 """
 
+_EXAMPLE = "MKTAYIAKQR"
 
-def model_card(model: TaskModel, facts: Mapping[str, Any]) -> str:
+
+def model_card(model: TaskModel, facts: Mapping[str, Any], *, spaced: bool = False) -> str:
     """README.md of the exported folder.
 
     Args:
         model: what is exported.
         facts: further lines of the card by name; a mapping (such as ``metrics``) becomes a table.
+        spaced: the tokenizer wants blanks between residues.
     """
     is_autoencoder = isinstance(model, ESM2Autoencoder)
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="feature-extraction" if is_autoencoder else "fill-mask",
-        tags=["protein", "esm2", "esmeray", "autoencoder" if is_autoencoder else "masked-lm"],
+        tags=[
+            "protein",
+            _family(model).lower().replace("-", ""),
+            "esmeray",
+            "autoencoder" if is_autoencoder else "masked-lm",
+        ],
     )
     sections = [_description(model), *(card_section(name, value) for name, value in with_versions(facts).items())]
-    example = _OPEN_AUTOENCODER if is_autoencoder else _OPEN_MASKED_LM
-    sections.append(f"## How to open it\n\n```python\n{example}```\n")
+    lines = _OPEN_AUTOENCODER if is_autoencoder else _OPEN_MASKED_LM
+    lines = lines.format(
+        kind=type(model.backbone.model).__name__,
+        settings=", add_pooling_layer=False" if model.backbone.config.model_type == "esm" else "",
+        example=" ".join(_EXAMPLE) if spaced else _EXAMPLE,
+    )
+    sections.append(f"## How to open it\n\n```python\n{lines}```\n")
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(sections)))
 
 
@@ -61,11 +74,19 @@ def _description(model: TaskModel) -> str:
     size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
     if isinstance(model, ESM2Autoencoder):
         return (
-            f"# ESM-2 autoencoder\n\nCompresses the features of each residue from {model.backbone.hidden_size} to "
-            f"{model.latent_size} channels ({model.compression_ratio:g} times) and reconstructs features and residues. "
-            f"The backbone is an ESM-2 with {size}.\n"
+            f"# {_family(model)} autoencoder\n\nCompresses the features of each residue from "
+            f"{model.backbone.hidden_size} to {model.latent_size} channels ({model.compression_ratio:g} times) and "
+            "reconstructs features and residues. "
+            f"The backbone is of the type {_family(model)}, with {size}.\n"
         )
-    return f"# ESM-2 masked language model\n\nAn ESM-2 with {size}, which predicts hidden residues of proteins.\n"
+    family = _family(model)
+    return f"# {family} masked language model\n\nA {family} with {size}, which predicts hidden residues of proteins.\n"
+
+
+def _family(model: TaskModel) -> str:
+    """Name of the backbone's architecture."""
+    kind = str(model.backbone.config.model_type)
+    return "ESM-2" if kind == "esm" else kind
 
 
 def with_versions(facts: Mapping[str, Any]) -> dict[str, Any]:
