@@ -14,7 +14,7 @@ from common.errors import CheckpointError, ConfigError
 from common.publishing import refuse_existing
 from model.export.exported_folder import MADE_BY
 from run_folder.paths import RunFolder
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, best
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
     folders = store.complete()
     if not folders:
         raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")
-    chosen = {"latest": folders[0], "best": best(store)} | {folder.path.name: folder for folder in folders}
+    chosen = {"latest": folders[0], "best": store.best()} | {folder.path.name: folder for folder in folders}
     if (folder := chosen.get(name)) is None:
         names = ", ".join(folder.path.name for folder in folders)
         raise CheckpointError(f"{store.root}: no checkpoint {name}; there are {names}")

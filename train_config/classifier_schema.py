@@ -23,71 +23,43 @@ TargetKind = Literal["multiclass", "binary", "multilabel", "regression", "per_re
 class LabelsSection(Section):
     """Labels of the source, for the classifier. Tables are CSV, TSV or Parquet; anything else is read as FASTA."""
 
-    kind: TargetKind = Field(
-        "multiclass",
-        description=(
-            "multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or "
-            "more numbers; per_residue: one letter for each residue, as in secondary structure, where '.', '?' and '-' "
-            "mean not known: neither learnt nor scored."
-        ),
-    )
-    header_pattern: str | None = Field(
-        None,
-        description=(
-            "FASTA: regular expression looked for in the whole header; its group 'label', or its first, is the label."
-        ),
-    )
-    header_field: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="FASTA: word of the header that is the label; the id is word 0."
-    )
-    labels_file: str | None = Field(
-        None,
-        description=(
-            "FASTA, per_residue: a FASTA file of the same ids, as biotrainer and FLIP have it, with a letter for each "
-            "residue in place of the sequence."
-        ),
-    )
-    mask_file: str | None = Field(
-        None, description="FASTA beside labels_file, with a 1 for each residue, or a 0 to neither learn nor score it."
-    )
-    id_column: str | None = Field(None, description="Table: column of the ids. Default: row1, row2 ...")
-    text_column: str = Field("sequence", description="Table: column of the sequence or text.")
-    label_columns: list[str] = Field(
-        ["label"],
-        min_length=1,
-        description=(
-            "Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."
-        ),
-    )
-    separator: str = Field(
-        ";", min_length=1, description="What stands between the names of a multilabel target in one column or header."
-    )
-    weight_column: str | None = Field(None, description="Table: column of the weight of each record in the loss.")
-    split: Literal["hash", "stratified", "column", "files"] = Field(
-        "hash",
-        description=(
-            "What is held out. hash: data.validation_share of distinct sequences, by a hash; stratified: that share of "
-            "each class; column: by split_column; files: validation_source."
-        ),
-    )
-    split_column: str | None = Field(
-        None,
-        description=(
-            "Table: column that says train, valid (or validation, val, dev) or test. labels_file: attribute of its "
-            "headers that does, such as SET of SET=train; VALIDATION=True makes of train valid."
-        ),
-    )
-    validation_source: list[str] = Field([], description="Labelled files to hold out, for split files.")
-    unseen_labels: Literal["error", "skip"] = Field(
-        "error",
-        description="Labels that stand among held-out records alone. error: refuse; skip: leave these out, counted.",
-    )
-    empty_texts: Literal["error", "skip"] = Field(
-        "error", description="Records of a table without a sequence or text. error: refuse; skip: drop, counted."
-    )
-    missing_labels: Literal["error", "skip"] = Field(
-        "error", description="Records without a label (empty, NaN). error: refuse; skip: drop, counted."
-    )
+    kind: TargetKind = "multiclass"
+    """multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or more
+    numbers; per_residue: one letter for each residue, as in secondary structure, where '.', '?' and '-' mean not known:
+    neither learnt nor scored."""
+    header_pattern: str | None = None
+    """FASTA: regular expression looked for in the whole header; its group 'label', or its first, is the label."""
+    header_field: Annotated[int, Field(ge=1)] | None = None
+    """FASTA: word of the header that is the label; the id is word 0."""
+    labels_file: str | None = None
+    """FASTA, per_residue: a FASTA file of the same ids, as biotrainer and FLIP have it, with a letter for each residue
+    in place of the sequence."""
+    mask_file: str | None = None
+    """FASTA beside labels_file, with a 1 for each residue, or a 0 to neither learn nor score it."""
+    id_column: str | None = None
+    """Table: column of the ids. Default: row1, row2 ..."""
+    text_column: str = "sequence"
+    """Table: column of the sequence or text."""
+    label_columns: list[str] = Field(["label"], min_length=1)
+    """Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."""
+    separator: str = Field(";", min_length=1)
+    """What stands between the names of a multilabel target in one column or header."""
+    weight_column: str | None = None
+    """Table: column of the weight of each record in the loss."""
+    split: Literal["hash", "stratified", "column", "files"] = "hash"
+    """What is held out. hash: data.validation_share of distinct sequences, by a hash; stratified: that share of each
+    class; column: by split_column; files: validation_source."""
+    split_column: str | None = None
+    """Table: column that says train, valid (or validation, val, dev) or test. labels_file: attribute of its headers
+    that does, such as SET of SET=train; VALIDATION=True makes of train valid."""
+    validation_source: list[str] = Field([])
+    """Labelled files to hold out, for split files."""
+    unseen_labels: Literal["error", "skip"] = "error"
+    """Labels that stand among held-out records alone. error: refuse; skip: leave these out, counted."""
+    empty_texts: Literal["error", "skip"] = "error"
+    """Records of a table without a sequence or text. error: refuse; skip: drop, counted."""
+    missing_labels: Literal["error", "skip"] = "error"
+    """Records without a label (empty, NaN). error: refuse; skip: drop, counted."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> LabelsSection:
@@ -113,80 +85,60 @@ class LabelsSection(Section):
 class TokenizerSection(Section):
     """From texts to tokens."""
 
-    source: str = Field(
-        "auto",
-        description=(
-            "auto: that of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and "
-            "'train' for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."
-        ),
-    )
-    vocabulary_size: Tokens = Field(4096, description="Tokens that 'train' aims at, special ones included.")
-    content: Literal["protein", "text"] = Field(
-        "protein",
-        description="protein: residues, checked and upper-cased as for any store; text: anything in Unicode.",
-    )
-    spaced: bool | Literal["auto"] = Field(
-        "auto", description="Put blanks between residues, as ProtBERT wants. auto: where the vocabulary asks for it."
-    )
+    source: str = "auto"
+    """auto: that of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and 'train'
+    for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."""
+    vocabulary_size: Tokens = 4096
+    """Tokens that 'train' aims at, special ones included."""
+    content: Literal["protein", "text"] = "protein"
+    """protein: residues, checked and upper-cased as for any store; text: anything in Unicode."""
+    spaced: bool | Literal["auto"] = "auto"
+    """Put blanks between residues, as ProtBERT wants. auto: where the vocabulary asks for it."""
 
 
 class LoraSection(Section):
     """Low-rank adaptation (Hu et al. 2022), by peft."""
 
-    rank: NonNegativeInt = Field(0, description="Rank of the update of each matrix; 0 adapts nothing.")
-    alpha: PositiveFloat = Field(16.0, description="The update is scaled by alpha / rank.")
-    dropout: Share = Field(0.0, description="Dropout before the update.")
-    targets: list[str] = Field(
-        ["attention"],
-        min_length=1,
-        description="Layers to adapt: attention (its projections), all-linear, or names of modules.",
-    )
-    export: Literal["merged", "adapter"] = Field(
-        "merged", description="merged: weights with the update in them; adapter: the update alone, as peft has it."
-    )
+    rank: NonNegativeInt = 0
+    """Rank of the update of each matrix; 0 adapts nothing."""
+    alpha: PositiveFloat = 16.0
+    """The update is scaled by alpha / rank."""
+    dropout: Share = 0.0
+    """Dropout before the update."""
+    targets: list[str] = Field(["attention"], min_length=1)
+    """Layers to adapt: attention (its projections), all-linear, or names of modules."""
+    export: Literal["merged", "adapter"] = "merged"
+    """merged: weights with the update in them; adapter: the update alone, as peft has it."""
 
 
 class ClassifierSection(Section):
     """The classifier's head, loss and choice of the best checkpoint."""
 
-    pooling: Literal["mean", "max", "cls", "last", "light_attention"] = Field(
-        "mean",
-        description=(
-            "How a sequence's features become one vector; last is the last token, for decoders; light_attention is "
-            "that of Stärk et al. 2021."
-        ),
-    )
-    head: Literal["linear", "mlp"] = Field(
-        "linear",
-        description=("linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."),
-    )
-    hidden_size: Channels = Field(256, description="Channels of the mlp's hidden layer.")
-    dropout: Share = Field(0.1, description="Dropout before each linear layer of the head.")
-    light_attention_kernel: PositiveInt = Field(9, description="Tokens that light attention's convolutions span.")
-    loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = Field(
-        "auto",
-        description=(
-            "auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard deviation). "
-            "focal is for classes of any kind (Lin 2017)."
-        ),
-    )
-    label_smoothing: Share = Field(0.0, description="Share of the target spread over all classes (cross_entropy).")
-    focal_gamma: NonNegativeFloat = Field(2.0, description="Focal loss: how much less sure predictions count.")
-    class_weights: Literal["none", "balanced"] = Field(
-        "none",
-        description=(
-            "balanced: each class counts by the inverse of its share of the training records; of multilabel targets "
-            "the positives of each label, by negatives / positives."
-        ),
-    )
-    best_metric: str = Field(
-        "auto",
-        description=(
-            "Figure of the validation that says which checkpoint is best. auto: mcc, f1_micro (multilabel) or spearman "
-            "(regression)."
-        ),
-    )
-    patience: PositiveInt | None = Field(
-        None, description="Evaluations without a better best_metric after which training stops."
-    )
-    bootstrap: PositiveInt = Field(1000, description="Resamplings for the confidence intervals of a report.")
+    pooling: Literal["mean", "max", "cls", "last", "light_attention"] = "mean"
+    """How a sequence's features become one vector; last is the last token, for decoders; light_attention is that of
+    Stärk et al. 2021."""
+    head: Literal["linear", "mlp"] = "linear"
+    """linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."""
+    hidden_size: Channels = 256
+    """Channels of the mlp's hidden layer."""
+    dropout: Share = 0.1
+    """Dropout before each linear layer of the head."""
+    light_attention_kernel: PositiveInt = 9
+    """Tokens that light attention's convolutions span."""
+    loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = "auto"
+    """auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard deviation). focal is
+    for classes of any kind (Lin 2017)."""
+    label_smoothing: Share = 0.0
+    """Share of the target spread over all classes (cross_entropy)."""
+    focal_gamma: NonNegativeFloat = 2.0
+    """Focal loss: how much less sure predictions count."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: each class counts by the inverse of its share of the training records; of multilabel targets the
+    positives of each label, by negatives / positives."""
+    best_metric: str = "auto"
+    """Figure of the validation that says which checkpoint is best. auto: mcc, f1_micro (multilabel) or spearman
+    (regression)."""
+    patience: PositiveInt | None = None
+    """Evaluations without a better best_metric after which training stops."""
+    bootstrap: PositiveInt = 1000
+    """Resamplings for the confidence intervals of a report."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     """Read, merge and check an experiment's settings.
 
     Args:
-        path: YAML file, or None for the defaults; ``train_config/NAME.yaml`` is found from any folder.
+        path: YAML file, or None for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
         overrides: settings of the command line.
 
     Raises:
@@ -110,13 +111,14 @@ def _drop_sizes(settings: dict[str, Any], given: Overrides, path: str | Path | N
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """The settings of a file, and the line of each."""
-    found = path if path.exists() else SHIPPED.parent / path
+    places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
-        text = found.read_text(encoding="utf-8")
+        text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         settings = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read ({error.strerror}); {SHIPPED} has examples") from error
+        hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
+        raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; {SHIPPED} has examples") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is no UTF-8 text") from error
     except yaml.YAMLError as error:
@@ -153,28 +155,31 @@ def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
     settings[key[-1]] = value
 
 
+@dataclass
 class _Problems:
     """Turns pydantic's errors into lines for a person."""
 
-    def __init__(
-        self, schema: type[BaseModel], prefix: str, path: str | Path | None, lines: dict[KeyPath, int], given: Overrides
-    ) -> None:
-        self._schema, self._prefix, self._path, self._lines, self._given = schema, prefix, path, lines, given
-        self._keys = known_keys(schema)
+    schema: type[BaseModel]
+    prefix: str
+    path: str | Path | None
+    lines: dict[KeyPath, int]
+    given: Overrides
+
+    def __post_init__(self) -> None:
+        self._keys = known_keys(self.schema)
 
     def describe(self, error: Any) -> str:
-        """One line for one of pydantic's errors."""
         key = self.key(error["loc"])
         name = ".".join(key)
         message = error["msg"].removeprefix("Value error, ")
         if overridden := self._overridden(key, message):
-            where = " ".join(f"--{self._prefix}{'.'.join(option)}" for option in overridden)
-        elif key in self._lines:
-            where = f"{self._path}:{self._lines[key]}: {name}"
+            where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
+        elif key in self.lines:
+            where = f"{self.path}:{self.lines[key]}: {name}"
         else:
-            where = f"{self._path}: {name}" if self._path else name
+            where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
-            known = [".".join(k) for k in self._keys] + list(self._schema.model_fields)
+            known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
             return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
             return f"{where}: is empty: leave it out or name settings below it"
@@ -184,7 +189,7 @@ class _Problems:
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
         """The options that an error concerns: of its setting, or those that a section's rule names."""
-        names = {option: ".".join(option[len(key) :]) for option in self._given if option[: len(key)] == key}
+        names = {option: ".".join(option[len(key) :]) for option in self.given if option[: len(key)] == key}
         return [option for option, name in names.items() if re.search(rf"\b{re.escape(name)}\b", message) or not name]
 
     def key(self, location: tuple[int | str, ...]) -> KeyPath:

@@ -68,18 +68,15 @@ def parse_sections(
     Raises:
         ConfigError: an argument is missing, unknown or wrong.
     """
-    members: list[Any] = [("own", _named(kind, ""))]
+    members: list[Any] = [("own", Annotated[kind, tyro.conf.arg(name="")])]
     for prefix, section in sections.items():
-        members.append((f"settings_{prefix}", _named(type(section), prefix), dataclass_field(default=section)))
+        annotation = Annotated[type(section), tyro.conf.arg(name=prefix)]
+        members.append((f"settings_{prefix}", annotation, dataclass_field(default=section)))
     command = make_dataclass("Command", members)
     registry = ConstructorRegistry()
     registry.struct_rule(_section_rule)
     parsed = parse(command, argv, tool, description, registry=registry, use_underscores=use_underscores)
     return parsed.own, {prefix: _flat(getattr(parsed, f"settings_{prefix}")) for prefix in sections}
-
-
-def _named(kind: Any, name: str) -> Any:
-    return Annotated[kind, tyro.conf.arg(name=name)]
 
 
 def _flat(given: dict[str, Any], prefix: KeyPath = ()) -> Overrides:
@@ -99,7 +96,7 @@ def _section_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             name=name,
             type=annotation if is_section(annotation := field.annotation) else _raw(annotation),
             default=getattr(info.default, name),
-            helptext=field.description or annotation.__doc__,
+            helptext=" ".join((field.description or annotation.__doc__ or "").split()),
         )
         for name, field in info.type.model_fields.items()
     ]

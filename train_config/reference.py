@@ -1,8 +1,9 @@
-"""docs/config.md: every setting with type, default and what it means, from the schemas."""
+"""docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
 
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,16 +14,17 @@ from train_config.schema import Config
 from train_config.section import is_section
 from train_config.tune_schema import TuneConfig
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+
 HEAD = """# Settings
 
 Made from `train_config/schema.py` by `make docs`; a test checks that it is up to date.
 
 A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
 the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
-clears an optional setting and empties a list. `python train_ray.py --config FILE --help` shows the same with the file's
+clears an optional setting and empties a list. `esmeray train --config FILE --help` shows the same with the file's
 values, `--dry-run` the resolved config and the plan.
 """
-
 
 TUNE_HEAD = """
 # Settings of a search
@@ -49,7 +51,7 @@ def _sections(model: type[BaseModel], prefix: str) -> list[str]:
 
 def _section(section: type[BaseModel], name: str) -> str:
     rows = [
-        f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |"
+        f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(' '.join((field.description or '').split()))} |"
         for key, field in section.model_fields.items()
         if not is_section(field.annotation)
     ]
@@ -77,3 +79,7 @@ def _default(field: FieldInfo) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(config_reference(), encoding="utf-8")

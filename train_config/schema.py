@@ -1,7 +1,7 @@
 """Every setting of Esmeray: one typed tree that checks the YAML file, the command line and what a checkpoint recorded.
 
-A function takes the section that it needs, never the whole tree. Every field's description names its unit; the
-command line's help and docs/config.md are generated from here.
+A function takes the section that it needs, never the whole tree. The text below a setting describes it and names its
+unit; the command line's help and docs/config.md are generated from it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ SPECIAL_TOKENS_PER_SEQUENCE = 2
 class RunSection(Section):
     """Which run this is and where its files go."""
 
-    name: FolderName = Field(
-        "esm2ae", description="Name of the run and of its folder. The same name continues the run."
-    )
-    storage_path: str = Field("runs", description="Folder that holds the runs; on a cluster, one that every node sees.")
-    resume: Literal["must", "allow", "never"] = Field(
-        "allow",
-        description=(
-            "must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists."
-        ),
-    )
-    seed: NonNegativeInt = Field(0, description="Seed of weights, shuffling, cropping and masking.")
+    name: FolderName = "esm2ae"
+    """Name of the run and of its folder. The same name continues the run."""
+    storage_path: str = "runs"
+    """Folder that holds the runs; on a cluster, one that every node sees."""
+    resume: Literal["must", "allow", "never"] = "allow"
+    """must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists."""
+    seed: NonNegativeInt = 0
+    """Seed of weights, shuffling, cropping and masking."""
 
     @field_validator("storage_path")
     @classmethod
@@ -55,77 +52,50 @@ class SampleSection(Section):
     """The embedded sample, made by the project's own code when data.source is 'sample': protein families; for the
     classifier proteins of six locations in the cell or, where model.tokenizer.content is text, customers' messages."""
 
-    records: Annotated[int, Field(gt=0, le=10_000_000)] = Field(2000, description="Records to make.")
-    families: PositiveInt = Field(50, description="Families that sequences descend from.")
-    seed: NonNegativeInt = Field(0, description="Seed of the sample.")
+    records: Annotated[int, Field(gt=0, le=10_000_000)] = 2000
+    """Records to make."""
+    families: PositiveInt = 50
+    """Families that sequences descend from."""
+    seed: NonNegativeInt = 0
+    """Seed of the sample."""
 
 
 class IngestSection(Section):
     """What happens to records of a FASTA file that are not plain protein sequences."""
 
-    duplicate_ids: Literal["error", "first", "rename"] = Field(
-        "error", description="error: refuse; first: keep the first, count the others; rename: append .2, .3 ..."
-    )
-    bad_characters: Literal["error", "to_x", "skip"] = Field(
-        "error",
-        description=(
-            "Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. Each is "
-            "counted."
-        ),
-    )
-    empty_sequences: Literal["error", "skip"] = Field(
-        "error", description="Headers without a sequence. error: refuse; skip: drop the record, counted."
-    )
-    nucleotides: Literal["warn", "error"] = Field(
-        "warn",
-        description=(
-            "Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: "
-            "refuse. A few short peptides alone are never counted."
-        ),
-    )
+    duplicate_ids: Literal["error", "first", "rename"] = "error"
+    """error: refuse; first: keep the first, count the others; rename: append .2, .3 ..."""
+    bad_characters: Literal["error", "to_x", "skip"] = "error"
+    """Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. Each is counted."""
+    empty_sequences: Literal["error", "skip"] = "error"
+    """Headers without a sequence. error: refuse; skip: drop the record, counted."""
+    nucleotides: Literal["warn", "error"] = "warn"
+    """Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: refuse. A
+    few short peptides alone are never counted."""
 
 
 class DataSection(Section):
     """From files to packed batches."""
 
-    source: list[str] = Field(
-        ["sample"],
-        min_length=1,
-        description=(
-            "FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet; folders or "
-            "globs; or 'sample' for the embedded default."
-        ),
-    )
-    store: str | None = Field(
-        None, description="Folder of the LMDB store. Default: made from the source, in the storage path."
-    )
-    stage_dir: str | None = Field(
-        None,
-        description=(
-            "Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."
-        ),
-    )
-    max_length: Tokens = Field(
-        1022,
-        description=(
-            "Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in "
-            "validation, and counted; for the classifier data.crop says how."
-        ),
-    )
-    crop: Literal["random", "start", "ends"] = Field(
-        "random",
-        description=(
-            "What the classifier takes of longer sequences. random: a window, in validation the start; start; ends: "
-            "half from the start and half from the end, for what a protein's ends tell, such as its location."
-        ),
-    )
-    validation_share: Share = Field(
-        0.05, description="Share of distinct sequences held out, chosen by a hash of the sequence."
-    )
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
-        1, description="Loader processes per training worker; 0 loads in the worker itself."
-    )
-    prefetch: Channels = Field(4, description="Batches that each loader process prepares ahead.")
+    source: list[str] = Field(["sample"], min_length=1)
+    """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet; folders or globs; or
+    'sample' for the embedded default."""
+    store: str | None = None
+    """Folder of the LMDB store. Default: made from the source, in the storage path."""
+    stage_dir: str | None = None
+    """Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."""
+    max_length: Tokens = 1022
+    """Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in validation,
+    and counted; for the classifier data.crop says how."""
+    crop: Literal["random", "start", "ends"] = "random"
+    """What the classifier takes of longer sequences. random: a window, in validation the start; start; ends: half from
+    the start and half from the end, for what a protein's ends tell, such as its location."""
+    validation_share: Share = 0.05
+    """Share of distinct sequences held out, chosen by a hash of the sequence."""
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Loader processes per training worker; 0 loads in the worker itself."""
+    prefetch: Channels = 4
+    """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: LabelsSection = LabelsSection()
     sample: SampleSection = SampleSection()
@@ -134,24 +104,16 @@ class DataSection(Section):
 class BatchSection(Section):
     """How many tokens, and at most how many sequences, go into a step. Special tokens are counted."""
 
-    tokens: Tokens = Field(8192, description="Token budget of one packed batch, which one worker takes at once.")
-    global_tokens: Annotated[int, Field(gt=0, le=2**30)] = Field(
-        32768,
-        description=(
-            "Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients "
-            "accumulate to it, whatever the number of workers."
-        ),
-    )
-    batch_size: Tokens | None = Field(
-        None,
-        description=(
-            "Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory "
-            "grows with sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."
-        ),
-    )
-    packing_window: PositiveInt = Field(
-        2048, description="Sequences that packing looks at together. Larger fills better, smaller shuffles better."
-    )
+    tokens: Tokens = 8192
+    """Token budget of one packed batch, which one worker takes at once."""
+    global_tokens: Annotated[int, Field(gt=0, le=2**30)] = 32768
+    """Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it,
+    whatever the number of workers."""
+    batch_size: Tokens | None = None
+    """Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory grows with
+    sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."""
+    packing_window: PositiveInt = 2048
+    """Sequences that packing looks at together. Larger fills better, smaller shuffles better."""
 
     @model_validator(mode="after")
     def _whole_batches_per_step(self) -> BatchSection:
@@ -172,56 +134,40 @@ class BatchSection(Section):
 class BackboneSection(Section):
     """What gives a feature vector for each token: ESM-2, ESM C or another encoder or decoder of transformers."""
 
-    source: str = Field(
-        "esm2_t6_8M",
-        description=(
-            "Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, "
-            "esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with "
-            "random weights of the size given by layers, hidden_size and heads."
-        ),
-    )
-    layers: Channels | None = Field(None, description="Layers, in place of the size's own (random weights only).")
-    hidden_size: Channels | None = Field(
-        None, description="Channels, in place of the size's own (random weights only)."
-    )
-    heads: Channels | None = Field(
-        None, description="Attention heads, in place of the size's own (random weights only)."
-    )
-    frozen: bool = Field(False, description="Train only what comes after the backbone.")
-    padded: bool = Field(
-        False,
-        description=(
-            "Give the network padded batches, for architectures that packed attention does not know. T5 always gets "
-            "them: its relative positions are a bias of the scores."
-        ),
-    )
-    cache_features: bool = Field(
-        True,
-        description=(
-            "Compute the features of a frozen backbone once, keep them on disk and train the classifier's head from "
-            "them. Longer sequences must then be cropped at the start or ends, as data.crop says."
-        ),
-    )
+    source: str = "esm2_t6_8M"
+    """Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
+    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with random weights
+    of the size given by layers, hidden_size and heads."""
+    layers: Channels | None = None
+    """Layers, in place of the size's own (random weights only)."""
+    hidden_size: Channels | None = None
+    """Channels, in place of the size's own (random weights only)."""
+    heads: Channels | None = None
+    """Attention heads, in place of the size's own (random weights only)."""
+    frozen: bool = False
+    """Train only what comes after the backbone."""
+    padded: bool = False
+    """Give the network padded batches, for architectures that packed attention does not know. T5 always gets them: its
+    relative positions are a bias of the scores."""
+    cache_features: bool = True
+    """Compute the features of a frozen backbone once, keep them on disk and train the classifier's head from them.
+    Longer sequences must then be cropped at the start or ends, as data.crop says."""
     lora: LoraSection = LoraSection()
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0,
-        description="Each layer learns at this share of the rate of the one after it; 1 is the same rate for all.",
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass: less memory, about a third more time."
-    )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Each layer learns at this share of the rate of the one after it; 1 is the same rate for all."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
 
 
 class MaskedLMSection(Section):
     """Masked language modelling (Devlin et al. 2019; the shares are those of ESM-2, Lin et al. 2023)."""
 
-    mask_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="Share of residues to predict.")
-    mask_token_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.8, description="Of these, share replaced by <mask>."
-    )
-    random_token_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Of these, share replaced by a random residue; the rest stay."
-    )
+    mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of residues to predict."""
+    mask_token_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Of these, share replaced by <mask>."""
+    random_token_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of these, share replaced by a random residue; the rest stay."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLMSection:
@@ -233,28 +179,16 @@ class MaskedLMSection(Section):
 class AutoencoderSection(Section):
     """The ESM-2 autoencoder: features of each residue to a latent and back."""
 
-    hidden_sizes: list[Channels] = Field(
-        [768, 512, 256, 128],
-        min_length=1,
-        description=(
-            "Channels after each bias-free layer of the encoder; the last is the latent. The decoder mirrors them."
-        ),
-    )
-    feature_loss_weight: NonNegativeFloat = Field(
-        1.0, description="Weight of the mean squared error of the normalised features."
-    )
-    cosine_loss_weight: NonNegativeFloat = Field(
-        0.0, description="Weight of 1 - cosine between normalised features and their reconstruction."
-    )
-    residue_loss_weight: NonNegativeFloat = Field(
-        1.0, description="Weight of the cross entropy of the residues decoded from the latent."
-    )
-    normalization_tokens: PositiveInt = Field(
-        65536,
-        description=(
-            "Tokens from which the per-channel mean and scale of the features are measured before the first step."
-        ),
-    )
+    hidden_sizes: list[Channels] = Field([768, 512, 256, 128], min_length=1)
+    """Channels after each bias-free layer of the encoder; the last is the latent. The decoder mirrors them."""
+    feature_loss_weight: NonNegativeFloat = 1.0
+    """Weight of the mean squared error of the normalised features."""
+    cosine_loss_weight: NonNegativeFloat = 0.0
+    """Weight of 1 - cosine between normalised features and their reconstruction."""
+    residue_loss_weight: NonNegativeFloat = 1.0
+    """Weight of the cross entropy of the residues decoded from the latent."""
+    normalization_tokens: PositiveInt = 65536
+    """Tokens from which the per-channel mean and scale of the features are measured before the first step."""
 
     @model_validator(mode="after")
     def _some_loss(self) -> AutoencoderSection:
@@ -266,13 +200,9 @@ class AutoencoderSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    task: Literal["autoencoder", "masked_lm", "classifier"] = Field(
-        "autoencoder",
-        description=(
-            "autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: "
-            "predict the labels of data.labels."
-        ),
-    )
+    task: Literal["autoencoder", "masked_lm", "classifier"] = "autoencoder"
+    """autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: predict
+    the labels of data.labels."""
     backbone: BackboneSection = BackboneSection()
     tokenizer: TokenizerSection = TokenizerSection()
     classifier: ClassifierSection = ClassifierSection()
@@ -283,63 +213,50 @@ class ModelSection(Section):
 class TrainingSection(Section):
     """The optimisation."""
 
-    epochs: PositiveInt = Field(1, description="Passes over the training sequences.")
-    max_steps: PositiveInt | None = Field(None, description="Optimizer steps after which to stop, in place of epochs.")
-    learning_rate: PositiveFloat = Field(4e-4, description="Peak learning rate of AdamW.")
-    min_learning_rate_share: Share = Field(0.1, description="Share of the peak that the cosine decays to.")
-    warmup_steps: NonNegativeInt | None = Field(
-        None, description="Steps of linear warm-up, fewer than those of the run. Default: a tenth of these."
-    )
-    betas: tuple[Share, Share] = Field((0.9, 0.98), description="AdamW's decay rates of the first and second moment.")
-    eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon.")
-    weight_decay: NonNegativeFloat = Field(
-        0.01, description="AdamW's decoupled weight decay; biases and norms are left out."
-    )
-    gradient_clipping: NonNegativeFloat = Field(
-        1.0, description="Largest global gradient norm; 0 leaves gradients as they are."
-    )
-    amp_dtype: Literal["bf16", "fp16", "none"] = Field(
-        "bf16",
-        description=(
-            "Precision of the forward and backward pass; fp16 scales the loss; none is fp32. Optimizer state is "
-            "fp32 in each. On a processor without instructions for bf16, and without a GPU, none is the default: bf16 "
-            "is thirty times slower there."
-        ),
-    )
-    tf32: bool = Field(True, description="Use TF32 for what remains fp32 on CUDA.")
-    cudnn_benchmark: bool = Field(
-        False,
-        description=(
-            "Let cuDNN time its kernels on each new shape and keep the fastest. For convolutions whose shapes repeat; "
-            "packed batches rarely have the same twice."
-        ),
-    )
-    compile: bool = Field(False, description="torch.compile the model. Pays on CUDA for long runs.")
-    deterministic: bool = Field(False, description="Refuse CUDA kernels whose result depends on timing.")
-    evaluate_every_steps: PositiveInt = Field(
-        200,
-        description="Steps between evaluations on the held-out sequences; more come before the first and after last.",
-    )
-    evaluation_batches: PositiveInt = Field(
-        32, description="Packed batches, over all workers, that an evaluation looks at."
-    )
-    max_nonfinite_steps: PositiveInt = Field(
-        5,
-        description=(
-            "Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."
-        ),
-    )
-    log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
-    gpu_log_interval: NonNegativeFloat = Field(
-        5.0, description="Seconds between samples of GPUs, host and worker, in the run's monitoring folder; 0 for none."
-    )
-    cpu_memory_limit_mib: PositiveFloat | None = Field(
-        None,
-        description=(
-            "Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it memory "
-            "counts as run out."
-        ),
-    )
+    epochs: PositiveInt = 1
+    """Passes over the training sequences."""
+    max_steps: PositiveInt | None = None
+    """Optimizer steps after which to stop, in place of epochs."""
+    learning_rate: PositiveFloat = 4e-4
+    """Peak learning rate of AdamW."""
+    min_learning_rate_share: Share = 0.1
+    """Share of the peak that the cosine decays to."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of linear warm-up, fewer than those of the run. Default: a tenth of these."""
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    """AdamW's decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW's decoupled weight decay; biases and norms are left out."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 leaves gradients as they are."""
+    amp_dtype: Literal["bf16", "fp16", "none"] = "bf16"
+    """Precision of the forward and backward pass; fp16 scales the loss; none is fp32. Optimizer state is fp32 in each.
+    On a processor without instructions for bf16, and without a GPU, none is the default: bf16 is thirty times slower
+    there."""
+    tf32: bool = True
+    """Use TF32 for what remains fp32 on CUDA."""
+    cudnn_benchmark: bool = False
+    """Let cuDNN time its kernels on each new shape and keep the fastest. For convolutions whose shapes repeat; packed
+    batches rarely have the same twice."""
+    compile: bool = False
+    """torch.compile the model. Pays on CUDA for long runs."""
+    deterministic: bool = False
+    """Refuse CUDA kernels whose result depends on timing."""
+    evaluate_every_steps: PositiveInt = 200
+    """Steps between evaluations on the held-out sequences; more come before the first and after last."""
+    evaluation_batches: PositiveInt = 32
+    """Packed batches, over all workers, that an evaluation looks at."""
+    max_nonfinite_steps: PositiveInt = 5
+    """Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."""
+    log_every_steps: PositiveInt = 1
+    """Steps between lines of metrics.jsonl."""
+    gpu_log_interval: NonNegativeFloat = 5.0
+    """Seconds between samples of GPUs, host and worker, in the run's monitoring folder; 0 for none."""
+    cpu_memory_limit_mib: PositiveFloat | None = None
+    """Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it memory counts
+    as run out."""
     memory_guard: MemoryGuardSection = MemoryGuardSection()
 
     @model_validator(mode="after")
@@ -354,72 +271,62 @@ class TrainingSection(Section):
 class DeepSpeedSection(Section):
     """DeepSpeed ZeRO."""
 
-    config: str = Field(
-        "train_config/zero2.yaml",
-        description=(
-            "DeepSpeed's own settings as YAML. What Esmeray sets (batch sizes, precision, optimizer, clipping) "
-            "may not stand there."
-        ),
-    )
-    stage: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        None, description="ZeRO stage 0 to 3, in place of the file's."
-    )
-    offload_optimizer: bool = Field(False, description="Keep the optimizer state in host memory (stages 1 to 3).")
+    config: str = "train_config/zero2.yaml"
+    """DeepSpeed's own settings as YAML. What Esmeray sets (batch sizes, precision, optimizer, clipping) may not stand
+    there."""
+    stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """ZeRO stage 0 to 3, in place of the file's."""
+    offload_optimizer: bool = False
+    """Keep the optimizer state in host memory (stages 1 to 3)."""
 
 
 class CheckpointSection(Section):
     """What is kept of a run, to go on from."""
 
-    every_steps: PositiveInt = Field(200, description="Steps between checkpoints; one more comes at the end.")
-    keep_last: PositiveInt = Field(2, description="Newest checkpoints to keep.")
-    keep_best: NonNegativeInt = Field(1, description="Checkpoints with the best validation loss to keep as well.")
-    asynchronous: bool = Field(True, description="Write and hash checkpoints in the background while steps go on.")
+    every_steps: PositiveInt = 200
+    """Steps between checkpoints; one more comes at the end."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints to keep."""
+    keep_best: NonNegativeInt = 1
+    """Checkpoints with the best validation loss to keep as well."""
+    asynchronous: bool = True
+    """Write and hash checkpoints in the background while steps go on."""
 
 
 class RaySection(Section):
     """The cluster."""
 
-    address: str | None = Field(
-        None,
-        description=(
-            "Ray cluster, as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: the "
-            "cluster at hand (RAY_ADDRESS or a running one), else a local one."
-        ),
-    )
-    num_workers: PositiveInt | Literal["auto"] = Field(
-        "auto",
-        description=(
-            "Training workers, one a device. auto: one for each GPU; without GPUs two, or one on a single core."
-        ),
-    )
-    cpus_per_worker: PositiveInt | Literal["auto"] = Field(
-        "auto",
-        description="CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's.",
-    )
-    max_failures: NonNegativeInt = Field(3, description="Times that workers lost to a fault of a machine are replaced.")
-    dashboard_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8265, description="Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken."
-    )
+    address: str | None = None
+    """Ray cluster, as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: the cluster at
+    hand (RAY_ADDRESS or a running one), else a local one."""
+    num_workers: PositiveInt | Literal["auto"] = "auto"
+    """Training workers, one a device. auto: one for each GPU; without GPUs two, or one on a single core."""
+    cpus_per_worker: PositiveInt | Literal["auto"] = "auto"
+    """CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's."""
+    max_failures: NonNegativeInt = 3
+    """Times that workers lost to a fault of a machine are replaced."""
+    dashboard_port: Annotated[int, Field(ge=0, le=65535)] = 8265
+    """Port of Ray's dashboard on 127.0.0.1, for a local cluster; the next free one if taken."""
 
 
 class WandbSection(Section):
     """Weights & Biases. It can neither stop nor slow a run."""
 
-    mode: Literal["offline", "online", "disabled"] = Field(
-        "offline",
-        description=(
-            "offline: to a file, for 'wandb sync'; online: to the server (what it does not take can be uploaded from "
-            "the run's folder later); disabled."
-        ),
-    )
-    project: str = Field("esmeray", description="Project.")
-    entity: str | None = Field(None, description="User or team; default: that of the API key.")
-    group: str | None = Field(None, description="Group of runs.")
-    runs: Literal["one", "per_worker"] = Field(
-        "one", description="one: a W&B run holds every worker's metrics; per_worker: each has its own, in one group."
-    )
-    init_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for the server at the start.")
-    finish_timeout_s: PositiveFloat = Field(10.0, description="Seconds to wait for uploads at the end.")
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    """offline: to a file, for 'wandb sync'; online: to the server (what it does not take can be uploaded from the run's
+    folder later); disabled."""
+    project: str = "esmeray"
+    """Project."""
+    entity: str | None = None
+    """User or team; default: that of the API key."""
+    group: str | None = None
+    """Group of runs."""
+    runs: Literal["one", "per_worker"] = "one"
+    """one: a W&B run holds every worker's metrics; per_worker: each has its own, in one group."""
+    init_timeout_s: PositiveFloat = 10.0
+    """Seconds to wait for the server at the start."""
+    finish_timeout_s: PositiveFloat = 10.0
+    """Seconds to wait for uploads at the end."""
 
 
 class Config(Section):

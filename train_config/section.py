@@ -40,9 +40,10 @@ FolderName = Annotated[str, AfterValidator(_is_folder_name)]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are fixed once checked."""
+    """Base of every section: unknown keys are refused, values are fixed once checked, and the text below a setting is
+    its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -270,7 +270,7 @@ class _MeasuringActor:
 
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
-        from training.engine.engine import prepare_deepspeed
+        from training.engine.deepspeed_setup import prepare_deepspeed
         from training.tasks.residues.experiment import ResidueExperiment
 
         assert callable(prepare_deepspeed) and callable(ResidueExperiment)
@@ -284,7 +284,7 @@ class _MeasuringActor:
 
     def join(self, address: tuple[str, int], local_rank: int) -> None:
         """Become part of the process group."""
-        from training.engine.engine import prepare_deepspeed
+        from training.engine.deepspeed_setup import prepare_deepspeed
 
         store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
         # Ray shows an actor its own GPU alone, as the first one.

@@ -96,7 +96,6 @@ def measure_on_worker(
         if config.training.compile:
             torch.compiler.reset()
         meter.free()
-        meter.close()
     return Measurement(**{**vars(result), "seconds": time.perf_counter() - began})
 
 
@@ -192,7 +191,8 @@ class TrainingWork:
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         sums = self._stepper.forward_backward(step, global_targets)
-        result = self._stepper.update(learning_rate(self._steps, self._total_steps, self._settings))
+        with self.clock.phase("optimizer"):
+            result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
         # The loop adds up the metrics in steps that it logs: a part of the time that training takes.
         logged = result.skipped or self.clock.log_due(self._steps)
         totals = sums.over_workers(self._control) if logged else {}

@@ -37,7 +37,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import DataError
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.source_file import SourceFile
-from dataset.store.lmdb_index import OVERFLOW_PAGE, PAGE_HEADER
 from train_config.schema import IngestSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
@@ -66,6 +65,11 @@ _MAGIC = b"ESMR"
 _HEADER = struct.Struct("<4sHHQQQII")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = HEADER_BYTES - 4
+
+# LMDB 0.9's MDB_page on a 64-bit machine: page number, padding, flags, and how many pages a large value takes.
+_PAGE_HEADER = struct.Struct("<QHHI")
+_OVERFLOW_PAGE = 0x04
+"""Flag of the first page of a value too large for a leaf."""
 
 
 class Kind(IntEnum):
@@ -251,8 +255,8 @@ def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
         page = 0
         while page < num_pages:
             file.seek(page * page_bytes)
-            _, _, flags, overflow_pages = PAGE_HEADER.unpack(file.read(PAGE_HEADER.size))
-            if flags & OVERFLOW_PAGE:
+            _, _, flags, overflow_pages = _PAGE_HEADER.unpack(file.read(_PAGE_HEADER.size))
+            if flags & _OVERFLOW_PAGE:
                 page += max(overflow_pages, 1)
             else:
                 pages.append(page)

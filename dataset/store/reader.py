@@ -1,32 +1,28 @@
 """A store opened for reading: residues, ids, lengths and hashes of its records, without copying them.
 
-In: a folder that :mod:`dataset.store.conversion` made. Out: read-only NumPy views of the memory-mapped file. What the
-files hold is described in :mod:`dataset.store.format`.
+In: a folder that :mod:`dataset.store.conversion` made. Out: read-only views of the file that LMDB maps. What the files
+hold is described in :mod:`dataset.store.format`.
 
-Nothing is mapped before the file's size, its meta pages and its B-tree have been checked: a truncated file would end
+LMDB opens nothing before the file's size, its meta pages and its B-tree have been checked: a truncated file would end
 the process by a signal. Each block's CRC-32 is checked when a process first reads it.
 
-The map is our own, and :mod:`dataset.store.lmdb_index` says where the values lie in it. py-lmdb would read all of them
-to say so; its views die with its environment without notice, and py-lmdb 3.0 refuses, in a forked child, to open a file
-that the parent had open. A map of Python's lives as long as its last view. It is opened when first needed, shared by
-the stores of one file, and never carried over to another process by a fork or a pickle.
+A process opens a file when it first needs it, once for all stores of that file, and for the rest of its life: a view
+of a value is valid for as long as the environment is open. Neither a pickle nor a fork carries an environment over.
 
 Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import struct
 import threading
-import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +30,7 @@ from common.errors import DataError
 from common.publishing import file_xxh128
 from dataset.store.format import (
     DATA_FILE,
-    HEADER_BYTES,
+    LMDB_MAJOR,
     TEXT_ALPHABET,
     Frame,
     Kind,
@@ -44,7 +40,6 @@ from dataset.store.format import (
     read_manifest,
     unframe,
 )
-from dataset.store.lmdb_index import find_values
 
 _REMEDY = "convert the FASTA again, or copy the store again"
 
@@ -52,7 +47,8 @@ _REMEDY = "convert the FASTA again, or copy the store again"
 class Store:
     """Read access to a store.
 
-    A Store may be pickled and may cross a fork: only its path and manifest do, and each process opens the file itself.
+    A Store may be pickled: only its path and manifest are, and each process opens the file itself. It may cross a fork
+    as long as the file was not opened before.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
@@ -103,7 +99,7 @@ class Store:
         """
         block, place = self._file.find(index)
         start, end = block.residue_offsets[place : place + 2]
-        return block.residues[start:end]
+        return np.frombuffer(block.residues[start:end], dtype=np.uint8)
 
     def text(self, index: int) -> str:
         """The residues or the text of one record as a string.
@@ -117,12 +113,12 @@ class Store:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        """A part of each of N records, as read-only views of the mapped file: no NumPy call for each record.
+        """A part of each of N records, as read-only views of the mapped file.
 
         Args:
             records_N: (N,) indices of records.
             starts_N: (N,) residues of each record to leave out at its start.
-            lengths_N: (N,) residues to take; where a record has fewer, what follows it in the file comes too.
+            lengths_N: (N,) residues to take, no more than the record has left.
 
         Raises:
             IndexError: no such record.
@@ -139,7 +135,7 @@ class Store:
         """
         block, place = self._file.find(index)
         start, end = block.id_offsets[place : place + 2]
-        return block.ids[start:end].tobytes().decode("utf-8")
+        return bytes(block.ids[start:end]).decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
         """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks.
@@ -188,38 +184,37 @@ class _Block(NamedTuple):
 
     Attributes:
         residue_offsets, id_offsets: (n+1,) uint32.
-        residues, ids: uint8, end to end.
+        residues, ids: bytes of all records, end to end.
     """
 
-    residue_offsets: np.ndarray
-    id_offsets: np.ndarray
-    residues: np.ndarray
-    ids: np.ndarray
+    residue_offsets: memoryview
+    id_offsets: memoryview
+    residues: memoryview
+    ids: memoryview
 
 
 class _OpenFile:
-    """One data.mdb mapped into this process."""
+    """One data.mdb that LMDB has mapped into this process."""
 
     def __init__(self, path: Path, manifest: StoreManifest) -> None:
         self.pid = os.getpid()
-        self._path = path
-        self._manifest = manifest
-        self._blocks: dict[int, _Block] = {}
-        self._map = _map_file(path, manifest)
-        self._bytes = memoryview(self._map)
+        self._path, self._manifest = path, manifest
+        size = (path / DATA_FILE).stat().st_size
+        if size != manifest.data_bytes:
+            raise DataError(f"{path / DATA_FILE}: {size:,} bytes: it changed since it was checked; {_REMEDY}")
         try:
-            self._extents = find_values(self._bytes, manifest.page_bytes, manifest.index_pages)
-        except (struct.error, ValueError) as error:
+            # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
+            environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=LMDB_MAJOR)
+            self._transaction = environment.begin(buffers=True)
+        except lmdb.Error as error:
             raise self._damaged(str(error)) from error
+        self._reading = threading.Lock()  # a transaction serves one thread at a time
+        self._blocks: dict[int, _Block] = {}
         self.lengths = self._array(Kind.LENGTHS, "<u4", manifest.num_records)
-        starts_B = self._array(Kind.STARTS, "<u8", manifest.num_blocks).astype(np.int64)
-        self._starts: list[int] = starts_B.tolist()
-        self._starts_B = starts_B
-        # Of each block that was read, where in the file its residues start, and where the offset of record 0 would be.
-        self._residues_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
-        self._offsets_at_B = np.zeros(manifest.num_blocks, dtype=np.int64)
-        # The number that starts at any byte: offsets lie wherever LMDB has put their block.
-        self._numbers = np.ndarray((manifest.data_bytes - 3,), dtype="<u4", buffer=self._bytes, strides=(1,))
+        self._starts_B = self._array(Kind.STARTS, "<u8", manifest.num_blocks).astype(np.int64)
+        self._starts: list[int] = self._starts_B.tolist()
+        # (N,) where in its block each record's residues begin, once the block was read.
+        self._begins = np.zeros(manifest.num_records, dtype=np.uint32)
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -243,30 +238,28 @@ class _OpenFile:
         if len(self._blocks) < len(self._starts):
             for number in set(blocks_N.tolist()):
                 self._block(number)
-        begins_N = self._numbers[self._offsets_at_B[blocks_N] + 4 * records_N] + self._residues_at_B[blocks_N]
-        begins_N += starts_N
-        views, whole = zip(begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True), self._bytes
-        return [whole[begin:end] for begin, end in views]
+        begins_N = self._begins[records_N] + starts_N
+        parts = zip(blocks_N.tolist(), begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True)
+        blocks = self._blocks
+        return [blocks[number].residues[begin:end] for number, begin, end in parts]
+
+    def residue_blocks(self) -> Iterator[np.ndarray]:
+        for number in range(len(self._starts)):
+            yield np.frombuffer(self._block(number).residues, dtype=np.uint8)
+
+    def verify_blocks(self) -> None:
+        for number in range(len(self._starts)):
+            self._read_block(number)
 
     def _block(self, number: int) -> _Block:
         """A block that was checked, now or before."""
         block = self._blocks.get(number)
         if block is None:  # two threads may both read it; they find the same
             block = self._read_block(number)
-            payload_at = self._extents[key_bytes(number)][0] + HEADER_BYTES
-            self._offsets_at_B[number] = payload_at - 4 * self._starts[number]
-            self._residues_at_B[number] = payload_at + 8 * len(block.residue_offsets)
-            self._blocks[number] = block  # last, for what is found here is taken to be complete
+            first = self._starts[number]
+            self._begins[first : first + len(block.residue_offsets) - 1] = block.residue_offsets[:-1]
+            self._blocks[number] = block
         return block
-
-    def residue_blocks(self) -> Iterator[np.ndarray]:
-        for start in self._starts:
-            block, _ = self.find(start)
-            yield block.residues
-
-    def verify_blocks(self) -> None:
-        for number in range(len(self._starts)):
-            self._read_block(number)
 
     def _read_block(self, number: int) -> _Block:
         found = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
@@ -274,13 +267,14 @@ class _OpenFile:
         if found.first != self._starts[number] or found.num_items != ends[0] - found.first:
             raise self._damaged(f"block {number} holds other records than its place says")
         offsets_bytes = 4 * (found.num_items + 1)
-        residue_offsets = np.frombuffer(found.payload, dtype="<u4", count=found.num_items + 1)
-        id_offsets = np.frombuffer(found.payload, dtype="<u4", count=found.num_items + 1, offset=offsets_bytes)
-        text = np.frombuffer(found.payload, dtype=np.uint8, offset=2 * offsets_bytes)
-        num_residues, num_id_bytes = int(residue_offsets[-1]), int(id_offsets[-1])
+        residue_offsets = found.payload[:offsets_bytes].cast("I")
+        id_offsets = found.payload[offsets_bytes : 2 * offsets_bytes].cast("I")
+        text = found.payload[2 * offsets_bytes :]
+        num_residues, num_id_bytes = residue_offsets[-1], id_offsets[-1]
         if len(text) != num_residues + num_id_bytes:
             raise self._damaged(f"block {number} is not as long as its offsets say")
-        if not np.array_equal(np.diff(residue_offsets), self.lengths[found.first : found.first + found.num_items]):
+        lengths_n = self.lengths[found.first : found.first + found.num_items]
+        if not np.array_equal(np.diff(np.frombuffer(residue_offsets, dtype="<u4")), lengths_n):
             raise self._damaged(f"block {number} disagrees with the lengths of its records")
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
@@ -296,14 +290,12 @@ class _OpenFile:
         return aligned
 
     def _value(self, key: bytes, kind: Kind, name: str) -> Frame:
-        if key not in self._extents:
+        with self._reading:
+            value = self._transaction.get(key)
+        if value is None:
             raise self._damaged(f"{name} is missing")
-        offset, num_bytes = self._extents[key]
-        page_start = offset - offset % mmap.PAGESIZE
-        # The map is advised not to read ahead, since records are read in random order; a block is read as a whole.
-        self._map.madvise(mmap.MADV_WILLNEED, page_start, offset - page_start + num_bytes)
         try:
-            return unframe(self._bytes[offset : offset + num_bytes], kind)
+            return unframe(value, kind)
         except ValueError as error:
             raise self._damaged(f"{name}: {error}") from error
 
@@ -311,29 +303,23 @@ class _OpenFile:
         return DataError(f"{self._path / DATA_FILE}: damaged: {problem}; {_REMEDY}")
 
 
-def _map_file(path: Path, manifest: StoreManifest) -> mmap.mmap:
-    with (path / DATA_FILE).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != manifest.data_bytes:
-            raise DataError(f"{path / DATA_FILE}: {size:,} bytes: it changed since it was checked; {_REMEDY}")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    mapped.madvise(mmap.MADV_RANDOM)
-    return mapped
-
-
-# By process, device and inode, for as long as some store uses it. A store that was replaced is another file.
-_OPEN_FILES: weakref.WeakValueDictionary[tuple[int, int, int], _OpenFile] = weakref.WeakValueDictionary()
+# By device and inode: a store that was replaced is another file. LMDB opens a file once a process.
+_OPEN_FILES: dict[tuple[int, int], _OpenFile] = {}
 _OPENING = threading.Lock()
 
 
 def _open(path: Path, manifest: StoreManifest) -> _OpenFile:
     try:
         status = (path / DATA_FILE).stat()
-        key = (os.getpid(), status.st_dev, status.st_ino)
+        key = (status.st_dev, status.st_ino)
         with _OPENING:
-            opened = _OPEN_FILES.get(key)
-            if opened is None:
-                opened = _OPEN_FILES[key] = _OpenFile(path, manifest)
-            return opened
+            if key not in _OPEN_FILES:
+                _OPEN_FILES[key] = _OpenFile(path, manifest)
+            opened = _OPEN_FILES[key]
     except OSError as error:
         raise DataError(f"{path / DATA_FILE}: can't be read: {error.strerror}; {_REMEDY}") from error
+    if opened.pid != os.getpid():
+        raise RuntimeError(
+            f"{path}: opened before this process was forked: open it after the fork, or spawn the process"
+        )
+    return opened

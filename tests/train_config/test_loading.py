@@ -218,10 +218,10 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for path in SHIPPED.glob("*.yaml"):
         if path.name not in ("zero2.yaml", SEARCH.name):
-            load_config(f"train_config/{path.name}")
+            assert load_config(f"train_config/{path.name}") == load_config(path.stem)
     assert load_tune_config(f"train_config/{SEARCH.name}") == TuneConfig()
-    with pytest.raises(ConfigError, match=r"absent\.yaml: can't be read .*train_config has examples"):
-        load_config("train_config/absent.yaml")
+    with pytest.raises(ConfigError, match=r"esm2a\.yaml: can't be read .*\(did you mean esm2ae\?\); .*train_config"):
+        load_config("train_config/esm2a.yaml")
 
 
 def test_every_setting_says_what_it_is_in_the_page():

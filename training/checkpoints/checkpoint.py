@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what exists, what holds, what is kept.
+"""Checkpoints on disk: those that exist, are intact, are kept.
 
     checkpoints/
         step-00000015/           complete: its name was given last, by rename
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +37,7 @@ FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
 LATEST = "latest"
+PACKAGES = ("torch", "ray", "deepspeed", "transformers", "lmdb", "numpy")
 _NAME = re.compile(r"step-\d{8,}")
 
 
@@ -48,7 +51,7 @@ class FileEntry(BaseModel):
 
 
 class Position(BaseModel):
-    """Where training stands: what the next step will be."""
+    """Progress of training: the next step."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     step: int = 0
@@ -60,7 +63,7 @@ class Position(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint holds. Written last; its own digest guards it against damage."""
+    """Contents of a checkpoint. Written last; its own digest guards it against damage."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format_version: Literal[2] = FORMAT_VERSION
@@ -86,7 +89,7 @@ class Manifest(BaseModel):
 
     @property
     def is_intact(self) -> bool:
-        """Whether the digest matches what was read."""
+        """True where the digest matches the content."""
         return self.digest == self._digest()
 
 
@@ -113,9 +116,9 @@ class CheckpointFolder:
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.path}: no {MANIFEST}") from error
         except ValidationError as error:
-            if version := _other_version(path):
+            if found := _other_version(path):
                 raise CheckpointError(
-                    f"{path}: format version {version}, this program reads {FORMAT_VERSION}: resume with the version "
+                    f"{path}: format version {found}, this program reads {FORMAT_VERSION}: resume with the version "
                     "of Esmeray that wrote it, or start anew under another run.name"
                 ) from error
             raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from error
@@ -223,35 +226,38 @@ class CheckpointStore:
         for folder in newer:
             folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))
 
+    def best(self) -> CheckpointFolder | None:
+        """The complete checkpoint of lowest validation cost; the newest where none was validated."""
+        return next(iter([*self._ranked(), *self.complete()]), None)
+
     def prune(self, keep_last: int, keep_best: int) -> None:
         """Delete all but the newest ``keep_last`` and the ``keep_best`` of lowest validation cost."""
         folders = self.complete()
-        kept = {folder.path for folder in folders[:keep_last]}
-        scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
-        kept |= {path for _, path in sorted(scored)[:keep_best]}
+        kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:keep_best]}
         for folder in folders:
-            if folder.path not in kept:
+            if folder.step not in kept:
                 # The manifest goes first, so that a reader never takes a half-deleted folder for a checkpoint.
                 (folder.path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(folder.path)
 
+    def _ranked(self) -> list[CheckpointFolder]:
+        """Complete checkpoints by validation cost, the lowest first, then the earliest; only those validated."""
+        scored = [(cost, folder.step) for folder in self.complete() if (cost := _validation_cost(folder)) is not None]
+        return [self.folder(step) for _, step in sorted(scored)]
 
-def best(checkpoints: CheckpointStore) -> CheckpointFolder | None:
-    """The complete checkpoint of lowest validation cost; the newest where none was validated."""
-    folders = checkpoints.complete()
-    scored = [(cost, folder.path) for folder in folders if (cost := _validation_cost(folder)) is not None]
-    if scored:
-        return CheckpointFolder(min(scored)[1])
-    return folders[0] if folders else None
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that training rests on."""
+    return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
 def _other_version(manifest: Path) -> int | None:
     """The format version of a manifest, if that is what is wrong with it."""
     try:
-        version = json.loads(manifest.read_bytes())["format_version"]
+        found = json.loads(manifest.read_bytes())["format_version"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return version if isinstance(version, int) and version != FORMAT_VERSION else None
+    return found if isinstance(found, int) and found != FORMAT_VERSION else None
 
 
 def _validation_cost(folder: CheckpointFolder) -> float | None:

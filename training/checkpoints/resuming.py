@@ -1,4 +1,4 @@
-"""Decisions before anything of a run is written: may it start, does it resume, is it finished."""
+"""Checks before anything of a run is written: refuse, resume, or finished already."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def locked(run: RunFolder) -> Iterator[None]:
 
 
 def _take_lock(folder: Path) -> int:
-    """The descriptor of the lock, which is held. A live view of the run takes it for a moment now and then."""
+    """Take the lock and return its descriptor. A live view of the run holds it for a moment now and then."""
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         with writing(folder):
@@ -122,10 +122,10 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
     """Check what ``run.resume`` allows and that the settings of a run that resumes are still the same.
 
     Returns:
-        Remarks on settings that changed and may.
+        Remarks on changed settings that may change.
 
     Raises:
-        ConfigError: the run exists and may not, or a setting changed that can't.
+        ConfigError: the run exists and must not, or a fixed setting changed.
         CheckpointError: the run does not exist and must.
     """
     if not run.exists:
@@ -166,7 +166,7 @@ def check_worker_count(run: RunFolder, count: int) -> None:
 
 
 def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) -> CheckpointError:
-    """The refusal of another number of workers."""
+    """Return the refusal of another number of workers."""
     return CheckpointError(
         f"{folder.path}: written by {written_by} workers, this run has {count}; "
         f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
@@ -174,12 +174,7 @@ def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) ->
 
 
 def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
-    """Refuse other data than the newest checkpoint was trained on.
-
-    Args:
-        run: the run's folder.
-        data: names the data.
-        checksum: of that data's store.
+    """Refuse data whose store has another checksum than that of the newest checkpoint.
 
     Raises:
         CheckpointError: it differs; says both sources and checksums.
@@ -196,7 +191,7 @@ def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
 
 
 def as_begun(run: RunFolder, config: Config) -> Config:
-    """The config with the warm-up that the run began with, where none is given: earlier versions had a default."""
+    """The config with the warm-up that the run began with, where none is given."""
     if config.training.warmup_steps is not None or not (run.exists and CheckpointStore(run.checkpoints).complete()):
         return config
     warmup_steps = load_config(run.config).training.warmup_steps
@@ -205,10 +200,10 @@ def as_begun(run: RunFolder, config: Config) -> Config:
 
 
 def is_finished(run: RunFolder, config: Config) -> bool:
-    """Test for a run that reached its end, and of which no more steps are asked for.
+    """Test for a run that reached its end where no more steps are asked for.
 
     Raises:
-        ConfigError: it did, and a setting that its result depends on is another one now.
+        ConfigError: it did, and a setting that its result depends on changed.
     """
     outcome = run.read_outcome()
     if not run.exists or outcome is None or outcome.status != "finished":
@@ -226,12 +221,7 @@ def is_finished(run: RunFolder, config: Config) -> bool:
 
 
 def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
-    """Refuse another end of training than the run was given, where the newest checkpoint is there or beyond.
-
-    Args:
-        run: the run's folder.
-        config: of the command.
-        total_steps: that it comes to.
+    """Refuse a changed end of training that leaves no step to take after the newest checkpoint.
 
     Raises:
         ConfigError: no step would be left to take.
@@ -250,9 +240,9 @@ def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
 
 
 def quarantine_ray_snapshot(run: RunFolder) -> str | None:
-    """Move Ray's own record of the run aside: Ray Train dies of a damaged one, or of one from another version.
+    """Move Ray's own record of the run aside, which breaks Ray Train if damaged or of another version.
 
-    Esmeray does not need it: checkpoints are known by their manifests. Returns a remark if it was damaged.
+    Esmeray finds checkpoints by their manifests. Returns a remark if it was damaged.
     """
     path = run.ray_snapshot
     if not path.exists():
@@ -279,5 +269,5 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> d
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:
-    """Whether a key is one of these or belongs to one of these sections."""
+    """Test for a key that is one of these or belongs to one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -1,10 +1,10 @@
-"""How a checkpoint comes to be: a copy in memory during the step, files in the background.
+"""Writing a checkpoint: a copy in memory during the step, files in the background.
 
-:class:`ShardFiles` is the checkpoint engine that DeepSpeed writes and reads through. Saving, it only copies the state
-to host memory; reading, it unpickles nothing but tensors and the few plain classes of DeepSpeed's state (DeepSpeed's
-own engine would run whatever a planted file holds). :class:`CheckpointWriter` writes the copies, hashes them on the
-way, and rank 0 gives the folder its final name once every rank's files are there. The ranks meet through files and not
-through collectives, so that the writing never gets between those of the training step.
+:class:`ShardFiles` is the checkpoint engine that DeepSpeed writes and reads through. Saving, it copies the state to
+host memory; reading, it unpickles only tensors and the few plain classes of DeepSpeed's state (DeepSpeed's own engine
+would run code of a planted file). :class:`CheckpointWriter` writes the copies and hashes them, and rank 0 gives the
+folder its final name once every rank's files are there. The ranks wait for each other's files and not in collectives,
+so that writing never blocks those of the training step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from common.errors import CheckpointError, ResourceError
 from common.publishing import is_disk_full, sync, write_atomically
 from run_folder.paths import no_space
+from train_config.schema import CheckpointSection
 from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
 
 PEERS_TIMEOUT_S = 600.0
@@ -46,10 +47,10 @@ class ShardFiles(CheckpointEngine):
         self.collected: list[tuple[Path, Any]] = []
 
     def create(self, info: Any) -> None:
-        """Nothing to prepare."""
+        """Do nothing: files are prepared by the writer."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Folders are made when the files are written."""
+        """Do nothing: folders are made with the files."""
 
     def save(self, state_dict: Any, path: str) -> None:
         """Keep a copy in host memory; the caller takes it from ``collected``."""
@@ -64,7 +65,7 @@ class ShardFiles(CheckpointEngine):
         return load_tensors(Path(path), map_location)
 
     def commit(self, info: Any) -> bool:
-        """Committing is the writer's."""
+        """Do nothing: the writer commits."""
         return True
 
 
@@ -83,7 +84,7 @@ def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
 
 
 def copy_to_host(value: Any) -> Any:
-    """A deep copy with every tensor in host memory, detached from the one that training goes on changing."""
+    """A deep copy with every tensor in host memory, detached from the one that training changes."""
     if isinstance(value, torch.Tensor):
         # A view's copy must not drag its whole storage into the file.
         return value.detach().to("cpu", copy=True).contiguous()
@@ -95,7 +96,7 @@ def copy_to_host(value: Any) -> Any:
 
 
 class _HashingFile:
-    """A binary file that knows the SHA-256 and size of what went through it."""
+    """A binary file with the SHA-256 and size of its content."""
 
     def __init__(self, path: Path):
         self._file = path.open("wb")
@@ -127,8 +128,7 @@ class CheckpointWriter:
         store: the run's checkpoints.
         rank: this worker.
         world_size: workers whose parts make a checkpoint.
-        keep_last, keep_best: what rank 0 keeps after each.
-        asynchronous: write in a thread while training goes on.
+        section: which checkpoints rank 0 keeps, and whether a thread writes while training continues.
         on_complete: called by rank 0 with the complete folder.
     """
 
@@ -137,17 +137,13 @@ class CheckpointWriter:
         store: CheckpointStore,
         rank: int,
         world_size: int,
-        *,
-        keep_last: int,
-        keep_best: int,
-        asynchronous: bool,
+        section: CheckpointSection,
         on_complete: Callable[[CheckpointFolder], None] | None = None,
     ):
         self._store = store
         self._rank = rank
         self._world_size = world_size
-        self._keep = (keep_last, keep_best)
-        self._asynchronous = asynchronous
+        self._section = section
         self._on_complete = on_complete
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -164,7 +160,7 @@ class CheckpointWriter:
             ResourceError: the one before could not be written.
         """
         self.wait()
-        if not self._asynchronous:
+        if not self._section.asynchronous:
             self._write_all(shards, manifest)
             self.check()
             return
@@ -225,7 +221,7 @@ class CheckpointWriter:
         sync(final.parent)
         folder = CheckpointFolder(final)
         self._store.write_latest(folder)
-        self._store.prune(*self._keep)
+        self._store.prune(self._section.keep_last, self._section.keep_best)
         if self._on_complete is not None:
             self._on_complete(folder)
 

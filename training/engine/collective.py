@@ -1,4 +1,4 @@
-"""What the workers tell one another beside gradients: a handful of integers a step, sums of metrics now and then.
+"""What the workers exchange beside gradients: four integers a step, sums of metrics now and then.
 
 They travel through a gloo group of their own, in host memory, so that no GPU is synchronised for them.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepAgreement:
-    """What all workers know before a step.
+    """Sums and flags that all workers have before a step.
 
     Attributes:
         targets: tokens with a target in the global batch: what the loss is a mean over.
@@ -48,7 +48,7 @@ class ControlGroup:
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
-        """Whether memory ran out on some worker, and the most tokens of those that it did on. Every worker calls it."""
+        """Out of memory on some worker, and the most tokens that it happened with. Every worker calls it."""
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return bool(most[0]), int(most[1])
@@ -79,7 +79,7 @@ class ControlGroup:
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def all_true(self, value: bool) -> bool:
-        """Whether every worker says so."""
+        """True where every worker passes True."""
         flag = torch.tensor([int(value)])
         dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
         return bool(flag.item())
@@ -93,3 +93,19 @@ class ControlGroup:
             data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._group)
         return bytes(data.tolist()).rstrip(b"\0").decode()
+
+
+class MetricSums:
+    """Sums of metrics over batches; additive, so that metrics are those of the whole and no mean of means."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """Add one batch, without waiting for the device."""
+        for name, value in metrics.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value.double()
+
+    def over_workers(self, control: ControlGroup) -> dict[str, Tensor]:
+        """The sums over all workers, float64 in host memory. Every worker calls it."""
+        return control.sum(self._sums)

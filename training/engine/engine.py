@@ -7,9 +7,7 @@ means over the global batch; DeepSpeed then averages gradients over the workers.
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,10 @@ from common.errors import CheckpointError
 from dataset.packed_batch import PackedBatch
 from model.parameter_groups import RATE_SHARE
 from train_config.schema import DeepSpeedSection, TrainingSection
-from training.engine.compiled_ops import compiling_alone
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
+from training.engine.deepspeed_setup import prepare_deepspeed
 from training.engine.device import check_placement
-from training.engine.step_clock import StepClock
-from training.engine.timed_collectives import time_collectives
+from training.engine.step_clock import StepClock, time_collectives
 
 SHARDS_FOLDER = "deepspeed"
 INITIAL_MICRO_STEP = -1
@@ -242,35 +239,6 @@ class FiniteAdamW(torch.optim.AdamW):
             if 0 < self.max_norm < self.gradient_norm:
                 torch._foreach_mul_(gradients, self.max_norm / (self.gradient_norm + 1e-6))
             super().step(closure)
-
-
-def prepare_deepspeed(device: torch.device) -> None:
-    """Import DeepSpeed for this device, quietly, on the process group that exists."""
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # DeepSpeed asks for its launcher's variable even where the process group exists already.
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    import deepspeed
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    _import_muon_uncompiled()
-    with compiling_alone():
-        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
-
-
-def _import_muon_uncompiled() -> None:
-    """Load the optimizer that DeepSpeed 0.19.8 holds every other against, without compiling its kernels.
-
-    DeepSpeed would import it when the engine is made, and torch's compiler with it: over a second of a worker's start.
-    """
-    from deepspeed.runtime import compiler
-
-    compile_kernels = compiler.compile
-    compiler.compile = lambda: lambda kernel: kernel
-    try:
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-    finally:
-        compiler.compile = compile_kernels
 
 
 def _clear_partitioned_gradients(optimizer: Any) -> None:

@@ -1,9 +1,9 @@
-"""What happens when memory runs out while training: batches are split, and the run goes on with the same result.
+"""Out of memory while training: batches are split, and the run continues with the same result.
 
-In: the settings, a memory meter, the run's folder. Out: into how many parts every batch is split, kept in the folder,
-so that a run that is taken up again does not run out again. Noticing it, telling the other workers and taking the step
-again are :mod:`training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to
-rounding, but where a model draws random numbers (dropout) it draws others.
+In: the settings, a memory meter, the run's folder. Out: the number of parts of every batch, kept in the folder, so that
+a resumed run does not run out again. Detecting it, reporting it to the other workers and repeating the step are
+:mod:`training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to rounding,
+but where a model draws random numbers (dropout) it draws others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.engine.collective import ControlGroup
 from training.engine.memory_meter import MemoryMeter
 
 REMEDY = (
-    "set model.backbone.gradient_checkpointing true and go on, or lower batch.tokens, or data.max_length for long "
+    "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "
     "sequences, under another run.name"
 )
 
@@ -32,14 +32,13 @@ class NewStartError(ResourceError):
 
 
 class MemoryGuard:
-    """How many parts batches are split into, alike on every worker.
+    """The number of parts that batches are split into, alike on every worker.
 
     Args:
         section: how often batches may be halved.
         meter: of what this worker computes on.
         path: where the number of parts is kept.
-        tell: called on every worker, with one line and the parts, when they become more.
-        limited: the meter has a limit on the CPU.
+        report: called on every worker, with one line and the parts, when they become more.
     """
 
     def __init__(
@@ -47,26 +46,16 @@ class MemoryGuard:
         section: MemoryGuardSection,
         meter: MemoryMeter,
         path: Path,
-        tell: Callable[[str, int], None],
-        limited: bool = False,
+        report: Callable[[str, int], None],
     ) -> None:
-        self._section, self._path, self._tell, self._limited = section, path, tell, limited
+        self._section, self._path, self._report = section, path, report
         self.meter = meter
         self.parts = 1
 
     def restore(self, control: ControlGroup) -> bool:
-        """Take up the number of parts that this run came to before. Every worker calls it.
-
-        Returns:
-            Whether it had come to more than one.
-        """
+        """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
         self.parts = int(control.from_rank_0(str(_read_parts(self._path) if control.rank == 0 else 1)))
         return self.parts > 1
-
-    def forget_peak(self) -> None:
-        """What was needed so far does not count for the next step; on the CPU with a limit alone."""
-        if self._limited:
-            self.meter.reset_peak()
 
     def halve(self, reason: str) -> None:
         """Split batches into twice as many parts from here on, and let go of memory. Every worker calls it alike.
@@ -76,12 +65,12 @@ class MemoryGuard:
         """
         self._double()
         self.meter.free()
-        self._tell(
+        self._report(
             f"{reason}: every batch is taken in {self.parts} parts from here on, with the same result", self.parts
         )
 
     def start_anew(self, reason: str) -> NewStartError:
-        """Write down that batches are to be split into twice as many parts; what to raise then. One worker calls it.
+        """Record that batches are to be split into twice as many parts; returns what to raise. One worker calls it.
 
         Raises:
             ResourceError: that was done as often as it may be.
@@ -92,7 +81,7 @@ class MemoryGuard:
         )
 
     def refuse_to_split(self, tokens: int) -> ResourceError:
-        """What to raise where the part that does not fit is a single sequence of so many tokens."""
+        """Return what to raise where memory ran out on a single sequence of so many tokens."""
         return ResourceError(f"memory ran out on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
 
     def _double(self) -> None:
@@ -119,7 +108,7 @@ def parts_of(batch: PackedBatch, count: int, equally_many: bool) -> list[PackedB
 
 
 def _read_parts(path: Path) -> int:
-    """1 where nothing is written down; what is damaged counts as nothing, since running out again mends it."""
+    """The parts of the file; 1 where it is missing or damaged, since running out again mends it."""
     try:
         parts = json.loads(path.read_text())["parts"]
     except (FileNotFoundError, ValueError, TypeError, KeyError):

@@ -1,19 +1,17 @@
-"""How much memory a worker needs and how much there is, on a GPU or on the CPU.
+"""Memory that a worker needs, and memory that there is, on a GPU or on the CPU.
 
-On a GPU torch's allocator knows both. On the CPU the resident memory of the whole process is measured; where a limit is
-given it stands in for a device's memory, so that running out can be met, and tried, without a GPU. Halving a batch or
-reporting a trial is left to others.
+On a GPU torch's allocator knows both. On the CPU the resident memory of the whole process is measured; a limit stands
+in for a device's memory, so that out of memory can be handled, and tried, without a GPU. Linux keeps the peak (VmHWM):
+exact but for the few pages that each thread counts for itself. In a sandbox that does not let a process reset it, the
+memory in use at the time of reading stands in for the peak.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import torch
@@ -24,7 +22,6 @@ PROC = Path("/proc/self")
 RESET_PEAK = "5"
 """What ``clear_refs`` takes to set the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
-SAMPLING_INTERVAL_S = 0.01
 OUT_OF_MEMORY_TEXTS = (
     "DefaultCPUAllocator",
     "CUDA error: out of memory",
@@ -47,25 +44,29 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self._cuda = device if device.type == "cuda" else None
-        self._limit_bytes = limit_bytes
-        self._resident: _Peak | None = None if self._cuda else _resident_peak()
+        self._limit_bytes = None if self._cuda else limit_bytes
         self.reset_peak()
 
     def reset_peak(self) -> None:
         """Forget what was needed so far; the peak is now what is in use."""
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
-        elif self._resident is not None:
-            self._resident.reset()
+        else:
+            self._kernel_keeps_peak = _reset_resident_peak()
+
+    def forget_peak(self) -> None:
+        """Keep the peak of an evaluation or a checkpoint from counting as a step's, where a limit is checked."""
+        if self._limit_bytes is not None:
+            self.reset_peak()
 
     def peak_bytes(self) -> int:
         """Most memory in use since :meth:`reset_peak`.
 
         On CUDA what torch had reserved; on the CPU the resident memory of the process with its code and libraries.
         """
-        if self._resident is None:
+        if self._cuda is not None:
             return torch.cuda.max_memory_reserved(self._cuda)
-        return self._resident.read()
+        return _resident_peak() if self._kernel_keeps_peak else psutil.Process().memory_info().rss
 
     def total_bytes(self) -> int:
         """Memory of the GPU; on the CPU the limit, else what this machine has or its container may use."""
@@ -74,12 +75,12 @@ class MemoryMeter:
         return self._limit_bytes or memory_of_this_machine().total
 
     def check(self) -> None:
-        """On the CPU: see whether the limit held. On a GPU the allocator notices by itself.
+        """Check the limit on the CPU. On a GPU the allocator notices by itself.
 
         Raises:
             torch.OutOfMemoryError: the peak passed the limit.
         """
-        if self._resident is None or self._limit_bytes is None:
+        if self._limit_bytes is None:
             return
         if (peak := self.peak_bytes()) > self._limit_bytes:
             raise torch.OutOfMemoryError(
@@ -91,14 +92,9 @@ class MemoryMeter:
         gc.collect()
         if self._cuda is not None:
             torch.cuda.empty_cache()
-        else:
-            _trim_heap()
+        elif _malloc_trim is not None:
+            _malloc_trim(0)
         self.reset_peak()
-
-    def close(self) -> None:
-        """End the thread that samples, where there is one."""
-        if isinstance(self._resident, _SampledPeak):
-            self._resident.close()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -112,76 +108,19 @@ def mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f} MiB"
 
 
-class _Peak(Protocol):
-    """The peak of this process's resident memory."""
-
-    def reset(self) -> None:
-        """Start at what is resident now."""
-
-    def read(self) -> int:
-        """Bytes."""
-
-
-class _KernelPeak:
-    """Linux keeps the peak itself (VmHWM): exact but for the few pages that each thread counts for itself."""
-
-    def reset(self) -> None:
-        (PROC / "clear_refs").write_text(RESET_PEAK)
-
-    def read(self) -> int:
-        for line in (PROC / "status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"{PROC / 'status'}: has no VmHWM")
-
-
-class _SampledPeak:
-    """Elsewhere a thread looks again and again; what lasts less than its interval escapes it."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._peak = 0
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        threading.Thread(target=self._sample, name="memory-meter", daemon=True).start()
-
-    def reset(self) -> None:
-        with self._lock:
-            self._peak = self._process.memory_info().rss
-
-    def read(self) -> int:
-        with self._lock:
-            self._peak = max(self._peak, self._process.memory_info().rss)
-            return self._peak
-
-    def close(self) -> None:
-        self._ended.set()
-
-    def _sample(self) -> None:
-        while not self._ended.wait(SAMPLING_INTERVAL_S):
-            self.read()
-
-
-def _resident_peak() -> _Peak:
-    kernel = _KernelPeak()
+def _reset_resident_peak() -> bool:
+    """Set the kernel's peak of this process to what is resident; False where that is not allowed."""
     try:
-        kernel.reset()
-        kernel.read()
-    except OSError:  # no Linux, or a sandbox that does not let a process reset it
-        return _SampledPeak()
-    return kernel
+        (PROC / "clear_refs").write_text(RESET_PEAK)
+    except OSError:
+        return False
+    return True
 
 
-def _find_malloc_trim() -> Callable[[int], int] | None:
-    if os.name != "posix":
-        return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+def _resident_peak() -> int:
+    (line,) = (line for line in (PROC / "status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
-_malloc_trim = _find_malloc_trim()
-
-
-def _trim_heap() -> None:
-    """Give the heap's free pages back: glibc keeps them, and they would count for whatever comes next."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+# Only glibc has it; it keeps pages that would count for whatever comes next.
+_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)

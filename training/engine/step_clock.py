@@ -1,19 +1,23 @@
-"""Where the time of a step goes, and real tokens per second.
+"""Time of a step by phase, and real tokens per second.
 
 A step is the time from the end of one to the end of the next, without validation and checkpoints. The wait for batches
 and each phase are parts of it, and what no phase covers (logging, copies to the device) is the rest. A phase inside
 another, such as a collective inside the backward pass, counts as its own alone, so that phases add up.
 
 On a GPU the phases that run there are measured between CUDA events, which are read once the GPU has passed them: no
-step is synchronised for its times, and what is not done yet when figures are asked for comes with the next ones.
+step is synchronised for its times, and a phase that is not over when times are read comes with the next ones.
+
+DeepSpeed's own timing of collectives (``comms_logger``) synchronises the device after each. Here methods of its backend
+are shadowed by timed ones. What is counted is the time for which the pass or the update stands still: a collective on a
+stream of its own (``overlap_comm``) runs beside the backward pass, and waiting for it in the end counts as backward.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -22,6 +26,16 @@ Phase: TypeAlias = Literal["forward", "backward", "optimizer", "communication", 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "communication", "checkpoint")
 ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
 """Phases that are work of the device; the others keep the host waiting, but for communication inside one of these."""
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter_tensor",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+)
+"""Methods of ``deepspeed.comm.comm.cdb``, on which DeepSpeed 0.19.8 calls every collective."""
 
 CPU = torch.device("cpu")
 
@@ -32,30 +46,44 @@ class StepClock:
     Args:
         log_every_steps: steps between logs.
         device: what the phases run on.
-        budget_tokens: tokens that this worker's batches of a step have room for; 0 where that is not known.
+        budget_tokens: token budget of this worker's batches of a step; 0 where that is not known.
     """
 
     def __init__(self, log_every_steps: int, device: torch.device = CPU, budget_tokens: int = 0):
         self._every = log_every_steps
         self._on_gpu = device.type == "cuda"
         self._budget_tokens = budget_tokens
-        self._running: list[_Running] = []
-        self._pending: deque[_Measured] = deque()
+        self._running: list[_Phase] = []
+        self._pending: deque[tuple[_Phase, Phase | None, Any]] = deque()
         self._events: list[Any] = []
         self._reset()
         self.start()
 
     def start(self) -> None:
-        """The next step begins now."""
+        """Begin the next step."""
         self._started = time.perf_counter()
 
     def loaded(self) -> None:
-        """Its batches are here."""
+        """Note that the step's batches are here."""
         self._data_wait_s += time.perf_counter() - self._started
 
-    def phase(self, name: Phase) -> _Running:
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
         """Time what happens inside ``with clock.phase(name):``; phases may lie in one another."""
-        return _Running(self, name)
+        around = self._running[-1] if self._running else None
+        by_events = self._on_gpu and (name in ON_DEVICE or (around is not None and around.by_events))
+        stream = torch.cuda.current_stream() if by_events else None
+        phase = _Phase(name, by_events, stream, self._now(by_events))
+        self._running.append(phase)
+        try:
+            yield
+        finally:
+            self._running.pop()
+            ended, outer = self._now(by_events), around.name if around else None
+            if by_events:
+                self._pending.append((phase, outer, ended))
+            else:
+                self._add(name, outer, ended - phase.began)
 
     def collective(self) -> AbstractContextManager[None]:
         """Time a collective of the device as communication.
@@ -71,7 +99,7 @@ class StepClock:
         return self.phase("communication")
 
     def stepped(self, tokens: int, own_tokens: int = 0) -> None:
-        """It is done.
+        """End the step.
 
         Args:
             tokens: real tokens of the global batch.
@@ -105,25 +133,6 @@ class StepClock:
         self._reset()
         return values
 
-    def enter(self, running: _Running) -> None:
-        """A phase begins; what :meth:`phase` gives calls it."""
-        around = self._running[-1] if self._running else None
-        running.by_events = self._on_gpu and (running.name in ON_DEVICE or (around is not None and around.by_events))
-        if running.by_events:
-            running.stream = torch.cuda.current_stream()
-        running.began = self._now(running.by_events)
-        self._running.append(running)
-
-    def leave(self, running: _Running) -> None:
-        """A phase ends."""
-        self._running.pop()
-        around = self._running[-1].name if self._running else None
-        ended = self._now(running.by_events)
-        if not running.by_events:
-            self._add(running.name, around, ended - running.began)
-        else:
-            self._pending.append(_Measured(running.name, around, running.began, ended))
-
     def _now(self, by_events: bool) -> Any:
         """Seconds of the host, or an event on the device's stream."""
         if not by_events:
@@ -134,15 +143,15 @@ class StepClock:
 
     def _collect(self) -> None:
         """Take the events that the device has passed, in their order."""
-        while self._pending and self._pending[0].ended.query():
-            done = self._pending.popleft()
-            self._add(done.name, done.around, done.began.elapsed_time(done.ended) / 1000)
-            self._events += [done.began, done.ended]
+        while self._pending and self._pending[0][2].query():
+            phase, outer, ended = self._pending.popleft()
+            self._add(phase.name, outer, phase.began.elapsed_time(ended) / 1000)
+            self._events += [phase.began, ended]
 
-    def _add(self, name: Phase, around: Phase | None, seconds: float) -> None:
+    def _add(self, name: Phase, outer: Phase | None, seconds: float) -> None:
         self._phase_s[name] += seconds
-        if around is not None:
-            self._phase_s[around] -= seconds
+        if outer is not None:
+            self._phase_s[outer] -= seconds
 
     def _reset(self) -> None:
         self._tokens = self._own_tokens = self._steps = 0
@@ -150,30 +159,57 @@ class StepClock:
         self._phase_s: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
 
 
-class _Running:
-    """A phase under way."""
-
-    __slots__ = ("_clock", "began", "by_events", "name", "stream")
-
-    def __init__(self, clock: StepClock, name: Phase) -> None:
-        self._clock, self.name = clock, name
-        self.by_events = False
-        self.began: Any = None
-        self.stream: Any = None
-
-    def __enter__(self) -> None:
-        self._clock.enter(self)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clock.leave(self)
-
-
-class _Measured(NamedTuple):
-    """A phase between two events that the device may not have reached yet."""
+class _Phase(NamedTuple):
+    """A phase under way; ``began`` is a time of the host, or an event that the device may not have reached yet."""
 
     name: Phase
-    around: Phase | None
+    by_events: bool
+    stream: Any
     began: Any
-    ended: Any
+
+
+def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[], None]:
+    """Have this clock time DeepSpeed's collectives within the phases of a step.
+
+    Args:
+        clock: times them.
+        before: called before each; what it raises keeps this worker from joining in.
+
+    Returns:
+        What ends it.
+    """
+    from deepspeed.comm import comm
+
+    backend = comm.cdb
+    for name in COLLECTIVES:
+        setattr(backend, name, _timed(getattr(type(backend), name).__get__(backend), clock, before))
+
+    def end() -> None:
+        for name in COLLECTIVES:
+            vars(backend).pop(name, None)
+
+    return end
+
+
+def _timed(collective: Callable[..., Any], clock: StepClock, before: Callable[[], None]) -> Callable[..., Any]:
+    def timed(*arguments: Any, **options: Any) -> Any:
+        before()
+        with clock.collective():
+            work = collective(*arguments, **options)
+        return work if work is None or not options.get("async_op") else _TimedWork(work, clock)
+
+    return timed
+
+
+class _TimedWork:
+    """A collective under way; waiting for it is what holds up."""
+
+    def __init__(self, work: Any, clock: StepClock) -> None:
+        self._work, self._clock = work, clock
+
+    def wait(self, *arguments: Any) -> Any:
+        with self._clock.collective():
+            return self._work.wait(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)

@@ -1,4 +1,4 @@
-"""What a run will do, from the config and the data's lengths alone: the plan that --dry-run shows."""
+"""The plan of a run that --dry-run shows, from the config and the data's lengths alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from common.errors import ConfigError
 from common.text import counted
 from dataset.fasta.counts import UNCHANGED, count_lines
 from model.cost.memory import MemoryEstimate, estimate_memory
-from train_config.schema import Config, TrainingSection
+from train_config.schema import BatchSection, Config, TrainingSection
 from training.engine.deepspeed_settings import check_precision, deepspeed_settings
 from training.launch.placement import Workers
-from training.tasks.data_size import DataSize
-from training.tasks.plan import TaskSize
+from training.tasks.plan import DataSize, TaskSize
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,7 @@ class Plan:
     steps_per_epoch: int
     total_steps: int
     total_is_exact: bool
-    batches_per_step: int
-    global_tokens: int
-    max_sequences: int | None
+    batch: BatchSection
     stage: int
     amp_dtype: str
     memory: MemoryEstimate
@@ -35,6 +32,7 @@ class Plan:
         """The plan for a person to read."""
         about = "" if self.data.exact else "about "
         memory = self.memory
+        host_bytes = memory.host_optimizer_bytes
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"precision        {'fp32' if self.amp_dtype == 'none' else self.amp_dtype}",
@@ -49,21 +47,19 @@ class Plan:
             f"parameters       {memory.parameters:,}, of which {memory.trainable_parameters:,} are trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
-        ] + (
-            [f"memory a host    {_mib(memory.host_optimizer_bytes)} optimizer of each worker"]
-            if memory.host_optimizer_bytes
-            else []
-        )
+            *([f"memory a host    {_mib(host_bytes)} optimizer of each worker"] if host_bytes else []),
+        ]
 
     def _changed(self) -> list[str]:
         counts = self.data.counts
         return [] if counts is None or count_lines(counts) == [UNCHANGED] else count_lines(counts)
 
     def _tokens_per_step(self) -> str:
-        in_batches = f"{self.global_tokens:,} in {counted(self.batches_per_step, 'packed batch{es}')}"
-        if self.max_sequences is None:
+        batch = self.batch
+        in_batches = f"{batch.global_tokens:,} in {counted(batch.batches_per_step, 'packed batch{es}')}"
+        if batch.batch_size is None:
             return in_batches
-        return f"at most {in_batches} of {counted(self.max_sequences, 'sequence{s}')} at most"
+        return f"at most {in_batches} of {counted(batch.batch_size, 'sequence{s}')} at most"
 
 
 def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
@@ -72,31 +68,26 @@ def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
     Raises:
         ConfigError: the model or DeepSpeed's settings are wrong.
     """
-    data = size.data
-    check_precision(config.training, workers.device)
-    settings = deepspeed_settings(config.training, config.deepspeed)
-    stage = settings["zero_optimization"]["stage"]
-    steps_per_epoch = max(1, -(-data.tokens // config.batch.global_tokens))
-    if config.batch.batch_size is not None:
-        sequences_per_step = config.batch.batch_size * config.batch.batches_per_step
-        steps_per_epoch = max(steps_per_epoch, -(-data.sequences // sequences_per_step))
-    total_steps = config.training.max_steps or config.training.epochs * steps_per_epoch
+    data, batch, training = size.data, config.batch, config.training
+    check_precision(training, workers.device)
+    stage = deepspeed_settings(training, config.deepspeed)["zero_optimization"]["stage"]
+    steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
+    if batch.batch_size is not None:
+        steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))
     return Plan(
         workers=workers,
         data=data,
         steps_per_epoch=steps_per_epoch,
-        total_is_exact=config.training.max_steps is not None,
-        total_steps=total_steps,
-        batches_per_step=config.batch.batches_per_step,
-        global_tokens=config.batch.global_tokens,
-        max_sequences=config.batch.batch_size,
+        total_is_exact=training.max_steps is not None,
+        total_steps=training.max_steps or training.epochs * steps_per_epoch,
+        batch=batch,
         stage=stage,
-        amp_dtype=config.training.amp_dtype,
+        amp_dtype=training.amp_dtype,
         memory=estimate_memory(
             size.parameters,
             stage=stage,
             world_size=workers.count,
-            amp_dtype=config.training.amp_dtype,
+            amp_dtype=training.amp_dtype,
             offload_optimizer=config.deepspeed.offload_optimizer,
         ),
     )

@@ -26,11 +26,6 @@ class Interrupted(KeyboardInterrupt):
     A KeyboardInterrupt, as Ray's waits (2.60) pass on nothing else that a handler raises; they make a plain one of it.
     """
 
-    def __init__(self, signum: int):
-        super().__init__(signum)
-        self.signum = signum
-        self.exit_code = 128 + signum
-
 
 class StopSignals:
     """Handles SIGINT and SIGTERM for the length of a ``with`` block in the main thread.
@@ -41,8 +36,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.raised: int | None = None
-        """The signal that was raised for, before the hand-over."""
+        self._raised: int | None = None  # before the hand-over
         self._on_request: Callable[[], None] | None = None
         self._reply = "stopping"
         self._deadline = float("inf")
@@ -62,7 +56,7 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def hand_over(self, on_request: Callable[[], None], reply: str) -> None:
-        """From now on ask instead of raising.
+        """Ask instead of raising from now on.
 
         Args:
             on_request: called for the first signal.
@@ -81,8 +75,8 @@ class StopSignals:
         Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit with its number; later
         Ray's waits make a plain KeyboardInterrupt of what this one's handler raises.
         """
-        if self.raised is not None:
-            return self.raised
+        if self._raised is not None:
+            return self._raised
         if isinstance(error, KeyboardInterrupt):
             return signal.SIGINT
         return error.code if error.code in (signal.SIGINT, signal.SIGTERM) else None  # type: ignore[return-value]
@@ -95,7 +89,7 @@ class StopSignals:
 
     @property
     def expired(self) -> bool:
-        """Whether the grace period is over."""
+        """True where the grace period is over."""
         return time.monotonic() > self._deadline
 
     @property
@@ -108,9 +102,9 @@ class StopSignals:
         if self._on_request is None:
             if now - self._asked_at <= REPEAT_S:
                 return  # the first one's exception is on its way through what ends workers and removes files
-            self.raised, self._asked_at = signum, now
+            self._raised, self._asked_at = signum, now
             self._say()
-            raise Interrupted(signum)
+            raise Interrupted
         if self.received is None:
             self.received, self._asked_at = signum, now
             self._deadline = now + GRACE_S

@@ -56,9 +56,9 @@ class Worker:
         return self.context.rank == 0 and self.run.stop_requested()
 
     def forget_peak(self) -> None:
-        """What an evaluation or a checkpoint took on the CPU says nothing about a step."""
+        """Keep the memory of an evaluation or a checkpoint from counting as a step's."""
         if self.guard is not None:
-            self.guard.forget_peak()
+            self.guard.meter.forget_peak()
 
     def stop_sampling(self) -> None:
         """Take a last sample. May be called again."""
@@ -90,9 +90,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         checkpoints,
         context.rank,
         context.world_size,
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        asynchronous=config.checkpoint.asynchronous,
+        config.checkpoint,
         on_complete=lambda folder: log.event("checkpoint", folder.step, checkpoint=folder.path.name),
     )
     worker = Worker(
@@ -126,8 +124,7 @@ def _make_guard(worker: Worker) -> MemoryGuard | None:
         section,
         MemoryMeter(worker.context.device, limit_bytes),
         worker.run.memory_guard,
-        tell=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
-        limited=limit_bytes is not None,
+        report=lambda message, parts: worker.log.event("memory_guard", worker.step, parts=parts, message=message),
     )
 
 

@@ -1,11 +1,11 @@
-"""What a run leaves behind besides checkpoints: the exported model, and the records of batches that gave NaN."""
+"""The end of a run: the last checkpoint, the exported model, the outcome; and the records of batches that gave NaN."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,18 +13,37 @@ from torch import Tensor
 from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RunFolder
+from run_folder.paths import Outcome, RunFolder
 from training.checkpoints.checkpoint import CheckpointFolder
-from training.engine.engine import TrainingEngine
 from training.tasks.experiment import TrainedState
 from training.tasks.registry import experiment_class
 
+if TYPE_CHECKING:
+    from training.loop.building import Worker
 
-def export_final(engine: TrainingEngine, checkpoint: CheckpointFolder, run: RunFolder, rank: int) -> None:
-    """Export the trained model in fp32, as its checkpoint describes it. Every worker calls it; rank 0 writes."""
-    state = engine.full_precision_state()
-    if rank == 0:
-        export_state(state, checkpoint, run, run.export)
+
+def finish(worker: Worker, outcome: Outcome) -> Outcome:
+    """Wait for the last checkpoint, export the model, record the outcome."""
+    if outcome.status == "failed":
+        worker.writer.give_up()
+    else:
+        worker.writer.wait()
+    if outcome.status == "finished":
+        step = _load_best(worker) if worker.experiment.exports_best else outcome.step
+        state = worker.engine.full_precision_state()
+        if worker.context.rank == 0:
+            export_state(state, worker.checkpoints.folder(step), worker.run, worker.run.export)
+    worker.control.all_true(True)  # every shard is on disk, or given up
+    if worker.context.rank == 0 and outcome.status == "failed":
+        worker.checkpoints.sweep()  # of a run that ends here no half-written checkpoint is left
+    if worker.context.rank == 0 and worker.run.read_outcome() is None:
+        worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
+        worker.run.write_outcome(outcome)
+    worker.stop_sampling()
+    worker.log.close()
+    worker.experiment.close()
+    worker.engine.close()
+    return outcome
 
 
 def export_state(
@@ -45,18 +64,23 @@ def export_state(
     return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
 
 
-def save_nonfinite_records(
-    run: RunFolder, name_of: Callable[[int], str], step: int, rank: int, batches: list[PackedBatch]
-) -> None:
-    """Write which records this worker's part of a step was made of, to look for what made it NaN."""
+def save_nonfinite_records(worker: Worker, step: int, batches: list[PackedBatch]) -> None:
+    """Write the records of this worker's part of a step that was not finite."""
+    folder, rank, name_of = worker.run.nonfinite, worker.context.rank, worker.experiment.record_name
     records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
-    run.nonfinite.mkdir(exist_ok=True)
-    content: dict[str, Any] = {
-        "step": step,
-        "rank": rank,
-        "records": [{"index": i, "id": name_of(i)} for i in records],
-    }
-    write_atomically(run.nonfinite / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
+    content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
+    folder.mkdir(exist_ok=True)
+    write_atomically(folder / f"step-{step:08d}-rank-{rank:05d}.json", json.dumps(content, indent=1) + "\n")
+
+
+def _load_best(worker: Worker) -> int:
+    """Load the best checkpoint; returns its step. Every worker calls it."""
+    folder = worker.checkpoints.best() if worker.context.rank == 0 else None
+    name = worker.control.from_rank_0("" if folder is None else folder.path.name)
+    chosen = CheckpointFolder(worker.checkpoints.root / name)
+    worker.engine.load_shards(chosen.path)
+    worker.log.event("exports_best", chosen.step, checkpoint=name)
+    return chosen.step
 
 
 def _validation_before(metrics: Path, step: int) -> dict[str, float]:

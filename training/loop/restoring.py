@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the newest that holds, and never step 0 in silence."""
+"""Restoring the newest intact checkpoint of a run; a run that saved one never starts from step 0 silently."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from common.errors import CheckpointError
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RunFolder
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position
+from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Position
 from training.checkpoints.resuming import other_worker_count
 from training.checkpoints.writer import load_tensors
 from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
 
 if TYPE_CHECKING:
     from training.loop.building import Worker
@@ -24,64 +25,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that holds, and what is to be said about those that did not."""
+    """An intact checkpoint, and warnings about those that are not."""
 
     folder: CheckpointFolder
-    manifest: Manifest
+    position: Position
     warnings: list[str]
 
 
 def restore(worker: Worker) -> Position:
-    """Go on from the newest checkpoint that holds; the start where there is none."""
-    rank, control = worker.context.rank, worker.control
-    if rank == 0:
+    """Resume from the newest intact checkpoint; the start where there is none. Every worker calls it."""
+    context, control, log = worker.context, worker.control, worker.log
+    if context.rank == 0:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before rank 0 has swept
-    found = find_checkpoint(worker.checkpoints, rank, worker.context.world_size, worker.experiment.checksum, control)
+    found = find_checkpoint(worker.checkpoints, context, worker.experiment.checksum, control)
     if found is None:
         _refuse_to_begin_again(worker)
-    position = found.manifest.position if found else Position()
-    worker.log.rewind(position.step if found else -1)
-    for warning in found.warnings if found else []:
-        worker.log.event("warning", position.step, message=warning)
-    if found:
-        worker.engine.load_shards(found.folder.path)
-        restore_random_states(found.folder.path / rng_file(rank))
-        control.all_true(True)  # nobody renames before everybody has read
-        if rank == 0:
-            worker.checkpoints.discard_after(position.step)
-        worker.log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
-    else:
+        position = Position()
+        log.rewind(-1)
         cropped = worker.experiment.cropped
-        worker.log.event(
+        log.event(
             "started",
             0,
             total_steps=worker.total_steps,
             cropped_sequences=cropped.sequences,
             cropped_residues=cropped.residues,
         )
+    else:
+        position = found.position
+        log.rewind(position.step)
+        for warning in found.warnings:
+            log.event("warning", position.step, message=warning)
+        worker.engine.load_shards(found.folder.path)
+        restore_random_states(found.folder.path / rng_file(context.rank))
+        control.all_true(True)  # nobody renames before everybody has read
+        if context.rank == 0:
+            worker.checkpoints.discard_after(position.step)
+        log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
     if worker.guard is not None and worker.guard.restore(control):
-        message = (
-            f"memory ran out before: every batch is taken in {worker.guard.parts} parts ({worker.run.memory_guard})"
-        )
-        worker.log.event("memory_guard", position.step, parts=worker.guard.parts, message=message)
+        parts = worker.guard.parts
+        message = f"memory ran out before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
+        log.event("memory_guard", position.step, parts=parts, message=message)
     return position
 
 
 def _refuse_to_begin_again(worker: Worker) -> None:
-    """Step 0 is for runs that never saved anything; a folder of checkpoints that is gone is told.
-
-    Raises:
-        CheckpointError: the run saved a checkpoint once, or ``run.resume`` is ``must``.
-    """
-    saved = worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else "")
-    if int(saved) > 0 or worker.config.run.resume == "must":
+    """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
+    saved = int(worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else ""))
+    if saved > 0:
         raise CheckpointError(
             f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
             "restore the folder, or start anew under another run.name"
-            if int(saved) > 0
-            else f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+        )
+    if worker.config.run.resume == "must":
+        raise CheckpointError(
+            f"{worker.run.checkpoints}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
         )
 
 
@@ -92,9 +91,9 @@ def _last_saved_step(run: RunFolder) -> int:
 
 
 def find_checkpoint(
-    store: CheckpointStore, rank: int, world_size: int, store_checksum: str, control: ControlGroup
+    store: CheckpointStore, context: WorkerContext, store_checksum: str, control: ControlGroup
 ) -> Found | None:
-    """The newest checkpoint whose manifest and files hold. Every worker calls it and checks its own files.
+    """The newest checkpoint whose manifest and files are intact. Every worker calls it and checks its own files.
 
     Returns:
         None where the run never completed one.
@@ -106,11 +105,11 @@ def find_checkpoint(
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
     for name in filter(None, names):
         folder = CheckpointFolder(store.root / name)
-        problem = _problem(folder, rank, world_size, store_checksum)
+        problem = _problem(folder, context, store_checksum)
         if control.all_true(not problem):
-            if rank == 0:
+            if context.rank == 0:
                 warnings += _check_latest(store, folder)
-            return Found(folder, folder.manifest(), warnings)
+            return Found(folder, folder.manifest().position, warnings)
         warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
     if warnings:
         raise CheckpointError(
@@ -120,13 +119,13 @@ def find_checkpoint(
     return None
 
 
-def _problem(folder: CheckpointFolder, rank: int, world_size: int, store_checksum: str) -> str:
+def _problem(folder: CheckpointFolder, context: WorkerContext, store_checksum: str) -> str:
     try:
-        manifest = folder.verify([rank])
+        manifest = folder.verify([context.rank])
     except CheckpointError as error:
         return str(error)
-    if manifest.world_size != world_size:
-        raise other_worker_count(folder, manifest.world_size, world_size)
+    if manifest.world_size != context.world_size:
+        raise other_worker_count(folder, manifest.world_size, context.world_size)
     if manifest.store_checksum != store_checksum:
         raise CheckpointError(
             f"{folder.path}: was trained on another store (checksum {manifest.store_checksum[:12]}, "
@@ -144,25 +143,19 @@ def _check_latest(store: CheckpointStore, folder: CheckpointFolder) -> list[str]
 
 
 def random_states() -> dict[str, Any]:
-    """The random states of this process, as tensors and plain values."""
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    python_version, python_keys, python_gauss = random.getstate()
+    """The random states of torch, NumPy and Python in this process, as tensors and plain values."""
+    kind, keys, *numpy_rest = np.random.get_state(legacy=True)
+    version, python_keys, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
-        "numpy": [
-            kind,
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "python": [python_version, torch.tensor(python_keys, dtype=torch.int64), python_gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *numpy_rest],
+        "python": [version, torch.tensor(python_keys, dtype=torch.int64), gauss],
     }
 
 
 def restore_random_states(path: Path) -> None:
-    """Take up the random states that :func:`random_states` gave.
+    """Restore the random states that :func:`random_states` gave.
 
     Raises:
         CheckpointError: the file can't be loaded.
@@ -171,10 +164,10 @@ def restore_random_states(path: Path) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and states["cuda"]:
         torch.cuda.set_rng_state(states["cuda"][0])
-    kind, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    python_version, python_keys, python_gauss = states["python"]
-    random.setstate((python_version, tuple(python_keys.tolist()), python_gauss))
+    kind, keys, *numpy_rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *numpy_rest))
+    version, python_keys, gauss = states["python"]
+    random.setstate((version, tuple(python_keys.tolist()), gauss))
 
 
 def rng_file(rank: int) -> str:

@@ -1,8 +1,9 @@
-"""The learning rate as a pure function of the step, so that resuming needs no scheduler state."""
+"""The learning rate as a pure function of the step, so that resuming needs no scheduler state; early stopping."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from train_config.schema import TrainingSection
 
@@ -25,3 +26,34 @@ def learning_rate(step: int, total_steps: int, training: TrainingSection) -> flo
     progress = min(1.0, (step - warmup_steps) / decay_steps)
     floor = training.min_learning_rate_share
     return training.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class EarlyStopping:
+    """The cost of evaluations, lower being better (Prechelt 1998).
+
+    Args:
+        patience: evaluations without a lower cost after which it is over; None for any number.
+        costs: of the evaluations so far, in order, when a run resumes.
+
+    Attributes:
+        is_best: the last evaluation was the best one.
+    """
+
+    def __init__(self, patience: int | None, costs: Iterable[float] = ()) -> None:
+        self._patience = patience
+        self._best = math.inf
+        self._since_best = 0
+        self.is_best = False
+        for cost in costs:
+            self.note(cost)
+
+    def note(self, cost: float) -> None:
+        """Take in an evaluation."""
+        self.is_best = cost < self._best
+        self._best = min(self._best, cost)
+        self._since_best = 0 if self.is_best else self._since_best + 1
+
+    @property
+    def is_over(self) -> bool:
+        """True where the patience is used up."""
+        return self._patience is not None and self._since_best >= self._patience

@@ -1,9 +1,8 @@
-"""One optimizer step: forward and backward over its micro-batches, then the update.
+"""Forward and backward of one optimizer step over its micro-batches, in the training loop and in tuning's trials.
 
-In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, sums of metrics, and
-what became of the update. The training loop and the measuring of throughput take their steps here alike.
+In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, and sums of metrics.
 
-With a memory guard a step in which memory runs out is taken again, with every batch in parts. Several workers have to
+With a memory guard a step in which memory runs out is repeated, with every batch in parts. Several workers have to
 know of it before one of them waits in a collective for one that is not coming. So they agree right before the first
 collective that follows a forward pass, where they would wait for each other anyway: under ZeRO-2 in the backward pass,
 when the first gradients are to be added up, without ZeRO and under ZeRO-1 at the end of the step's passes. Where memory
@@ -17,11 +16,10 @@ from torch import Tensor
 
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
-from training.engine.collective import ControlGroup
-from training.engine.engine import StepResult, TrainingEngine
+from training.engine.collective import ControlGroup, MetricSums
+from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard, parts_of
 from training.engine.memory_meter import is_out_of_memory
-from training.engine.metric_sums import MetricSums
 from training.engine.step_clock import StepClock
 
 
@@ -67,13 +65,8 @@ class Stepper:
             assert self._guard is not None
             self._guard.halve("memory ran out")
 
-    def update(self, learning_rate: float) -> StepResult:
-        """Update the parameters and clear the gradients. Every worker calls it."""
-        with self._clock.phase("optimizer"):
-            return self._engine.step(learning_rate)
-
     def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
-        """The sums of metrics; None where memory ran out on some worker, and all are to take the step again."""
+        """The sums of metrics; None where memory ran out on some worker, and all are to repeat the step."""
         sums = MetricSums()
         for batch in step:
             for part in self._parts(batch):
@@ -115,7 +108,7 @@ class Stepper:
         return None
 
     def _before_collective(self) -> None:
-        """Break the backward pass off before anyone waits in it for a worker on which memory ran out."""
+        """Abort the backward pass before anyone waits in it for a worker on which memory ran out."""
         if self._agreement_due:
             with self._clock.collective():
                 ran_out = self._ran_out()
@@ -123,7 +116,7 @@ class Stepper:
                 raise _BrokenOffError
 
     def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
-        """Whether memory ran out on some worker; the others are asked once after a forward pass.
+        """Test for out of memory on some worker; the others are asked once after a forward pass.
 
         Args:
             here: whether it did on this one.

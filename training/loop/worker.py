@@ -1,8 +1,8 @@
 """The training loop that every worker runs, whatever started it: build, restore, loop, finish.
 
 In: the config, a store on disk, an initialised process group. Out: checkpoints, metrics.jsonl, an exported model and
-the run's outcome, in the run's folder. What happens alike on every worker needs no agreement; what happens on one (a
-signal, a damaged record) is told to all before the next step, so that all end after the same step.
+the run's outcome, in the run's folder. An event on one worker (a signal, a damaged record) is shared before the next
+step, so that all end after the same step.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from dataset.batches.steps import StepBatches, TrainingSteps
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Manifest, Position, best
+from training.checkpoints.checkpoint import CheckpointStore, Manifest, Position, installed_versions
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement
 from training.engine.context import WorkerContext
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker, build
-from training.loop.early_stopping import EarlyStopping
 from training.loop.failures import described, diverged, failed, repeatable
-from training.loop.finishing import export_final, save_nonfinite_records
+from training.loop.finishing import finish, save_nonfinite_records
 from training.loop.restoring import random_states, restore, rng_file
-from training.loop.schedule import learning_rate
+from training.loop.schedule import EarlyStopping, learning_rate
 from training.loop.stepping import Stepper
-from training.loop.versions import installed_versions
 from training.tasks.experiment import Experiment
 
 
@@ -47,15 +45,15 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
         wandb_run_id: recorded in checkpoints.
 
     Returns:
-        How it ended, also written to the run's folder.
+        The outcome, also written to the run's folder.
 
     Raises:
-        EsmerayError: this worker can't go on; the others are told, or lose it.
-        Exception: something broke. Where it would break again, the outcome says so and trying again ends at once.
+        Exception: this worker can't continue. Where trying again would fail again, the outcome is written first.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     if (earlier := run.read_outcome()) is not None:
-        _sweep(CheckpointStore(run.checkpoints), context.rank)
+        if context.rank == 0:
+            CheckpointStore(run.checkpoints).sweep()
         return earlier  # a failure that would repeat: the launcher tried again all the same
     try:
         worker = build(config, context, run, store_path, wandb_run_id)
@@ -73,14 +71,14 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 
 def loop(worker: Worker, position: Position) -> Outcome:
     """Step until the planned end, a request to stop or a failure that would repeat."""
-    config, engine, control = worker.config, worker.engine, worker.control
+    training, control, experiment = worker.config.training, worker.control, worker.experiment
     worker.step = saved_step = position.step
-    stopping = EarlyStopping(worker.experiment.patience, _earlier_costs(worker, position))
+    stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
         validate(worker, position)  # where it starts from
-    steps = _steps_from(worker.experiment.batches, position, worker.total_steps)
-    clock = StepClock(config.training.log_every_steps, engine.device, _budget_tokens(worker))
-    stepper = Stepper(engine, control, clock, worker.guard)
+    steps = _steps_from(experiment.batches, position)
+    clock = StepClock(training.log_every_steps, worker.context.device, _budget_tokens(worker))
+    stepper = Stepper(worker.engine, control, clock, worker.guard)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
         clock.loaded()
@@ -93,13 +91,13 @@ def loop(worker: Worker, position: Position) -> Outcome:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
         sums = stepper.forward_backward(step, agreement.targets)
-        rate = learning_rate(position.step, worker.total_steps, config.training)
-        result = stepper.update(rate)
+        rate = learning_rate(position.step, worker.total_steps, training)
+        with clock.phase("optimizer"):
+            result = worker.engine.step(rate)
         totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
         nonfinite = result.skipped and _is_fault(worker, result, totals or {})
         if nonfinite:
-            name_of = worker.experiment.record_name
-            save_nonfinite_records(worker.run, name_of, position.step, worker.context.rank, step.batches)
+            save_nonfinite_records(worker, position.step, step.batches)
         position = _advance(position, step, agreement, result.skipped, nonfinite)
         worker.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens)
@@ -107,83 +105,42 @@ def loop(worker: Worker, position: Position) -> Outcome:
             _log_step(worker, position, totals, result, rate, clock)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
-        if position.nonfinite_in_a_row >= config.training.max_nonfinite_steps:
+        if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
             return diverged(worker.run, position)
         last = position.step == worker.total_steps
-        saving = last or position.step % config.checkpoint.every_steps == 0
+        saving = last or position.step % worker.config.checkpoint.every_steps == 0
         # A checkpoint is one of the best only if its loss is known.
-        validating = position.step % config.training.evaluate_every_steps == 0 or (
-            saving and config.checkpoint.keep_best
-        )
-        cost = validate(worker, position) if last or validating else None
+        validating = last or position.step % training.evaluate_every_steps == 0
+        cost = validate(worker, position) if validating or (saving and worker.config.checkpoint.keep_best) else None
         if cost is not None:
             stopping.note(cost)
-        keeping = cost is not None and stopping.is_best and worker.experiment.exports_best
-        if saving or keeping:
+        if saving or (cost is not None and stopping.is_best and experiment.exports_best):
             with clock.phase("checkpoint"):
                 save(worker, position, cost)
             saved_step = position.step
         if stopping.is_over and not last:
-            waited = f"{worker.experiment.patience} evaluations without a better one"
+            waited = f"{experiment.patience} evaluations without a better one"
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
 
 
-def finish(worker: Worker, outcome: Outcome) -> Outcome:
-    """Wait for the last checkpoint, export the model, leave word of how it ended."""
-    if outcome.status == "failed":
-        worker.writer.give_up()
-    else:
-        worker.writer.wait()
-    if outcome.status == "finished":
-        step = _load_best(worker) if worker.experiment.exports_best else outcome.step
-        export_final(worker.engine, worker.checkpoints.folder(step), worker.run, worker.context.rank)
-    worker.control.all_true(True)  # every shard is on disk, or given up
-    if outcome.status == "failed":
-        _sweep(worker.checkpoints, worker.context.rank)
-    if worker.context.rank == 0 and worker.run.read_outcome() is None:
-        worker.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
-        worker.run.write_outcome(outcome)
-    worker.stop_sampling()
-    worker.log.close()
-    worker.experiment.close()
-    worker.engine.close()
-    return outcome
-
-
-def _sweep(checkpoints: CheckpointStore, rank: int) -> None:
-    """Leave no half-written checkpoint of a run that ends here."""
-    if rank == 0:
-        checkpoints.sweep()
-
-
-def _load_best(worker: Worker) -> int:
-    """Go back to the best checkpoint; returns its step. Every worker calls it."""
-    folder = best(worker.checkpoints) if worker.context.rank == 0 else None
-    name = worker.control.from_rank_0("" if folder is None else folder.path.name)
-    chosen = CheckpointFolder(worker.checkpoints.root / name)
-    worker.engine.load_shards(chosen.path)
-    worker.log.event("exports_best", chosen.step, checkpoint=name)
-    return chosen.step
-
-
 def _earlier_costs(worker: Worker, position: Position) -> list[float]:
-    """Costs of the evaluations before this position, as rank 0 wrote them down."""
+    """Costs of the evaluations before this position, from rank 0's metrics.jsonl."""
     records = read_metrics(worker.run.metrics) if worker.context.rank == 0 and worker.run.metrics.exists() else []
-    figures = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
-    costs = [cost for f in figures if (cost := worker.experiment.cost(f)) is not None]
+    earlier = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
+    costs = [cost for record in earlier if (cost := worker.experiment.cost(record)) is not None]
     return json.loads(worker.control.from_rank_0(json.dumps(costs)))
 
 
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
-    figures = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    metrics = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
     worker.forget_peak()
-    if not figures:
+    if not metrics:
         return None  # nothing is held out, or a stop was asked for
-    worker.log.write("validation", position.step, epoch=position.epoch, **figures)
-    return worker.experiment.cost(figures)
+    worker.log.write("validation", position.step, epoch=position.epoch, **metrics)
+    return worker.experiment.cost(metrics)
 
 
 def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
@@ -210,7 +167,7 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
     worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
 
 
-def _steps_from(batches: TrainingSteps, position: Position, total_steps: int) -> Iterator[StepBatches]:
+def _steps_from(batches: TrainingSteps, position: Position) -> Iterator[StepBatches]:
     """Every step from this position on, epoch after epoch."""
     epoch, step_in_epoch = position.epoch, position.step_in_epoch
     while True:
@@ -239,7 +196,7 @@ def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None)
 
 
 def _budget_tokens(worker: Worker) -> int:
-    """Tokens that this worker's batches of a step have room for."""
+    """Token budget of this worker's batches of a step."""
     batch = worker.config.batch
     return batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
 
@@ -258,7 +215,7 @@ def _advance(
 
 
 def _is_fault(worker: Worker, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
-    """Whether a skipped step is a fault: with fp16, a loss scale still on its way down is none."""
+    """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
     if worker.config.training.amp_dtype != "fp16" or result.loss_scale_exhausted:
         return True
     return not math.isfinite(float(totals["loss"]))
@@ -272,14 +229,15 @@ def _log_step(
     rate: float,
     clock: StepClock,
 ) -> None:
-    figures, times = _figures(worker, totals), clock.read()
+    metrics: dict[str, float] = worker.engine.module.figures(totals)  # type: ignore[operator]
+    times = clock.read()
     if worker.sampler is not None:
-        worker.sampler.note(position.step, position.epoch, {**figures, **times, **_loader_figures(worker.experiment)})
+        worker.sampler.note(position.step, position.epoch, {**metrics, **times, **_loader_metrics(worker.experiment)})
     worker.log.write(
         "train",
         position.step,
         epoch=position.epoch,
-        **figures,
+        **metrics,
         learning_rate=rate,
         gradient_norm=result.gradient_norm,
         skipped=result.skipped,
@@ -291,13 +249,9 @@ def _log_step(
         worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
 
 
-def _loader_figures(experiment: Experiment) -> dict[str, float]:
-    figures = {
+def _loader_metrics(experiment: Experiment) -> dict[str, float]:
+    values = {
         "loader_queue_depth": experiment.batches.queue_depth,
         "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
     }
-    return {name: float(value) for name, value in figures.items() if value is not None}
-
-
-def _figures(worker: Worker, totals: dict[str, torch.Tensor]) -> dict[str, float]:
-    return worker.engine.module.figures(totals)  # type: ignore[operator]
+    return {name: float(value) for name, value in values.items() if value is not None}

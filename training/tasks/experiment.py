@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
 from dataset.batches.cropping import CropCount
 from dataset.batches.steps import TrainingSteps, ValidationSteps
-from model.tasks.base import TaskModel
+from dataset.packed_batch import PackedBatch
+from model.tasks.base import TaskModel, TaskOutput
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointFolder
-from training.engine.collective import ControlGroup
+from training.engine.collective import ControlGroup, MetricSums
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
-from training.engine.metric_sums import evaluate
 
 Model = TypeVar("Model", bound=TaskModel)
 
@@ -141,7 +142,7 @@ class Experiment(ABC):
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
         """Figures of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
-        totals = evaluate(engine, self.validation.steps(), control, stop_requested)
+        totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
         return engine.module.figures(totals) if totals else {}  # type: ignore[operator]
 
     def cost(self, figures: dict[str, float]) -> float | None:
@@ -163,3 +164,29 @@ class Experiment(ABC):
         """End loader processes."""
         self.batches.close()
         self.validation.close()
+
+
+@torch.no_grad()
+def evaluate(
+    engine: TrainingEngine,
+    steps: Iterable[Iterable[PackedBatch]],
+    control: ControlGroup,
+    stop_requested: Callable[[], bool],
+    forward: Callable[[PackedBatch], TaskOutput],
+) -> dict[str, Tensor]:
+    """Metric sums of ``forward`` over batches, each worker its own part. Every worker calls it.
+
+    Returns:
+        Nothing where there is no batch, or where a stop was asked for in between.
+    """
+    engine.module.eval()
+    sums = MetricSums()
+    stopped = False
+    for batches in steps:
+        stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
+        if stopped:
+            break
+        for batch in batches:
+            sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
+    engine.module.train()
+    return {} if stopped else sums.over_workers(control)

@@ -8,17 +8,41 @@ there at once; modules of the tasks keep to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ConfigError
 from common.progress import ProgressCallback
+from dataset.fasta.counts import IngestCounts
 from model.cost.memory import ParameterCount
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.deepspeed_settings import deepspeed_settings
-from training.tasks.data_size import DataSize
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Size of the data to train on.
+
+    Attributes:
+        sequences: of training.
+        tokens: of these after cropping, special tokens included.
+        cropped_sequences: longer than ``data.max_length``.
+        cropped_residues: left out each epoch.
+        exact: False where it is estimated.
+        held_out: sequences of the validation.
+        counts: what reading changed or left out, where that is known.
+    """
+
+    sequences: int
+    tokens: int
+    cropped_sequences: int
+    cropped_residues: int
+    exact: bool
+    held_out: int = 0
+    counts: IngestCounts | None = None
 
 
 class TaskSize(NamedTuple):

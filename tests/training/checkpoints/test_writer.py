@@ -5,13 +5,14 @@ import torch
 
 from common.errors import CheckpointError, ResourceError
 from tests.runs import a_manifest
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
+from train_config.schema import CheckpointSection
+from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
 
 
 def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
-    settings = {"keep_last": 2, "keep_best": 1, "asynchronous": False} | options
-    return CheckpointWriter(store, rank, world_size, **settings)
+    section = CheckpointSection(**{"keep_last": 2, "keep_best": 1, "asynchronous": False} | options)
+    return CheckpointWriter(store, rank, world_size, section)
 
 
 def test_checkpoint_reads_back_and_verifies(tmp_path):
@@ -73,13 +74,33 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
     assert store.complete() == []
 
 
-def test_manifest_that_was_touched_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "a.pt").write_bytes((folder / "a.pt").read_bytes()[:-1]), "the manifest says"),
+        (lambda folder: (folder / "a.pt").write_bytes(bytes((folder / "a.pt").stat().st_size)), "SHA-256"),
+        (lambda folder: (folder / "a.pt").unlink(), "missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no manifest"),
+        (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "digest"),
+        (
+            lambda folder: replace_in(folder / "manifest.json", '"format_version": 2', '"format_version": 1'),
+            "version 1",
+        ),
+    ],
+    ids=["truncated", "changed", "missing", "no manifest", "manifest changed", "older version"],
+)
+def test_damaged_checkpoint_is_refused(tmp_path, damage, message):
     store = CheckpointStore(tmp_path)
     writer(store).write([("a.pt", torch.ones(1))], a_manifest(1))
-    path = store.complete()[0].path / "manifest.json"
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(CheckpointError, match="digest"):
-        CheckpointFolder(path.parent).manifest()
+    (folder,) = store.complete()
+    damage(folder.path)
+    with pytest.raises(CheckpointError, match=message):
+        folder.verify()
+
+
+def replace_in(path, old, new) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import ConfigError, EsmerayError
+from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import pack_sequences
 from tests.runs import run_folder, tiny_config
@@ -17,7 +17,6 @@ from train_config.loading import load_config
 from train_config.schema import TrainingSection
 from training.engine.context import WorkerContext
 from training.engine.device import PlacementError, apply_device_settings, check_placement, choose_device
-from training.loop.failures import repeatable
 from training.loop.worker import train_worker
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
@@ -99,41 +98,23 @@ def test_what_was_left_elsewhere_is_named_with_both_devices(batch, move, name):
         check_placement(model, batch, CPU)
 
 
-def test_first_of_several_is_named(batch):
-    with pytest.raises(PlacementError, match=r"^parameter first\.weight is on cpu, .* is meta"):
-        check_placement(Model(), batch, ELSEWHERE)
-
-
 def test_parameters_that_zero_3_took_away_may_leave_an_empty_one_anywhere(batch):
     model = Model()
     model.first.weight = nn.Parameter(torch.empty(0, device=ELSEWHERE))
     check_placement(model, batch, CPU)
 
 
-def test_misplacement_is_a_refusal_that_is_not_tried_again(batch):
-    error = PlacementError("buffer mean is on cpu, but ...")
-    assert isinstance(error, EsmerayError)
-    assert repeatable(error) == 1
-
-
-def test_settings_reach_torch(torch_settings):
+def test_settings_reach_torch_and_a_cublas_workspace_of_the_user_s_choice_stays(torch_settings, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     apply_device_settings(TrainingSection(tf32=True, cudnn_benchmark=True))
     assert torch.get_float32_matmul_precision() == "high"
-    assert torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.benchmark and torch.backends.cudnn.allow_tf32
     assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     apply_device_settings(TrainingSection(tf32=False, deterministic=True))
     assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.benchmark
-    assert not torch.backends.cudnn.allow_tf32
+    assert not (torch.backends.cudnn.benchmark or torch.backends.cudnn.allow_tf32)
     assert torch.are_deterministic_algorithms_enabled()
-
-
-def test_determinism_gives_cublas_what_torch_asks_for_and_keeps_what_the_user_gave(torch_settings, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    apply_device_settings(TrainingSection())
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    apply_device_settings(TrainingSection(deterministic=True))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     apply_device_settings(TrainingSection(deterministic=True))
@@ -145,23 +126,10 @@ def test_timed_kernels_and_determinism_exclude_each_other():
         load_config(None, {("training", "deterministic"): "true", ("training", "cudnn_benchmark"): "true"})
 
 
-def train(config, store_path, context=None):
-    return train_worker(config, context or WorkerContext(), store_path)
-
-
-@pytest.mark.usefixtures("process_group")
-class TestRun:
-    def test_batch_that_stayed_elsewhere_ends_the_run_at_the_first_step(self, store_path, tmp_path, monkeypatch):
-        monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(None, self))
-        config = tiny_config(tmp_path, model={"task": "masked_lm"})
-        with pytest.raises(PlacementError, match="batch field cu_seqlens is on meta"):
-            train(config, store_path)
-        outcome = run_folder(config).read_outcome()
-        assert (outcome.status, outcome.exit_code) == ("failed", 1)
-
-    def test_placement_is_looked_at_once(self, store_path, tmp_path, monkeypatch):
-        looks = []
-        monkeypatch.setattr("training.engine.engine.check_placement", lambda *arguments: looks.append(arguments))
-        config = tiny_config(tmp_path, model={"task": "masked_lm"}, training={"max_steps": 3})
-        train(config, store_path)
-        assert len(looks) == 1
+def test_batch_that_stayed_elsewhere_ends_the_run_at_the_first_step(process_group, store_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(None, self))
+    config = tiny_config(tmp_path, model={"task": "masked_lm"})
+    with pytest.raises(PlacementError, match="batch field cu_seqlens is on meta"):
+        train_worker(config, WorkerContext(), store_path)
+    outcome = run_folder(config).read_outcome()
+    assert (outcome.status, outcome.exit_code) == ("failed", 1)

@@ -134,26 +134,27 @@ def assert_same_result(config, expected) -> None:
 @pytest.mark.usefixtures("process_group")
 class TestRun:
     @pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
-    def test_running_out_in_a_forward_pass_changes_no_loss(self, task, store_path, tmp_path, monkeypatch):
+    def test_running_out_in_a_forward_pass_changes_no_loss_and_a_resumed_run_keeps_the_parts(
+        self, task, store_path, tmp_path, monkeypatch
+    ):
         whole, guarded = (config_for(tmp_path / name, model={"task": task}) for name in ("whole", "guarded"))
         train(whole, store_path)
-        sizes = forward_needs_memory(monkeypatch)
-        assert train(guarded, store_path).status == "finished"
+        with monkeypatch.context() as patch:
+            sizes = forward_needs_memory(patch)
+            assert train(guarded, store_path).status == "finished"
         assert max(sizes) <= FITS_TOKENS
         assert_same_result(guarded, whole)
         assert [event["parts"] for event in events(guarded, "memory_guard")] == [2]
+        run_folder(guarded).clear_requests()
+        longer = guarded.model_copy(update={"training": guarded.training.model_copy(update={"max_steps": 5})})
+        sizes = forward_needs_memory(monkeypatch, from_call=0)
+        train(longer, store_path)
+        assert max(sizes) <= FITS_TOKENS
+        assert "memory ran out before" in events(longer, "memory_guard")[-1]["message"]
 
     @pytest.mark.parametrize(
         ("stage", "amp_dtype", "offload"),
-        [
-            (0, "none", False),
-            (1, "none", False),
-            (2, "none", False),
-            (2, "none", True),
-            (0, "bf16", False),
-            (1, "bf16", False),
-            (2, "bf16", False),
-        ],
+        [(0, "none", False), (0, "bf16", False), (1, "bf16", False), (2, "none", True)],
     )
     def test_broken_backward_pass_leaves_nothing_behind(
         self, stage, amp_dtype, offload, store_path, tmp_path, monkeypatch
@@ -173,38 +174,6 @@ class TestRun:
         weights = exported_weights(in_parts)
         assert all(torch.equal(value, weights[name]) for name, value in exported_weights(guarded).items())
 
-    def test_running_out_in_a_backward_pass_changes_no_loss(self, store_path, tmp_path, monkeypatch):
-        whole, guarded = config_for(tmp_path / "whole"), config_for(tmp_path / "guarded")
-        train(whole, store_path)
-        backward_needs_memory(monkeypatch, call=3)  # the second of the second step
-        assert train(guarded, store_path).status == "finished"
-        assert_same_result(guarded, whole)
-        assert [(e["step"], e["parts"]) for e in events(guarded, "memory_guard")] == [(1, 2)]
-
-    def test_run_that_is_taken_up_again_goes_on_with_parts(self, store_path, tmp_path, monkeypatch):
-        whole, guarded = config_for(tmp_path / "whole"), config_for(tmp_path / "guarded")
-        train(whole, store_path)
-        with monkeypatch.context() as patch:
-            forward_needs_memory(patch)
-            train(
-                guarded.model_copy(update={"training": guarded.training.model_copy(update={"max_steps": 3})}),
-                store_path,
-            )
-        run_folder(guarded).clear_requests()
-        sizes = forward_needs_memory(monkeypatch, from_call=0)
-        train(guarded, store_path)
-        assert max(sizes) <= FITS_TOKENS
-        assert "memory ran out before" in events(guarded, "memory_guard")[-1]["message"]
-
-    def test_used_up_halvings_end_the_run_with_what_to_do(self, store_path, tmp_path, monkeypatch):
-        forward_needs_memory(monkeypatch, fits_tokens=0)
-        config = config_for(tmp_path)
-        with pytest.raises(ResourceError, match="memory ran out"):
-            train(config, store_path)
-        outcome = run_folder(config).read_outcome()
-        assert (outcome.status, outcome.exit_code) == ("failed", 4)
-        assert "gradient_checkpointing" in outcome.message
-
     def test_without_the_guard_running_out_ends_the_run(self, store_path, tmp_path, monkeypatch):
         forward_needs_memory(monkeypatch)
         config = config_for(tmp_path, training={"max_steps": 4, "memory_guard": {"enabled": False}})
@@ -216,3 +185,6 @@ class TestRun:
         config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
         with pytest.raises(ResourceError, match="memory ran out"):
             train(config, store_path)
+        outcome = run_folder(config).read_outcome()
+        assert (outcome.status, outcome.exit_code) == ("failed", 4)
+        assert "gradient_checkpointing" in outcome.message

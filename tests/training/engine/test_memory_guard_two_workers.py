@@ -15,12 +15,7 @@ FITS_TOKENS = 150
 """Of batches of up to 256."""
 FORWARD, BACKWARD = TrainingEngine.__call__, TrainingEngine.backward
 
-ENGINES = [
-    (0, "none", False),
-    (1, "none", False),
-    (2, "none", False),
-    (2, "bf16", True),
-]
+ENGINES = [(1, "none", False), (2, "bf16", True)]
 """ZeRO stage, precision, and whether the optimizer is offloaded."""
 
 pytestmark = pytest.mark.slow
@@ -111,7 +106,7 @@ def config_for(folder, **changes) -> Config:
 def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
     """Runs that needed no new start, by name."""
     folder = tmp_path_factory.mktemp("trained")
-    runs = [("undisturbed", {}, None), ("forward", {}, "forward"), ("backward", {}, "backward")]
+    runs = [("undisturbed", {}, None), ("forward", {}, "forward")]
     for stage, amp_dtype, offload in ENGINES:
         changes = {
             "deepspeed": {"stage": stage, "offload_optimizer": offload},
@@ -133,10 +128,9 @@ def parts(config: Config) -> list[tuple[int, int]]:
     return [(event["step"], event["parts"]) for event in events(config, "memory_guard")]
 
 
-@pytest.mark.parametrize(("where", "step"), [("forward", 1), ("backward", 0)])
-def test_running_out_on_one_worker_halves_on_both_and_changes_no_loss(where, step, trained):
-    assert train_losses(trained[where]) == pytest.approx(train_losses(trained["undisturbed"]), rel=1e-5)
-    assert parts(trained[where]) == [(step, 2)]
+def test_running_out_on_one_worker_halves_on_both_and_changes_no_loss(trained):
+    assert train_losses(trained["forward"]) == pytest.approx(train_losses(trained["undisturbed"]), rel=1e-5)
+    assert parts(trained["forward"]) == [(1, 2)]
 
 
 @pytest.mark.parametrize(("stage", "amp_dtype", "offload"), ENGINES)

@@ -10,7 +10,7 @@ from training.engine.step_clock import PHASES, StepClock
 def now(monkeypatch) -> list[float]:
     """A clock that stands still; its one item is the time."""
     time = [100.0]
-    monkeypatch.setattr("training.engine.engine.step_clock.time.perf_counter", lambda: time[0])
+    monkeypatch.setattr("training.engine.step_clock.time.perf_counter", lambda: time[0])
     return time
 
 

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,8 @@ from model.cost.memory import count_parameters
 from tests.runs import tiny_config
 from training.launch.placement import Workers
 from training.launch.planning import check_warm_up, make_plan
-from training.tasks.data_size import estimate_size, size_of_store
 from training.tasks.plan import TaskSize
+from training.tasks.residues.plan import estimate_size, size_of_store
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
 
@@ -52,6 +50,8 @@ def test_plan_says_steps_and_memory(tmp_path):
     plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
     assert plan.steps_per_epoch == -(-data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
+    alone = make_plan(config, Workers(1, 1, False), TaskSize(data, count_parameters(config.model)))
+    assert plan.memory.optimizer_bytes == -(-alone.memory.optimizer_bytes // 2), "ZeRO divides it over the workers"
     text = "\n".join(plan.lines())
     assert "2 x cpu" in text
     assert "ZeRO-2" in text
@@ -76,11 +76,3 @@ def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
     assert plan.steps_per_epoch == -(-data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())
-
-
-def test_zero_divides_the_optimizer_state_over_the_workers(tmp_path):
-    config = tiny_config(Path(tmp_path))
-    size = TaskSize(estimate_size(config.data), count_parameters(config.model))
-    alone = make_plan(config, Workers(1, 1, False), size).memory
-    shared = make_plan(config, WORKERS, size).memory
-    assert shared.optimizer_bytes == -(-alone.optimizer_bytes // 2)

@@ -99,7 +99,7 @@ def assert_same_result(config: Config, reference: Config) -> None:
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_run_tells_where_the_result_is_and_leaves_it_there(undisturbed):
+def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     config, output = undisturbed
     run = run_folder(config)
     assert str(run.export) in output
@@ -108,11 +108,6 @@ def test_run_tells_where_the_result_is_and_leaves_it_there(undisturbed):
     assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 2048
     assert CheckpointStore(run.checkpoints).latest() == "step-00000020"
     assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
-
-
-def test_wandb_file_holds_the_run_under_the_id_of_the_checkpoints(undisturbed):
-    config, _ = undisturbed
-    run = run_folder(config)
     run_id = run.wandb_run_id.read_text()
     files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
     assert [run_id in file.name for file in files] == [True]
@@ -150,15 +145,6 @@ def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(undisturbed
     assert sent == [alert["message"]]
 
 
-def test_finished_run_says_so_and_stops(undisturbed, ray_address):
-    config, _ = undisturbed
-    before = run_folder(config).metrics.read_bytes()
-    process = start(config, ray_address)
-    assert "is finished" in finish(process)
-    assert process.returncode == 0
-    assert run_folder(config).metrics.read_bytes() == before
-
-
 def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_start(undisturbed, ray_address, tmp_path):
     config = tiny_config(tmp_path, **SLOW_STEPS)
     process = start(config, ray_address, program=("-m", "tests.training.memory_runs_out"))
@@ -170,10 +156,11 @@ def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_star
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def killed(ray_address, tmp_path_factory) -> tuple[Config, str]:
-    """A run whose driver was killed and, when the same command went on, a worker; what that command printed."""
-    config = tiny_config(tmp_path_factory.mktemp("killed"), **SLOW_STEPS)
+@pytest.mark.timeout(600)  # it starts the run three times
+def test_killed_driver_resumes_with_the_same_command_and_a_killed_worker_is_replaced(
+    undisturbed, ray_address, tmp_path
+):
+    config = tiny_config(tmp_path, **SLOW_STEPS)
     process = start(config, ray_address)
     wait_for(lambda: steps_done(config) >= 12, process)
     process.kill()
@@ -186,22 +173,10 @@ def killed(ray_address, tmp_path_factory) -> tuple[Config, str]:
     os.kill(worker_process(config, rank=1), signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 0, output
-    return config, output
-
-
-@pytest.mark.timeout(600)  # whichever of the two comes first makes the run, which starts three times
-def test_killed_driver_goes_on_with_the_same_command(undisturbed, killed):
-    config, output = killed
     assert "checkpoint_manager_snapshot.json was damaged" in output
-    assert events(config, "resumed")[0]["step"] >= 10
-    assert_same_result(config, undisturbed[0])
-
-
-@pytest.mark.timeout(600)
-def test_killed_worker_is_replaced_and_loses_no_more_than_to_the_last_checkpoint(undisturbed, killed):
-    config, _ = killed
-    _, after_worker = events(config, "resumed")
-    assert after_worker["step"] == 15
+    after_driver, after_worker = events(config, "resumed")
+    assert after_driver["step"] >= 10
+    assert after_worker["step"] == 15, "no more is lost than to the last checkpoint"
     assert_same_result(config, undisturbed[0])
 
 

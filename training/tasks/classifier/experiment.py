@@ -24,14 +24,14 @@ from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.store import LabelledStore, stage_sequences
-from dataset.packed_batch import has_target
+from dataset.packed_batch import PackedBatch, has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import layer_groups
 from model.export.classifier import export_classifier
 from model.metrics.classification import classification_metrics
 from model.parameter_groups import decayed_rates
-from model.tasks.base import TaskModel, targets_of
+from model.tasks.base import TaskModel, TaskOutput, targets_of
 from model.tasks.classifier import Classifier
 from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.tasks.losses import balanced_class_weights, probabilities
@@ -42,9 +42,8 @@ from train_config.schema import Config
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
-from training.engine.metric_sums import MetricSums
 from training.tasks.classifier.features import ensure_features, fingerprint, is_pooled
-from training.tasks.experiment import Experiment, TrainedState
+from training.tasks.experiment import Experiment, TrainedState, evaluate
 
 
 class ClassifierExperiment(Experiment):
@@ -154,17 +153,33 @@ class ClassifierExperiment(Experiment):
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
-        """Figures over all held-out records, each counted once, from the predictions of all workers."""
-        found = self._predict(engine, control, stop_requested)
-        if found is None:
+        """Metrics of all held-out records, each counted once, from the predictions of all workers."""
+        model, kind = engine.module, self._labelled.label_space.kind
+        assert isinstance(model, Classifier)
+        predicted: list[Tensor] = []
+        wanted: list[Tensor] = []
+        weights: list[Tensor] = []
+
+        def predict(batch: PackedBatch) -> TaskOutput:
+            logits, output = model.predict(batch)
+            targets = targets_of(batch)
+            judged = has_target(targets)
+            predicted.append(probabilities(logits[judged], kind).float().cpu())
+            wanted.append(targets[judged].cpu())
+            if batch.weights is not None and kind != "per_residue":
+                weights.append(batch.weights[judged].cpu())
+            return output
+
+        sums = evaluate(engine, self.validation.steps(), control, stop_requested, predict)
+        if not sums:
             return {}
-        probabilities_NC, targets, weights, sums = found
-        figures: dict[str, float] = {}
+        probabilities_NC = control.gather_rows(torch.cat(predicted))
+        targets = control.gather_rows(torch.cat(wanted))
+        weights_N = control.gather_rows(torch.cat(weights)) if weights else None
+        metrics: dict[str, float] = {}
         if control.rank == 0:
-            kind = self._labelled.label_space.kind
-            figures = engine.module.figures(sums)  # type: ignore[operator]
-            figures |= classification_metrics(kind, probabilities_NC, targets, weights)
-        return json.loads(control.from_rank_0(json.dumps(figures)))
+            metrics = model.figures(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
+        return json.loads(control.from_rank_0(json.dumps(metrics)))
 
     def cost(self, figures: dict[str, float]) -> float | None:
         """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
@@ -193,44 +208,6 @@ class ClassifierExperiment(Experiment):
     @property
     def _section(self) -> Any:
         return self._config.model.classifier
-
-    @torch.no_grad()
-    def _predict(
-        self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
-    ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor]] | None:
-        """(N, C) probabilities and the targets of all held-out records on every worker, and the metric sums."""
-        model: Any = engine.module
-        kind = self._labelled.label_space.kind
-        model.eval()
-        sums = MetricSums()
-        predicted: list[Tensor] = []
-        wanted: list[Tensor] = []
-        weights: list[Tensor] = []
-        stopped = False
-        for batches in self.validation.steps():
-            stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
-            if stopped:
-                break
-            for batch in batches:
-                batch = batch.to(engine.device, non_blocking=True)
-                logits, output = model.predict(batch)
-                sums.add(output.metrics)
-                targets = targets_of(batch)
-                judged = has_target(targets)
-                predicted.append(probabilities(logits[judged], kind).float().cpu())
-                wanted.append(targets[judged].cpu())
-                if batch.weights is not None and kind != "per_residue":
-                    weights.append(batch.weights[judged].cpu())
-        model.train()
-        if stopped or not predicted:
-            return None
-        totals = sums.over_workers(control)
-        return (
-            control.gather_rows(torch.cat(predicted)),
-            control.gather_rows(torch.cat(wanted)),
-            control.gather_rows(torch.cat(weights)) if weights else None,
-            totals,
-        )
 
 
 def _class_weights(labelled: LabelledStore) -> Tensor:

@@ -26,8 +26,7 @@ from model.tasks.classifier_settings import best_metric, check_pooling, loss_nam
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.schema import ModelSection
 from training.checkpoints.checkpoint import CheckpointFolder
-from training.tasks.data_size import DataSize
-from training.tasks.plan import TaskPlan, TaskSize
+from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 
 class ClassifierPlan(TaskPlan):

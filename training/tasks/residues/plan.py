@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from common.progress import ProgressCallback
-from dataset.store.conversion import ensure_store, store_location
+from dataset.batches.cropping import count_cropped, cropped_lengths
+from dataset.batches.splitting import split_records
+from dataset.fasta.reader import FastaSource
+from dataset.store.conversion import SAMPLE, ensure_store, store_location
+from dataset.store.format import MANIFEST_FILE
 from dataset.store.reader import Store
+from dataset.store.sample import sample_records
 from model.backbones.source import is_padded, source_type
 from model.cost.memory import count_parameters
-from training.tasks.data_size import estimate_size, size_of_store
-from training.tasks.plan import TaskPlan, TaskSize
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
+from training.tasks.plan import DataSize, TaskPlan, TaskSize
+
+HEAD_RECORDS = 50_000
+"""Records that an estimate reads."""
 
 
 class ResiduePlan(TaskPlan):
@@ -38,3 +49,49 @@ class ResiduePlan(TaskPlan):
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
         return TaskSize(estimate_size(self.config.data), count_parameters(self.config.model))
+
+
+def size_of_store(store: Store, data: DataSection) -> DataSize:
+    """Count the training part of a store."""
+    training, held_out = split_records(store.sequence_hashes, data.validation_share)
+    return replace(_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
+
+
+def estimate_size(data: DataSection) -> DataSize:
+    """Estimate the size of training on the source, reading no more than the head of the files.
+
+    Raises:
+        DataError: a file is missing or damaged in what was read.
+    """
+    if len(data.source) == 1 and (Path(data.source[0]) / MANIFEST_FILE).is_file():
+        return size_of_store(Store(data.source[0]), data)
+    lengths, share_read = _head_lengths(data)
+    head = _of_lengths(np.array(lengths), data)
+    scale = (1 - data.validation_share) / share_read
+    return DataSize(
+        sequences=round(head.sequences * scale),
+        tokens=round(head.tokens * scale),
+        cropped_sequences=round(head.cropped_sequences * scale),
+        cropped_residues=round(head.cropped_residues * scale),
+        exact=False,
+        held_out=round(head.sequences * data.validation_share / share_read),
+    )
+
+
+def _head_lengths(data: DataSection) -> tuple[list[int], float]:
+    if data.source == [SAMPLE]:
+        sample = data.sample
+        return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
+    source = FastaSource(data.source)
+    lengths: list[int] = []
+    for batch in source.batches():
+        lengths += map(len, batch.sequences)
+        if len(lengths) >= HEAD_RECORDS:
+            return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
+    return lengths, 1.0
+
+
+def _of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
+    tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
+    cropped = count_cropped(lengths_N, data.max_length)
+    return DataSize(lengths_N.size, int(tokens.sum()), cropped.sequences, cropped.residues, exact=True)

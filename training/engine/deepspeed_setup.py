@@ -1,0 +1,89 @@
+"""Importing DeepSpeed for a device, and a folder for its compiled operators that no killed process leaves locked.
+
+PyTorch marks a folder in which it compiles with a file, and waits for ever for a file whose owner was killed. Here each
+Python environment and processor has a folder of its own (the paths in it differ), guarded by a lock that the kernel
+takes back from a killed process: a mark that is found under the lock has no owner any more.
+
+The tools of the Python environment compile, as if it were activated: a build of ninja 1.13 is out of date to the
+system's ninja 1.11 and the other way round, and all would be compiled again whenever the two take turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from common.compiled_code import cache_folder, processor
+from common.publishing import exclusive
+
+_VARIABLE = "TORCH_EXTENSIONS_DIR"
+_MARK = "lock"
+"""Name of PyTorch's file (torch.utils.cpp_extension, torch 2.13)."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def prepare_deepspeed(device: torch.device) -> None:
+    """Import DeepSpeed for this device, quietly, on the process group that exists."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed asks for its launcher's variable even where the process group exists already.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    _import_muon_uncompiled()
+    with compiling_alone():
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Let no other process compile DeepSpeed's operators on this machine while the block lasts; wait for one that does.
+
+    A folder that the user chose by TORCH_EXTENSIONS_DIR is left as it is.
+    """
+    if os.environ.get(_VARIABLE):
+        yield
+        return
+    folder = cache_folder("operators") / _environment()
+    with exclusive(folder):
+        for mark in folder.glob(f"*/{_MARK}"):
+            _LOG.warning("%s: left by a compilation that was killed; removed", mark)
+            mark.unlink()
+        path = os.environ.get("PATH", os.defpath)
+        os.environ[_VARIABLE] = str(folder)
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), path])
+        try:
+            yield
+        finally:
+            del os.environ[_VARIABLE]
+            os.environ["PATH"] = path
+
+
+def _environment() -> str:
+    parts = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _import_muon_uncompiled() -> None:
+    """Load the optimizer that DeepSpeed 0.19.8 holds every other against, without compiling its kernels.
+
+    DeepSpeed would import it when the engine is made, and torch's compiler with it: over a second of a worker's start.
+    """
+    from deepspeed.runtime import compiler
+
+    compile_kernels = compiler.compile
+    compiler.compile = lambda: lambda kernel: kernel
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_kernels
