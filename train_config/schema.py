@@ -132,12 +132,12 @@ class BatchSection(Section):
 
 
 class BackboneSection(Section):
-    """What gives a feature vector for each token: ESM-2, or for the classifier any encoder or decoder."""
+    """What gives a feature vector for each token: ESM-2, ESM C or another encoder or decoder of transformers."""
 
     source: str = "esm2_t6_8M"
     """Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
-    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B. For the classifier also bert, qwen2, llama or t5 with
-    random weights of the size given by layers, hidden_size and heads."""
+    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with random weights
+    of the size given by layers, hidden_size and heads."""
     layers: Channels | None = None
     """Layers, in place of the size's own (random weights only)."""
     hidden_size: Channels | None = None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dataset.labels.label_space import LabelSpace
 from model.backbones.facts import BackboneFacts, esm_facts
 from model.backbones.lora_targets import check_not_frozen, chosen_layers
-from model.backbones.source import esm_settings, is_esm2
+from model.backbones.source import esm_settings, source_type
 from model.tasks.classifier_settings import check_pooling, loss_name
 from train_config.classifier_schema import ClassifierSection
 from train_config.schema import ModelSection
@@ -64,7 +64,7 @@ def count_parameters(section: ModelSection) -> ParameterCount:
         ConfigError: the backbone's source or size is wrong, or it does not go with the task.
         ResourceError: its config is on the hub, which can't be reached.
     """
-    if section.backbone.padded or not is_esm2(section.backbone):
+    if section.backbone.padded or source_type(section.backbone) != "esm":
         from model.tasks.registry import build_model  # here: torch and transformers, which ESM-2 does not need
 
         parameters = list(build_model(section, seed=0, empty=True).parameters())

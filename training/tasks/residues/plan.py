@@ -1,4 +1,4 @@
-"""Tasks that learn from residues alone, before training: a store, and the size of an ESM-2 with its head."""
+"""Tasks that learn from residues alone, before training: a store, and the size of a backbone with its head."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataset.store.conversion import SAMPLE, ensure_store, store_location
 from dataset.store.format import MANIFEST_FILE
 from dataset.store.reader import Store
 from dataset.store.sample import sample_records
+from model.backbones.source import is_padded, source_type
 from model.cost.memory import count_parameters
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
@@ -28,7 +29,9 @@ class ResiduePlan(TaskPlan):
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         """Convert the sources to a store."""
+        section = self.config.model.backbone
         count_parameters(self.config.model)  # refuses an impossible model before the data is read
+        self.check_stage(padded=is_padded(section, source_type(section)))
         return ensure_store(self.config.data, root, progress)
 
     def location(self, root: Path) -> Path:
