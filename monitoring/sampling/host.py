@@ -1,7 +1,8 @@
 """Memory, CPU, disk and network of the machine and of processes, by psutil.
 
-What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a container, memory is that of its cgroup where
-this is tighter than the machine's; disk and network are the machine's, or what the container sees of them.
+What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a
+container, memory is that of its cgroup where this is tighter than the machine's; disk and network are the machine's, or
+what the container sees of them.
 
 Resident memory of a worker is summed over it and the processes that it started (its loaders). Pages that they share
 (code, the mapped store, what a fork has not written to since) are counted in each of them, as ``top`` does.

@@ -1,6 +1,7 @@
 """State of every GPU of this machine, from its driver: load, memory, temperature, power, clocks, traffic, errors.
 
-GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as ``nvidia-smi`` shows them.
+GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as in
+``nvidia-smi``.
 
 NVML may be absent, not fit its driver, or lose a GPU in mid-run: that is one warning, and what is left is read on. What
 a model of GPU can't say at all (one cut into MIG slices has no load) is left out without one. No call waits for a
