@@ -1,4 +1,4 @@
-"""What the project's pictures look like: colours, axes, legends, and how a PNG is written.
+"""Style of the project's pictures: colours, axes, legends and the writing of a PNG.
 
 In: a Matplotlib figure. Out: a PNG that is complete or not there.
 """
@@ -47,6 +47,14 @@ def style_steps(axes: Axes) -> None:
     """:func:`style`, with whole numbers below."""
     style(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def number_text(value: float, _position: float = 0) -> str:
+    """A number as people write it, such as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
+    if value == 0 or abs(value) >= 0.01:
+        return f"{value:g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def legend(axes: Axes, over_curves: bool = False) -> None:

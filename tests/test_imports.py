@@ -90,10 +90,27 @@ MISTAKES = [
 ]
 
 
-def test_what_config_and_data_refuse_imports_nothing_heavy(experiments, tmp_path):
+TOOLS = [
+    ("find_batch_size --config esm2ae --data.source none.fasta", 3, "none.fasta"),
+    ("predict absent a.csv --output b.csv", 2, "absent"),
+    ("predict model a.csv --output there.csv", 2, "there.csv: exists"),
+    ("predict model a.csv --output b.csv", 3, "model"),
+    ("predict model a.csv --output b.csv --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
+    ("evaluate absent a.csv", 2, "absent"),
+    ("evaluate model a.csv", 3, "model"),
+    ("export absent", 2, "absent"),
+    ("profile_classifier absent --data a.csv", 2, "absent"),
+]
+
+
+def test_what_config_data_and_files_refuse_imports_nothing_heavy(experiments, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "classifier_config.json").write_text("{}")
+    (tmp_path / "a.csv").write_text("name,text\nx,MK\n")
+    (tmp_path / "there.csv").touch()
     calls = [("train_ray", [*experiments[experiment], *mistake.split()]) for experiment, mistake, _ in MISTAKES]
-    calls += [("tools.find_batch_size", [*experiments["protein_classifier"], "--data.source", "none.fasta"])]
-    mistakes = [*MISTAKES, ("", "find_batch_size", "none.fasta")]
-    for (_, mistake, words), (code, heavy, said) in zip(mistakes, called(calls, tmp_path), strict=True):
-        assert code in (2, 3) and words in said and said.count("\n") == 1, (mistake, said)
-        assert heavy == [], mistake
+    calls += [("tools.__main__", line.split()) for line, _, _ in TOOLS]
+    expected = [({2, 3}, words) for _, _, words in MISTAKES] + [({code}, words) for _, code, words in TOOLS]
+    for (codes, words), call, (code, heavy, said) in zip(expected, calls, called(calls, tmp_path), strict=True):
+        assert code in codes and words in said and said.count("\n") == 1, (call, said)
+        assert heavy == [], call

@@ -45,8 +45,8 @@ from training.launch.signals import StopSignals
 
 if TYPE_CHECKING:
     from run_folder.paths import RunFolder
-    from tools._find_batch_size.budgets import BudgetSearch
     from train_config.schema import Config
+    from tuning.budgets import Found
     from tuning.pool import MeasuringPool
 
 _UNWRAPPED_WIDTH = 10_000
@@ -76,33 +76,27 @@ def main(argv: list[str]) -> int:
     signals = StopSignals()
     try:
         with signals, _showing() as show:
-            heading, search, workers = _searched(arguments, config, signals, show)
+            heading, found, workers = _searched(arguments, config, signals, show)
     except (KeyboardInterrupt, SystemExit) as error:
         signum = signals.behind(error)
         if signum is None:
             raise
         print("interrupted: the workers are ended", file=sys.stderr)
         return 128 + signum
-    from tools._find_batch_size.report import advice, table  # here: torch, which no refusal waits for
+    from tools._find_batch_size.report import advice, nothing_fits, table  # here: torch, which no refusal waits for
 
-    console.print(Text(heading), Text(), table(search.tried), sep="\n")
-    if not any(tried.fits for tried in search.tried):
-        raise ResourceError(_nothing_fits(search))
-    lines = advice(
-        search,
-        global_tokens=config.batch.global_tokens,
-        workers=workers,
-        memory_margin=arguments.memory_margin,
-        inference=arguments.inference,
-    )
+    console.print(Text(heading), Text(), table(found), sep="\n")
+    if not found.fitting:
+        raise ResourceError(nothing_fits(found))
+    lines = advice(found, config.batch.global_tokens, workers, arguments.memory_margin, arguments.inference)
     console.print(Text("\n" + "\n".join(lines)))
     return 0
 
 
 def _searched(
     arguments: Arguments, config: Config, signals: StopSignals, show: Callable[[str], None]
-) -> tuple[str, BudgetSearch, int]:
-    """What was measured on what, the search that is done, and its workers."""
+) -> tuple[str, Found, int]:
+    """Return what was measured on what, the result, and the number of workers."""
     from common.progress import conversion_bar
     from training.launch.driver import with_absolute_paths
     from training.launch.placement import place_workers
@@ -129,14 +123,14 @@ def _searched(
             show(f"starting {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}")
             with MeasuringPool(config, store_path, keep_global_tokens=False, inference=arguments.inference) as pool:
                 pool.start(workers.count)
-                search = _search(arguments, config, pool, workers.count, largest, show, deadline)
+                found = _search(arguments, config, pool, workers.count, largest, show, deadline)
     kind = "inference" if arguments.inference else "training"
     heading = (
         f"{config.model.backbone.source}, {config.model.task}, {kind} in {config.training.amp_dtype}: "
         f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}, {workers.cpus_each} CPU "
         f"core{'s' if workers.cpus_each > 1 else ''} each"
     )
-    return heading, search, workers.count
+    return heading, found, workers.count
 
 
 def _search(
@@ -147,8 +141,8 @@ def _search(
     largest: int,
     show: Callable[[str], None],
     deadline: float,
-) -> BudgetSearch:
-    from tools._find_batch_size.budgets import BudgetSearch
+) -> Found:
+    from tuning.budgets import search_budgets
     from tuning.settings import Measurement, Settings
 
     settings = Settings.of(config, workers)
@@ -157,7 +151,7 @@ def _search(
         show(f"{tokens:,} tokens a batch")
         return pool.measure(replace(settings, tokens=tokens), _MEASUREMENT)
 
-    search = BudgetSearch(
+    return search_budgets(
         measure,
         smallest=config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE,
         largest=largest,
@@ -165,8 +159,6 @@ def _search(
         memory_margin=arguments.memory_margin,
         deadline=deadline,
     )
-    search.run()
-    return search
 
 
 @contextmanager
@@ -183,22 +175,6 @@ def _own_folder(config: Config) -> Iterator[RunFolder]:
 
 def _named(config: Config, run: RunFolder) -> object:
     return config.run.model_copy(update={"name": run.path.name})
-
-
-def _nothing_fits(search: BudgetSearch) -> str:
-    first = search.tried[0]
-    if search.ran_out_of_time:
-        return (
-            f"batch.tokens {first.tokens}: does not fit, and the time was over before a smaller budget was measured: "
-            "raise --seconds"
-        )
-    reason = first.measurement.reason if first.measurement is not None else ""
-    if first.measurement is not None and first.measurement.status not in ("ok", "out_of_memory"):
-        return f"batch.tokens {first.tokens}: no budget could be measured ({reason})"
-    return (
-        f"batch.tokens {first.tokens}, which holds one sequence of data.max_length, does not fit: lower "
-        "data.max_length, set model.backbone.gradient_checkpointing true, or take a smaller model"
-    )
 
 
 @contextmanager

@@ -2,14 +2,19 @@
 
 In: budgets, and what measuring each of them gave. Out: the budget to measure next. Memory grows about in proportion to
 the budget, so two measurements predict it: a budget expected to need more than all memory is not measured, as on a CPU
-it could take the memory of other programs.
+it could take the memory of other programs. :func:`search_budgets` is a search over budgets alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tuning.settings import Measurement
+
+UNIT = 256
+"""Tokens that budgets are multiples of."""
 
 
 class BudgetSearch:
@@ -87,3 +92,100 @@ class BudgetSearch:
     def _total(self) -> float:
         totals = [m.total_memory_bytes for m in self.results.values() if m.total_memory_bytes is not None]
         return min(totals, default=float("inf"))
+
+
+@dataclass
+class Found:
+    """Budgets that were measured.
+
+    Attributes:
+        budgets: the search and its results.
+        largest: the largest budget that batches fill.
+        own: the experiment's budget.
+        ran_out_of_time: budgets were left for want of time.
+        larger_left: larger ones than the largest that fits were.
+    """
+
+    budgets: BudgetSearch
+    largest: int
+    own: int
+    ran_out_of_time: bool = False
+    larger_left: bool = False
+
+    @property
+    def fitting(self) -> dict[int, Measurement]:
+        """Measurements of the budgets that fit, ascending."""
+        return {tokens: m for tokens, m in sorted(self.budgets.results.items()) if self.budgets.fits(tokens)}
+
+    @property
+    def fastest(self) -> int:
+        """The fastest budget that fits."""
+        return max(self.fitting, key=lambda tokens: self.fitting[tokens].tokens_per_s or 0.0)
+
+
+def search_budgets(
+    measure: Callable[[int], Measurement],
+    *,
+    smallest: int,
+    largest: int,
+    own: int,
+    memory_margin: float,
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Measure budgets: the experiment's own, larger ones up to the largest that fits, then smaller ones.
+
+    Args:
+        measure: measures a budget.
+        smallest: budget that holds the longest sequence.
+        largest: budget beyond which batches would not be filled.
+        own: the experiment's budget; the smallest is the first where batches would not fill it.
+        memory_margin: share of the memory that has to stay free.
+        deadline: by the clock; no budget but the first is begun that is expected to end later.
+        clock: seconds.
+    """
+    smallest = min(_up(smallest), own)
+    largest = max(smallest, _up(largest))
+    first = own if own <= largest else smallest
+    budgets = BudgetSearch(_ladder(smallest, largest, first), first, memory_margin)
+    found = Found(budgets, largest, own)
+    seconds_a_token = 0.0
+
+    def measured(tokens: int) -> bool:
+        """Return whether there was time."""
+        nonlocal seconds_a_token
+        began = clock()
+        if budgets.results and began + tokens * seconds_a_token > deadline:
+            found.ran_out_of_time = True
+            return False
+        is_first = not budgets.results  # it loads what the others find loaded
+        budgets.tell(tokens, measure(tokens))
+        seconds_a_token = 0.0 if is_first else (clock() - began) / tokens
+        return True
+
+    while (tokens := budgets.ask()) is not None:
+        if not measured(tokens):
+            found.larger_left = True
+            return found
+    smaller = first
+    while budgets.fits(smaller) and smaller > smallest:
+        smaller = max(smaller // 2 // UNIT * UNIT, smallest)
+        if smaller not in budgets.results and not measured(smaller):
+            break
+    return found
+
+
+def _ladder(smallest: int, largest: int, first: int) -> list[int]:
+    """Budgets at most an eighth apart, multiples of the unit; among them the first, doubled and doubled again."""
+    budgets = {smallest, first, largest}
+    doubled = first
+    while (doubled := _up(2 * doubled)) < largest:
+        budgets.add(doubled)
+    tokens = smallest
+    while (tokens := max(_up(tokens + 1), tokens * 9 // 8 // UNIT * UNIT)) < largest:
+        budgets.add(tokens)
+    return sorted(budgets)
+
+
+def _up(tokens: int) -> int:
+    return -(-tokens // UNIT) * UNIT

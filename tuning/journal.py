@@ -1,8 +1,7 @@
-"""trials.jsonl: what every trial of a throughput search did, one JSON object a line; a search goes on from it.
+"""trials.jsonl: one JSON object a line for each trial of a search, from which the search is resumed.
 
-Each line is on disk before the next trial begins, so that a killed search loses the trial in progress alone. What
-stands here is not measured again by a search that goes on. A configuration that was measured more than once has as many
-lines, each with what that trial gave.
+Each line is on disk before the next trial begins, so that a killed search loses only the trial in progress. A
+configuration that was measured more than once has as many lines.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from tuning.settings import Measurement, Settings
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of a search and what came of it.
+    """A configuration and its result.
 
     Attributes:
         number: in the order of the search, from 1.
-        settings: what was tried.
-        measurement: what it gave.
+        settings, measurement: what was tried and its result.
         phase: of the search: bracket, refine, sample, grid or confirm.
         time: when it ended, Unix seconds.
     """
@@ -50,9 +49,21 @@ class Trial:
         }
 
 
-def was_measured(measurement: Measurement) -> bool:
-    """Whether steps were taken or tried for it; not so of what an earlier trial answered."""
-    return measurement.status != "pruned" or bool(measurement.windows)
+def together(trials: Sequence[Measurement]) -> Measurement:
+    """Return one result of all trials of a configuration: their mean speed and largest peak, or the last failure."""
+    last = trials[-1]
+    speeds = [trial.tokens_per_s for trial in trials if trial.tokens_per_s]
+    if len(trials) == 1 or last.status not in ("ok", "pruned") or not last.tokens_per_s:
+        return last
+    return replace(
+        last,
+        status="ok" if any(trial.status == "ok" for trial in trials) else "pruned",
+        reason=f"{', '.join(f'{speed:,.0f}' for speed in speeds)} tokens/s in {len(speeds)} trials",
+        tokens_per_s=statistics.mean(speeds),
+        windows=[window for trial in trials for window in trial.windows],
+        peak_memory_bytes=max((t.peak_memory_bytes for t in trials if t.peak_memory_bytes is not None), default=None),
+        seconds=sum(trial.seconds for trial in trials),
+    )
 
 
 class TrialJournal:
@@ -86,11 +97,10 @@ class TrialJournal:
         return trial
 
     def measured(self) -> dict[Settings, list[Measurement]]:
-        """What need not be measured again: of each configuration its measurements in their order."""
+        """Return the measurements of each configuration in their order."""
         known: dict[Settings, list[Measurement]] = {}
         for trial in self.trials:
-            if was_measured(trial.measurement):
-                known.setdefault(trial.settings, []).append(trial.measurement)
+            known.setdefault(trial.settings, []).append(trial.measurement)
         return known
 
     def _read(self) -> None:

@@ -1,56 +1,19 @@
-"""What keeps the fastest configuration of a search from being faster, in words, with what to try next.
+"""What limits a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
 
-In: the trials. Out: a :class:`Limit`: the loader, compute, memory or communication, what shows it, and advice. The
-shares of a step tell what the time goes into; the trials next to the best, which differ from it in one setting, tell
-what a change gave. What to try next is :mod:`tuning.tune_advice`'s.
+In: a configuration that was measured, and the others. Out: a :class:`Limit`. The shares of a step are its own; those of
+the others that differ in one setting show what a change gives.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tuning.tune_advice import (
-    RISE,
-    Around,
-    advice_where_nothing_fits,
-    communication_advice,
-    compute_advice,
-    loader_advice,
-    memory_advice,
-)
-from tuning.tune_trials import (
-    NAMES,
-    STATUSES,
-    Space,
-    Trial,
-    best_trial,
-    memory_text,
-    neighbours,
-    speed,
-    value_text,
-    varied,
-)
-
-LOADER_SHARE = 0.08
-"""From here on, waiting for batches is what limits: the loader should be hidden behind the computation."""
-COMMUNICATION_SHARE = 0.15
-"""From here on, exchanging with other workers, and waiting for them, is what limits."""
-
-KEYS = {
-    "tokens": "batch.tokens",
-    "batch_size": "batch.batch_size",
-    "num_workers": "data.num_workers",
-    "prefetch": "data.prefetch",
-    "amp_dtype": "training.amp_dtype",
-    "gradient_checkpointing": "model.backbone.gradient_checkpointing",
-    "compile": "training.compile",
-    "stage": "deepspeed.stage",
-    "workers": "ray.num_workers",
-}
-"""Where each setting of a search stands in an experiment's config."""
+from monitoring.advice import Facts, advise, what_limits
+from tuning.journal import Trial
+from tuning.settings import KEYS, NAMES, STATUSES, memory_text, value_text
+from tuning.space import SearchSpace, needs_at_least
 
 _PHASES = {
     "data_wait": "waiting for batches",
@@ -59,122 +22,121 @@ _PHASES = {
     "optimizer": "the optimizer",
     "communication": "communication",
 }
+_SEARCHED = ("loading", "communication", "memory", "compute")
+"""Topics of advice that are about the configuration's step."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits the best configuration.
+    """What limits a configuration.
 
     Attributes:
-        kind: what; unknown where nothing was measured.
-        summary: in a sentence.
-        evidence: what shows it, and what the settings next to the best gave, a sentence each.
+        topic: loading, communication, memory, compute or unknown.
+        summary: a sentence without a full stop.
+        evidence: what shows it, a sentence each.
         advice: what to try next, a sentence each.
     """
 
-    kind: Literal["loader", "compute", "memory", "communication", "unknown"]
+    topic: str
     summary: str
-    evidence: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
+    evidence: list[str]
+    advice: list[str]
 
 
-def find_limit(trials: Sequence[Trial], space: Space, margin: float) -> Limit:
-    """What limits the fastest configuration that fits.
+def find_limit(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Limit:
+    """Return what limits a configuration.
 
     Args:
-        trials: all of the search.
-        space: values of each setting.
+        trial: of the configuration, measured to the end.
+        others: all configurations.
+        space: what is searched.
         margin: share of the memory that has to stay free.
     """
-    best = best_trial(trials, margin)
-    if best is None:
-        return _nothing_found(trials, space, margin)
-    around = Around(best, trials, space, margin)
-    evidence = [*_shares(around), *_memory_evidence(around), *_neighbour_sentences(around)]
-    waiting, talking = around.share("data_wait"), around.share("communication")
-    if waiting >= LOADER_SHARE and waiting >= talking:
-        return Limit("loader", _loader_summary(waiting), evidence, list(loader_advice(around)))
-    if talking >= COMMUNICATION_SHARE:
-        summary = (
-            f"Communication limits: {talking:.0%} of a step goes into exchanging gradients and waiting for the slowest "
-            "worker to come to it."
-        )
-        return Limit("communication", summary, evidence, list(communication_advice(around)))
-    blocked, rise = around.memory_bound(), around.rise()
-    if blocked is not None and rise is not None and rise >= RISE:
-        summary = (
-            f"Memory limits: {_budget_text(around, best)} is the largest budget that fits, and speed was still rising "
-            f"with it (by {rise:.0%} from the budget below)."
-        )
-        return Limit("memory", summary, evidence, list(memory_advice(around)))
-    if not best.shares:
-        summary = "What limits is not known: no shares of a step were measured, and memory is not what ends the budget."
-        return Limit("unknown", summary, evidence, list(compute_advice(around)))
-    busy = around.share("forward") + around.share("backward") + around.share("optimizer")
-    summary = (
-        f"Compute limits: {busy:.0%} of a step is the model's own work, with the loader and the memory keeping up."
+    facts = _facts(trial, others, space, margin)
+    limit = what_limits(facts)
+    evidence = [*_shares(trial), *_memory(trial, facts, margin), *_neighbours(trial, others)]
+    if limit is None:
+        return Limit("unknown", "What limits is not known: no shares of a step were measured", evidence, [])
+    further = [str(advice) for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
+    return Limit(limit.topic, limit.finding, evidence, [*(action.text for action in limit.actions), *further])
+
+
+def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Facts:
+    settings, measurement = trial.settings, trial.measurement
+    shares: dict[str, Any] = dict(measurement.shares)
+    tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other.settings) for other in others)}
+    if not any(other.settings.tokens > settings.tokens for other in others):
+        tried.discard(KEYS["tokens"])
+    return Facts(
+        **shares,
+        memory=measurement.memory_share,
+        memory_limits=_is_blocked(trial, others, space, margin),
+        rise=_rise(trial, others),
+        tokens=settings.tokens,
+        amp_dtype=settings.amp_dtype,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        compile=settings.compile,
+        num_workers=settings.num_workers,
+        stage=settings.stage,
+        workers=settings.workers,
+        tried=frozenset(tried),
     )
-    return Limit("compute", summary, evidence, list(compute_advice(around)))
 
 
-def _nothing_found(trials: Sequence[Trial], space: Space, margin: float) -> Limit:
-    """No trial gave a configuration that can be used."""
-    reasons = Counter(trial.outcome for trial in trials)
-    over = sum(trial.status == "ok" and not trial.fits(margin) for trial in trials)
-    evidence = [f"{count} of {len(trials)} trials: {outcome}." for outcome, count in reasons.items()]
-    if not trials:
-        return Limit("unknown", "Nothing was tried yet.")
-    if over + reasons[STATUSES["out_of_memory"]] > len(trials) / 2:
-        summary = "Memory limits: no configuration fits it with the margin."
-        return Limit("memory", summary, evidence, list(advice_where_nothing_fits(trials, space)))
-    return Limit("unknown", "No configuration was measured to the end.", evidence, ["Read the reasons in the table."])
+def _is_blocked(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> bool:
+    """Return whether the next larger budget needs at least the memory of what did not fit."""
+    larger = [tokens for tokens in space.values["tokens"] if tokens > trial.settings.tokens]  # type: ignore[operator]
+    if not larger:
+        return False
+    following = replace(trial.settings, tokens=larger[0])  # type: ignore[arg-type]
+    too_large = [other.settings for other in others if other.measurement.is_too_large(margin)]
+    return any(needs_at_least(following, other) for other in too_large)
 
 
-def _shares(around: Around) -> Iterator[str]:
-    parts = [f"{_PHASES[name]} {around.share(name):.0%}" for name in _PHASES if around.share(name) >= 0.005]
+def _rise(trial: Trial, others: Sequence[Trial]) -> float | None:
+    """Speed relative to the next smaller budget that was measured with all else alike, minus 1."""
+    alike = {
+        other.settings.tokens: other.measurement.tokens_per_s
+        for other in others
+        if replace(other.settings, tokens=trial.settings.tokens) == trial.settings and other.measurement.tokens_per_s
+    }
+    smaller = max((tokens for tokens in alike if tokens < trial.settings.tokens), default=None)
+    own = trial.measurement.tokens_per_s
+    return None if smaller is None or not own else own / (alike[smaller] or own) - 1
+
+
+def _shares(trial: Trial) -> Iterator[str]:
+    shares = trial.measurement.shares
+    parts = [f"{text} {shares[name]:.0%}" for name, text in _PHASES.items() if shares.get(name, 0.0) >= 0.005]
     if parts:
-        rest = 1.0 - sum(around.share(name) for name in _PHASES)
-        parts += [f"the rest {rest:.0%}"] if rest >= 0.01 else []
-        yield f"Of a step of the best: {', '.join(parts)}."
+        yield f"Of a step: {', '.join(parts)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}."
 
 
-def _memory_evidence(around: Around) -> Iterator[str]:
-    best = around.best
-    if best.peak_bytes is not None and best.memory_share is not None:
+def _memory(trial: Trial, facts: Facts, margin: float) -> Iterator[str]:
+    measurement = trial.measurement
+    if measurement.memory_share is not None:
         yield (
-            f"The best takes {memory_text(best.peak_bytes)} at its peak, {best.memory_share:.0%} of "
-            f"{memory_text(best.total_bytes)}; {1 - around.margin:.0%} may be used."
+            f"Peak memory is {memory_text(measurement.peak_memory_bytes)}, {measurement.memory_share:.0%} of "
+            f"{memory_text(measurement.total_memory_bytes)}; {1 - margin:.0%} may be used."
         )
-    blocked = around.memory_bound()
-    if blocked is not None:
-        how = "ran out of memory" if blocked.status == "out_of_memory" else "did not leave the margin free"
-        yield f"A budget of {_budget_text(around, blocked)} {how} (trial {blocked.number})."
-    rise = around.rise()
-    if rise is not None:
-        how = "as fast as" if abs(rise) < 0.005 else f"{abs(rise):.0%} {'faster' if rise >= 0 else 'slower'} than"
-        yield f"It is {how} the fastest of the budget below."
+    if facts.memory_limits:
+        yield "The next larger token budget is out of memory, or does not leave the margin free."
+    if facts.rise is not None:
+        yield f"Compared with the next smaller token budget: {facts.rise:+.0%}."
 
 
-def _neighbour_sentences(around: Around) -> Iterator[str]:
-    for name in varied(around.trials, around.space):
-        for other in neighbours(around.best, around.trials, name):
-            value = f"{NAMES[name]} {value_text(name, other.settings.get(name))}"
-            if other.tokens_per_s is None:
-                yield f"With {value}: {other.outcome} (trial {other.number})."
+def _neighbours(trial: Trial, others: Sequence[Trial]) -> Iterator[str]:
+    for name in NAMES:
+        for other in others:
+            if not _differs_in(name, trial.settings, other.settings):
                 continue
-            change = speed(other) / speed(around.best) - 1.0
-            stopped = ", stopped early" if other.status == "pruned" else ""
-            how = "as fast" if abs(change) < 0.005 else f"{change:+.0%}"
-            yield f"With {value}: {how}{stopped} (trial {other.number})."
+            value = f"{NAMES[name]} {value_text(name, getattr(other.settings, name))}"
+            speed, own = other.measurement.tokens_per_s, trial.measurement.tokens_per_s or 1.0
+            outcome = STATUSES[other.measurement.status] if speed is None else f"{speed / own - 1:+.0%}"
+            stopped = ", stopped early" if other.measurement.status == "pruned" else ""
+            yield f"With {value}: {outcome}{stopped} (trial {other.number})."
 
 
-def _loader_summary(waiting: float) -> str:
-    return (
-        f"The loader limits: {waiting:.0%} of a step is spent waiting for batches; without it, the same configuration "
-        f"would be up to {waiting / (1 - waiting):.0%} faster."
-    )
-
-
-def _budget_text(around: Around, trial: Trial) -> str:
-    unit = "tokens" if around.budget == "tokens" else "sequences"
-    return f"{value_text(around.budget, trial.settings.get(around.budget))} {unit}"
+def _differs_in(name: str, settings: object, other: object) -> bool:
+    """Return whether two configurations differ in this setting and in no other."""
+    return [key for key in NAMES if getattr(settings, key) != getattr(other, key)] == [name]

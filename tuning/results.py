@@ -1,6 +1,7 @@
-"""What a throughput search leaves behind: best.yaml, pareto.csv, the report, and a table for the terminal.
+"""The results of a search: one record a configuration, and what is written from them.
 
-In: the trials and the experiment that was searched. Nothing here measures or decides.
+In: the trials. Out: :class:`Results`, which the report and the pictures read; best.yaml, pareto.csv and the terminal's
+table. A configuration has one speed everywhere, the mean of its trials.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,41 +24,101 @@ from dataset.store.conversion import SAMPLE
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
+from tuning.journal import Trial, together
 from tuning.limits import find_limit
-from tuning.settings import Settings
+from tuning.settings import NAMES, STATUSES, Measurement, memory_text, settings_text, value_text
 from tuning.space import SearchSpace
-from tuning.tune_trials import (
-    NAMES,
-    Trial,
-    best_trial,
-    completed,
-    memory_text,
-    noise_text,
-    pareto,
-    settings_text,
-    speed,
-    value_text,
-)
 
 SHOWN = 5
 """Configurations in the table."""
 
+NOISY = 1.1
+"""Ratio of the fastest window to the slowest from which on a speed is shown with its windows."""
 
-def write_best(
-    path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpace, config: Config, search: TuneConfig
-) -> None:
+
+@dataclass(frozen=True)
+class Results:
+    """All trials of a search.
+
+    Attributes:
+        trials: in order.
+        space: what is searched.
+        margin: share of the memory that has to stay free.
+    """
+
+    trials: Sequence[Trial]
+    space: SearchSpace
+    margin: float
+
+    @cached_property
+    def configurations(self) -> list[Trial]:
+        """The last trial of each configuration with the measurement of all, in the order of these."""
+        last: dict[object, list[Trial]] = {}
+        for trial in self.trials:
+            last[trial.settings] = [*last.pop(trial.settings, []), trial]
+        return [replace(all_[-1], measurement=together([t.measurement for t in all_])) for all_ in last.values()]
+
+    @property
+    def measured(self) -> list[Trial]:
+        """Configurations with a speed, those that were stopped early included."""
+        return [trial for trial in self.configurations if trial.measurement.tokens_per_s is not None]
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Configurations that were measured to the end and fit, the fastest first."""
+        complete = [trial for trial in self.configurations if trial.measurement.status == "ok" and self.speed(trial)]
+        return sorted(complete, key=self.speed, reverse=True)
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest that fits."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def own(self) -> Trial | None:
+        """The experiment's own configuration, if it was measured."""
+        return next((trial for trial in self.measured if trial.settings == self.space.default), None)
+
+    @property
+    def pareto(self) -> list[Trial]:
+        """Configurations, measured to the end, that no other beats in both speed and memory, the fastest first."""
+        known = [trial for trial in self.measured if trial.measurement.status == "ok" and _peak(trial)]
+        front: list[Trial] = []
+        for trial in sorted(known, key=lambda trial: (-(trial.measurement.tokens_per_s or 0.0), _peak(trial))):
+            if not front or _peak(trial) < _peak(front[-1]):
+                front.append(trial)
+        return front
+
+    def speed(self, trial: Trial) -> float:
+        """Tokens per second; 0 where it failed or does not fit."""
+        return trial.measurement.speed(self.margin)
+
+    def outcomes(self) -> str:
+        """How many configurations had each result."""
+        counts = Counter(STATUSES[trial.measurement.status] for trial in self.configurations)
+        return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
+
+
+def speed_text(measurement: Measurement) -> str:
+    """Tokens per second, with its windows where they differ: ``900 tokens/s (windows 800 to 990)``."""
+    windows = [window for window in measurement.windows if window == window]  # without NaN
+    slowest, fastest = min(windows, default=0.0), max(windows, default=0.0)
+    noise = f" (windows {slowest:,.0f} to {fastest:,.0f})" if fastest > NOISY * slowest else ""
+    return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s{noise}"
+
+
+def write_best(path: Path, results: Results, config: Config, search: TuneConfig) -> None:
     """Write the experiment with the fastest settings, with a comment that says how it was found.
 
     Args:
         path: best.yaml, replaced if it is there.
-        best: its trial.
-        trials: all of them.
-        space: what was searched.
+        results: of which some configuration fits.
         config: the experiment, with absolute paths.
         search: the settings of the search.
     """
-    fastest = Settings(**best.settings).applied(config, search.keep_global_tokens)  # type: ignore[arg-type]
-    write_atomically(path, _comment(path, best, trials, space, search) + dump_config(_runnable(fastest)))
+    assert results.best is not None
+    fastest = results.best.settings.applied(config, search.keep_global_tokens)
+    write_atomically(path, _comment(path, results, search) + dump_config(_runnable(fastest)))
 
 
 def _runnable(config: Config) -> Config:
@@ -75,19 +137,20 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpace, search: TuneConfig) -> str:
-    own = next((t for t in completed(trials) if Settings(**t.settings) == space.default), None)  # type: ignore[arg-type]
-    tried = sum(not trial.is_ruled_out for trial in trials)
+def _comment(path: Path, results: Results, search: TuneConfig) -> str:
+    best, own, space = results.best, results.own, results.space
+    assert best is not None
     lines = [
-        f"{speed(best):,.0f} real tokens/s{noise_text(best)}, {_memory(best)}: the fastest of {tried} configurations "
-        f"tried of {len(space)},",
+        f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.configurations)} "
+        f"configurations tried of {len(space)},",
         f"by train_ray.py --tune ({search.search.algorithm}, seed {search.search.seed}, "
         f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.with_name('trials.jsonl')}.",
     ]
     if own is not None and own is not best:
+        ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
         lines.append(
-            f"It is {speed(best) / speed(own):.2f} times the speed of {settings_text(own.settings, space.varied)}, "
-            f"{speed(own):,.0f} tokens/s{noise_text(own)}."
+            f"It is {ratio:.2f} times the speed of {settings_text(own.settings, space.varied)}, "
+            f"{speed_text(own.measurement)}."
         )
     lines += [
         "The optimizer's step has the tokens that it had before."
@@ -99,72 +162,76 @@ def _comment(path: Path, best: Trial, trials: Sequence[Trial], space: SearchSpac
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n"
 
 
-def write_pareto(path: Path, trials: Sequence[Trial], memory_margin: float) -> None:
-    """Write the trials, measured to the end, that no other beats in both speed and peak memory, the fastest first.
+def write_pareto(path: Path, results: Results) -> None:
+    """Write the configurations that no other beats in both speed and peak memory, the fastest first.
 
     Columns: trial, tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if the margin stays free), settings.
     """
-    rows: list[dict[str, Any]] = [
-        {
-            "trial": trial.number,
-            "tokens_per_s": f"{speed(trial):.1f}",
-            "peak_memory_bytes": trial.peak_bytes,
-            "total_memory_bytes": trial.total_bytes,
-            "fits": int(trial.fits(memory_margin)),
-            **trial.settings,
-        }
-        for trial in pareto(trials)
-    ]
-    header = ["trial", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
     text = io.StringIO()
+    header = ["trial", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
     writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for trial in results.pareto:
+        measurement = trial.measurement
+        writer.writerow(
+            {
+                "trial": trial.number,
+                "tokens_per_s": f"{measurement.tokens_per_s:.1f}",
+                "peak_memory_bytes": measurement.peak_memory_bytes,
+                "total_memory_bytes": measurement.total_memory_bytes,
+                "fits": int(measurement.fits(results.margin)),
+                **asdict(trial.settings),
+            }
+        )
     write_atomically(path, text.getvalue())
 
 
-def nothing_fits(trials: Sequence[Trial]) -> ResourceError:
+def nothing_fits(results: Results) -> ResourceError:
     """The refusal where no configuration ran and left the margin free."""
-    counts = Counter("out of memory's margin" if t.status == "ok" else t.outcome for t in trials)
-    outcomes = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
-    reason = next((f"; the first: {t.reason}" for t in trials if t.status not in ("ok", "pruned") and t.reason), "")
+    tried = [trial.measurement for trial in results.configurations]
+    over = sum(m.status == "ok" for m in tried)
+    margin = f", {over} of which left less than {results.margin:.0%} of the memory free" if over else ""
+    reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
-        f"no configuration of {len(trials)} fits ({outcomes}{reason}): offer smaller budgets by --tune.space.tokens "
-        "with a lower data.max_length, gradient checkpointing or a higher ZeRO stage, or take a smaller backbone"
+        f"no configuration of {len(tried)} fits ({results.outcomes()}{margin}{reason}): offer smaller budgets by "
+        "--tune.space.tokens with a lower data.max_length, gradient checkpointing or a higher ZeRO stage, or take a "
+        "smaller backbone"
     )
 
 
-def print_table(trials: Sequence[Trial], space: SearchSpace, memory_margin: float, console: Console) -> None:
-    """The fastest that fit, with what limits each, and what became of the others."""
-    ranked = sorted((t for t in completed(trials) if t.fits(memory_margin)), key=speed, reverse=True)
-    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(trials)} configurations")
-    for heading in ("trial", *(NAMES[name] for name in space.varied), "tokens/s", "peak memory", "limited by"):
+def print_table(results: Results, console: Console) -> None:
+    """The fastest that fit, with what limits each, and the number of each result."""
+    ranked, varied = results.ranked, results.space.varied
+    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(results.configurations)} configurations")
+    for heading in ("trial", *(NAMES[name] for name in varied), "tokens/s", "peak memory", "limited by"):
         table.add_column(heading, justify="right" if heading in ("trial", "tokens/s", "peak memory") else "left")
-    for place, trial in enumerate(ranked[:SHOWN]):
-        slower = [other for other in trials if other not in ranked[:place]]
-        limit = find_limit(slower, space.values, memory_margin).kind
-        values = [value_text(name, trial.settings[name]) for name in space.varied]
-        table.add_row(str(trial.number), *values, f"{speed(trial):,.0f}", memory_text(trial.peak_bytes), limit)
+    for trial in ranked[:SHOWN]:
+        values = [value_text(name, getattr(trial.settings, name)) for name in varied]
+        memory = memory_text(trial.measurement.peak_memory_bytes)
+        limit = find_limit(trial, results.configurations, results.space, results.margin).topic
+        table.add_row(str(trial.number), *values, f"{trial.measurement.tokens_per_s:,.0f}", memory, limit)
     console.print(table)
-    counts = Counter(trial.outcome for trial in trials)
-    console.print(", ".join(f"{count} {word}" for word, count in counts.most_common()), highlight=False)
-    best = best_trial(trials, memory_margin)
-    if best is not None:
-        console.print(find_limit(trials, space.values, memory_margin).summary, highlight=False)
+    console.print(results.outcomes(), highlight=False)
+    if ranked:
+        summary = find_limit(ranked[0], results.configurations, results.space, results.margin).summary
+        console.print(f"{summary}.", highlight=False)
 
 
 def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
     """A trial in a line, for the terminal."""
-    what = settings_text(trial.settings, space.varied)
-    if trial.status == "ok":
-        remark = "" if trial.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
-        return f"{what}: {speed(trial):,.0f} tokens/s{noise_text(trial)}, {_memory(trial)}{remark}"
-    if trial.status == "pruned" and trial.tokens_per_s is not None:
-        return f"{what}: stopped at {trial.tokens_per_s:,.0f} tokens/s{noise_text(trial)}"
-    return f"{what}: {trial.outcome} ({trial.reason})"
+    what, measurement = settings_text(trial.settings, space.varied), trial.measurement
+    if measurement.status == "ok":
+        remark = "" if measurement.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
+        return f"{what}: {speed_text(measurement)}, {_memory(measurement)}{remark}"
+    if measurement.status == "pruned":
+        return f"{what}: stopped at {speed_text(measurement)}"
+    return f"{what}: {STATUSES[measurement.status]} ({measurement.reason})"
 
 
-def _memory(trial: Trial) -> str:
-    if trial.peak_bytes is None:
-        return "peak memory not known"
-    return f"peak {memory_text(trial.peak_bytes)} of {memory_text(trial.total_bytes)}"
+def _memory(measurement: Measurement) -> str:
+    peak, total = measurement.peak_memory_bytes, measurement.total_memory_bytes
+    return "peak memory not known" if peak is None else f"peak {memory_text(peak)} of {memory_text(total)}"
+
+
+def _peak(trial: Trial) -> int:
+    return trial.measurement.peak_memory_bytes or 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -44,14 +44,11 @@ from training.launch.placement import LOCAL, find, local_resources
 from training.launch.signals import StopSignals
 from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal
-from tuning.limits import KEYS
 from tuning.pool import MeasuringPool
-from tuning.results import describe, nothing_fits, print_table, write_best, write_pareto
+from tuning.results import Results, describe, nothing_fits, print_table, speed_text, write_best, write_pareto
 from tuning.search import CONFIRM, Proposal, Search, most_trials
-from tuning.settings import Measurement, Settings
+from tuning.settings import KEYS, NAMES, Measurement, Settings, settings_text, value_text
 from tuning.space import SearchSpace, make_space
-from tuning.trial_records import seen_trials, trial_records
-from tuning.tune_trials import NAMES, best_trial, settings_text, speed, value_text
 
 
 class Pool(Protocol):
@@ -130,7 +127,7 @@ def dry_run_tune(config: Config, search: TuneConfig) -> int:
     print("\n".join(_space_lines(space, search)))
     print("first, if all fit:")
     for settings in _preview(space, search):
-        print(f"  {settings_text(asdict(settings), space.varied) or 'the experiment as it is'}")
+        print(f"  {settings_text(settings, space.varied) or 'the experiment as it is'}")
     return 0
 
 
@@ -273,16 +270,16 @@ class _Progress:
     def begin(self, proposal: Proposal) -> None:
         """Say what is being measured."""
         if self._status is not None:
-            what = settings_text(asdict(proposal.settings), self.space.varied)
+            what = settings_text(proposal.settings, self.space.varied)
             self._status.update(f"{self._which(proposal.phase, len(self.searcher.results) + 1)}: {what}")
 
     def show(self, journal: TrialJournal) -> None:
         """Leave a line for the newest trial."""
-        seen = seen_trials(journal)
-        best = best_trial(seen, self.search.memory_margin)
-        mark = " (the fastest so far)" if best is seen[-1] else ""
-        which = self._which(seen[-1].phase, len(self.searcher.results))
-        line = f"{which}: {describe(seen[-1], self.space, self.search.memory_margin)}{mark}"
+        results = Results(journal.trials, self.space, self.search.memory_margin)
+        newest = results.configurations[-1]
+        mark = " (the fastest so far)" if results.best is newest else ""
+        which = self._which(newest.phase, len(self.searcher.results))
+        line = f"{which}: {describe(newest, self.space, results.margin)}{mark}"
         if self._status is not None:
             self._status.console.print(line, highlight=False, markup=False)
         else:
@@ -301,34 +298,33 @@ def _conclude(
     signals: StopSignals,
     error: Exception | None,
 ) -> int:
-    trials = seen_trials(journal)
-    best = best_trial(trials, search.memory_margin)
-    if best is not None:
-        write_best(folder.best, best, trials, space, config, search)
-    if trials:
-        write_pareto(folder.pareto, trials, search.memory_margin)
-    if trials or not signals.received:
-        _write_report(folder, space, journal)
+    results = Results(journal.trials, space, search.memory_margin)
+    if results.best is not None:
+        write_best(folder.best, results, config, search)
+    if results.trials:
+        write_pareto(folder.pareto, results)
+    if results.trials or not signals.received:
+        _write_report(folder, results)
     if signals.received:
-        found = f", {folder.best} has the fastest so far ({speed(best):,.0f} tokens/s)" if best is not None else ""
-        report = f", {folder.report} tells of them" if trials else ""
-        say(f"stopped after {len(trials)} trials{report}{found}; the same command resumes it")
+        best = results.best
+        found = f", {folder.best} has the fastest so far ({speed_text(best.measurement)})" if best is not None else ""
+        report = f", {folder.report} reports them" if results.trials else ""
+        say(f"stopped after {len(results.trials)} trials{report}{found}; the same command resumes it")
         return signals.exit_code
     if error is not None:
         raise error
-    if best is None:
-        raise nothing_fits(trials)
-    print_table(trials, space, search.memory_margin, Console())
+    if results.best is None:
+        raise nothing_fits(results)
+    print_table(results, Console())
     say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
     return 0
 
 
-def _write_report(folder: SearchFolder, space: SearchSpace, journal: TrialJournal) -> None:
+def _write_report(folder: SearchFolder, results: Results) -> None:
     """A report that can't be drawn is no reason to hide a result."""
     from tuning.report import write_tune_report  # here: it loads matplotlib
 
-    values = {name: list(values) for name, values in space.values.items()}
     try:
-        write_tune_report(trial_records(journal), folder.path, values)
+        write_tune_report(results, folder.path)
     except (OSError, ValueError, EsmerayError) as error:
         warn(f"{folder.report}: not written ({error})")

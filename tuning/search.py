@@ -14,7 +14,6 @@ search that is given its earlier results asks for the same configurations and th
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +22,7 @@ import optuna
 
 from train_config.tune_schema import SearchSection, TuneConfig
 from tuning.budgets import BudgetSearch
+from tuning.journal import together
 from tuning.settings import Measurement, Settings
 from tuning.space import ORDERED, SearchSpace, needs_at_least
 
@@ -148,23 +148,6 @@ class Search:
         if best is None or len(self.results[best]) > 1 or repeats >= self._search.search.repeats:
             return None
         return Proposal(best, CONFIRM)
-
-
-def together(trials: Sequence[Measurement]) -> Measurement:
-    """Return one result of all trials of a configuration: their mean speed and largest peak, or the last failure."""
-    last = trials[-1]
-    speeds = [trial.tokens_per_s for trial in trials if trial.tokens_per_s]
-    if len(trials) == 1 or last.status not in ("ok", "pruned") or not last.tokens_per_s:
-        return last
-    return replace(
-        last,
-        status="ok" if any(trial.status == "ok" for trial in trials) else "pruned",
-        reason=f"{', '.join(f'{speed:,.0f}' for speed in speeds)} tokens/s in {len(speeds)} trials",
-        tokens_per_s=statistics.mean(speeds),
-        windows=[window for trial in trials for window in trial.windows],
-        peak_memory_bytes=max((t.peak_memory_bytes for t in trials if t.peak_memory_bytes is not None), default=None),
-        seconds=sum(trial.seconds for trial in trials),
-    )
 
 
 def most_trials(search: SearchSection, size: int) -> int:

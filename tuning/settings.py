@@ -6,6 +6,7 @@ In: a config. Out: its :class:`Settings`, which another config can take over. Wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -15,7 +16,45 @@ from common.errors import ConfigError
 from train_config.schema import Config
 from training.engine.deepspeed_settings import deepspeed_settings
 
+Value: TypeAlias = int | str | bool | None
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
+
+NAMES = {
+    "tokens": "token budget",
+    "batch_size": "sequences a batch",
+    "num_workers": "loader processes",
+    "prefetch": "prefetched batches",
+    "amp_dtype": "precision",
+    "gradient_checkpointing": "checkpointing",
+    "compile": "compile",
+    "stage": "ZeRO stage",
+    "workers": "workers",
+}
+"""The settings in the order and the words in which they are shown."""
+
+KEYS = {
+    "tokens": "batch.tokens",
+    "batch_size": "batch.batch_size",
+    "num_workers": "data.num_workers",
+    "prefetch": "data.prefetch",
+    "amp_dtype": "training.amp_dtype",
+    "gradient_checkpointing": "model.backbone.gradient_checkpointing",
+    "compile": "training.compile",
+    "stage": "deepspeed.stage",
+    "workers": "ray.num_workers",
+}
+"""Where each setting stands in an experiment's config."""
+
+STATUSES: dict[Status, str] = {
+    "ok": "measured",
+    "pruned": "stopped early",
+    "out_of_memory": "out of memory",
+    "crash": "crashed",
+    "timeout": "hung",
+    "nan": "NaN",
+    "refused": "refused",
+}
+"""Results of a trial, in words."""
 
 
 @dataclass(frozen=True)
@@ -119,5 +158,34 @@ class Measurement:
         return self.status == "out_of_memory" or self._over(memory_margin)
 
     def _over(self, memory_margin: float) -> bool:
-        peak, total = self.peak_memory_bytes, self.total_memory_bytes
-        return peak is not None and total is not None and peak > (1 - memory_margin) * total
+        return self.memory_share is not None and self.memory_share > 1 - memory_margin
+
+    @property
+    def memory_share(self) -> float | None:
+        """Peak as a share of the device's memory."""
+        if self.peak_memory_bytes is None or not self.total_memory_bytes:
+            return None
+        return self.peak_memory_bytes / self.total_memory_bytes
+
+
+def value_text(name: str, value: Value) -> str:
+    """A value as a person writes it."""
+    if value is None:
+        return "any"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "amp_dtype" and value == "none":
+        return "fp32"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def settings_text(settings: Settings, names: Iterable[str]) -> str:
+    """Settings in a line: ``token budget 8,192, precision bf16``."""
+    return ", ".join(f"{NAMES[name]} {value_text(name, getattr(settings, name))}" for name in names)
+
+
+def memory_text(size: float | None) -> str:
+    """Bytes in GiB or MiB."""
+    if size is None:
+        return "not known"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

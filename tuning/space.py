@@ -19,9 +19,7 @@ from common.errors import ConfigError, ResourceError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
 from train_config.tune_schema import TuneConfig
 from training.launch.placement import NodeResources, place_workers
-from tuning.settings import Settings
-
-Value = int | str | bool | None
+from tuning.settings import Settings, Value
 
 CHECKPOINTING = "gradient_checkpointing"
 NAMES = (

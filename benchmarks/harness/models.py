@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import EsmForMaskedLM, EsmModel
 
+from benchmarks.harness.stage import Device
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
 from train_config.schema import BackboneSection
@@ -23,6 +24,8 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
 SEED = 0
 MAX_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Budget of our batches; on the CPU a small one stays in the cache."""
+
+_PRODUCT_SIZE, _PRODUCTS = 8192, 20
 
 
 def random_network(size: str) -> EsmForMaskedLM:
@@ -65,3 +68,15 @@ def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
     lengths = [len(sequence) + 2 for sequence in sequences]
     attention = 4 * len(layers) * network.config.hidden_size * sum(length**2 for length in lengths)
     return 2.0 * matrices * sum(lengths) + attention
+
+
+def matrix_product(device: Device) -> Callable[[], float]:
+    """A callable that multiplies large bf16 matrices, the most that the device can do; returns teraFLOPs."""
+    matrix = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=torch.bfloat16)
+
+    def product() -> float:
+        for _ in range(_PRODUCTS):
+            torch.matmul(matrix, matrix)
+        return _PRODUCTS * 2 * _PRODUCT_SIZE**3 / 1e12
+
+    return product

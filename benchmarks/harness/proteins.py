@@ -81,3 +81,12 @@ def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
         for number in range(records):
             file.write(f">protein{number:08d} of the benchmark\n{wrapped[number % len(wrapped)]}\n")
     return path.stat().st_size
+
+
+def make_store(fasta: Path, store: Path) -> Path:
+    """Convert a FASTA file to a store; return its folder."""
+    from dataset.store.conversion import convert
+    from train_config.schema import IngestSection
+
+    convert([str(fasta)], store, IngestSection())
+    return store

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from benchmarks.harness.proteins import MAX_RESIDUES
-from benchmarks.programs.training_memory_meter import MemoryMeter
+from benchmarks.programs.memory_meter import MemoryMeter
 from benchmarks.programs.training_workload import (
     BETAS,
     CLIPPING,
@@ -41,7 +41,6 @@ from benchmarks.programs.training_workload import (
     MASK_SHARE,
     SEED,
     WEIGHT_DECAY,
-    StepLine,
     StepLines,
     Workload,
 )
@@ -118,12 +117,12 @@ class _StepReporter(TrainerCallback):
 
     def __init__(self, trainer: _CountingTrainer, lines: StepLines) -> None:
         self._trainer, self._lines = trainer, lines
-        self._meter = MemoryMeter(trainer.args.device)
+        self._meter = MemoryMeter()
         self._seconds = self._ended = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """DeepSpeed's engine is built by now."""
-        self._meter.start()
+        self._meter.model_built()
         self._ended = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -137,18 +136,7 @@ class _StepReporter(TrainerCallback):
         if "loss" not in logs:
             return
         tokens, computed = self._trainer.take_counts()
-        meter = self._meter
-        self._lines.write(
-            StepLine(
-                state.global_step,
-                self._seconds,
-                tokens,
-                computed,
-                logs["loss"],
-                meter.peak_bytes,
-                meter.built_bytes,
-            )
-        )
+        self._lines.write(state.global_step, self._seconds, tokens, computed, logs["loss"], self._meter.peak())
 
 
 def deepspeed_settings(workload: Workload) -> dict[str, Any]:

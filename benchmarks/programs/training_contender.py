@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.proteins import MAX_RESIDUES
-from benchmarks.programs.training_memory_meter import MemoryMeter
+from benchmarks.programs.memory_meter import MemoryMeter
 from benchmarks.programs.training_workload import (
     BETAS,
     CLIPPING,
@@ -24,7 +24,6 @@ from benchmarks.programs.training_workload import (
     MASK_SHARE,
     SEED,
     WEIGHT_DECAY,
-    StepLine,
     StepLines,
     Workload,
 )
@@ -32,7 +31,7 @@ from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.engine.context import WorkerContext
 from training.engine.device import choose_device
-from training.loop.building import Worker, build
+from training.loop.building import build
 from training.loop.restoring import restore
 from training.loop.worker import loop
 
@@ -44,30 +43,21 @@ class _EnoughError(Exception):
 
 
 class _StepReporter:
-    """Stands where the run's log is, and passes each training step on."""
+    """Stands in for the run's log and writes a line for each training step."""
 
     def __init__(self, lines: StepLines, meter: MemoryMeter, last_step: int) -> None:
         self._lines, self._meter, self._last_step = lines, meter, last_step
 
-    def write(self, kind: str, step: int, **figures: Any) -> None:
+    def write(self, kind: str, step: int, **metrics: Any) -> None:
         if kind != "train":
             return
-        tokens = figures["tokens"]
-        line = StepLine(
-            step, figures["step_s"], tokens, tokens, figures["loss"], self._meter.peak_bytes, self._meter.built_bytes
-        )
-        self._lines.write(line)
+        tokens = metrics["tokens"]
+        self._lines.write(step, metrics["step_s"], tokens, tokens, metrics["loss"], self._meter.peak())
         if step == self._last_step:
             raise _EnoughError
 
     def event(self, name: str, step: int, **fields: Any) -> None:
-        """Not measured."""
-
-    def rewind(self, step: int) -> None:
-        """Nothing was written."""
-
-    def close(self) -> None:
-        """Nothing to close."""
+        """Events are not measured."""
 
 
 def run_config(workload: Workload, folder: Path) -> Config:
@@ -107,17 +97,13 @@ def train(workload: Workload, lines: StepLines, folder: Path) -> None:
     run.path.mkdir(parents=True)
     backend = "nccl" if context.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    meter = MemoryMeter(context.device)
+    meter = MemoryMeter()
     worker = build(config, context, run, workload.store, None)
     position = restore(worker)
     worker.log = _StepReporter(lines, meter, workload.total_steps)  # type: ignore[assignment]
-    meter.start()
+    meter.model_built()
     with contextlib.suppress(_EnoughError):
         loop(worker, position)
-    _close(worker)
-
-
-def _close(worker: Worker) -> None:
     worker.experiment.close()
     worker.engine.close()
     dist.destroy_process_group()

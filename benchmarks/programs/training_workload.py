@@ -1,15 +1,20 @@
-"""What the training contenders are given: the same initial weights, proteins, tokens a step, optimiser and schedule.
+"""The workload of the training contenders: the same initial weights, proteins, tokens a step, optimizer and schedule.
 
-In: the proteins as FASTA. Out: a :class:`Workload`, which travels to a contender's process as JSON, and the lines that
-the contender answers with. The contenders are programs of their own, each in a fresh process, so that none inherits
-another's memory, threads or process group.
+A contender is a program of its own (``python -m MODULE WORKLOAD LINES FOLDER OPTION ...``). In: a :class:`Workload` as
+JSON. Out: a :class:`StepLine` after each optimizer step, as a line of the file LINES.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.programs.memory_meter import Peak
+from benchmarks.programs.processes import run_program
 
 SEED = 0
 LEARNING_RATE = 4e-4
@@ -69,7 +74,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class StepLine:
-    """What a contender says after an optimizer step.
+    """One optimizer step of a contender.
 
     Attributes:
         step: from 1.
@@ -77,8 +82,8 @@ class StepLine:
         tokens: real tokens, special tokens included and padding not.
         computed_tokens: tokens that the model computed on, padding included.
         loss: mean cross entropy over the step's masked residues.
-        peak_bytes: highest memory since the model and the optimizer were built.
-        built_bytes: memory when they were built.
+        memory_bytes: peak since model and optimizer were built; on the CPU what the process held beyond these.
+        process_bytes: the same of the whole process.
     """
 
     step: int
@@ -86,25 +91,44 @@ class StepLine:
     tokens: int
     computed_tokens: int
     loss: float
-    peak_bytes: int
-    built_bytes: int
+    memory_bytes: int
+    process_bytes: int
+
+
+def tokens_per_s(steps: Iterable[tuple[int, float]]) -> float:
+    """Tokens over all the seconds that the steps took."""
+    tokens, seconds = zip(*steps, strict=True)
+    return sum(tokens) / sum(seconds)
 
 
 class StepLines:
     """Writes one JSON line a step, for the parent process; stdout is left to whatever libraries print."""
 
-    def __init__(self, path: Path | str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115 - until the process ends
 
-    def write(self, line: StepLine) -> None:
+    def write(self, step: int, seconds: float, tokens: int, computed_tokens: int, loss: float, peak: Peak) -> None:
         """Write one; it is in the file when this returns."""
+        line = StepLine(step, seconds, tokens, computed_tokens, loss, peak.computing_bytes, peak.total_bytes)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
+def run_contender(module: str, workload: Workload, folder: Path, *options: str) -> list[StepLine]:
+    """Run a contender's program in a fresh process; return the lines of all of its steps.
 
-def read_step_lines(path: Path) -> list[StepLine]:
-    """The lines of a contender that has ended."""
-    return [StepLine(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    Args:
+        module: the program.
+        workload: what to train.
+        folder: of its files, which are removed.
+        options: of the program.
+
+    Raises:
+        RuntimeError: it failed, or did fewer steps; the end of its output is in the message.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        lines = Path(scratch) / "steps.jsonl"
+        output = run_program([sys.executable, "-m", module, workload.to_json(), str(lines), f"{scratch}/run", *options])
+        steps = [StepLine(**json.loads(line)) for line in lines.read_text(encoding="utf-8").splitlines()]
+    if len(steps) != workload.total_steps:
+        raise RuntimeError(f"{module} ended after {len(steps)} of {workload.total_steps} steps: {output[-2000:]}")
+    return steps

@@ -1,16 +1,12 @@
-"""The training loop started by torchrun, for the benchmark of what Ray Train costs.
+"""The training loop alone, in one process without Ray: ``python -m benchmarks.programs.worker_program CONFIG``.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks.programs.worker_program CONFIG STORE
-
-CONFIG is a run's YAML file, STORE a store on a disk of this machine. Threads are torchrun's OMP_NUM_THREADS.
+CONFIG is a run's YAML file; its data are prepared as the driver prepares them.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
-import torch
 import torch.distributed as dist
 
 from run_folder.paths import RunFolder
@@ -18,19 +14,21 @@ from train_config.loading import load_config
 from training.engine.context import WorkerContext
 from training.engine.device import choose_device
 from training.loop.worker import train_worker
+from training.tasks.registry import task_plan
 
 
-def main(config_path: str, store_path: str) -> int:
+def main(config_path: str) -> int:
     """Train to the end; the exit code of the run."""
     config = load_config(config_path)
-    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    context = WorkerContext(rank, world_size, local_rank, choose_device(local_rank))
-    if context.device.type == "cuda":
-        torch.cuda.set_device(context.device)
-    dist.init_process_group("nccl" if context.device.type == "cuda" else "gloo")
-    RunFolder(config.run.storage_path, config.run.name).path.mkdir(parents=True, exist_ok=True)
-    outcome = train_worker(config, context, store_path)
-    dist.barrier()
+    run = RunFolder(config.run.storage_path, config.run.name)
+    run.path.mkdir(parents=True)
+    task = task_plan(config)
+    store = task.prepare(run.stores)
+    task.write_names(run, store)
+    context = WorkerContext(device=choose_device(0))
+    backend = "nccl" if context.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    outcome = train_worker(config, context, str(store))
     dist.destroy_process_group()
     return outcome.exit_code
 

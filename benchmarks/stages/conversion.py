@@ -13,15 +13,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.proteins import Proteins, read_proteins, write_fasta
+from benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
-    from benchmarks.programs.fresh_process import Meter
+    from benchmarks.programs.memory_meter import MemoryMeter
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000
 CHECKED_RECORDS = 10_000
@@ -42,7 +41,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     setting.note(f"writing {records:,} records")
     file_bytes = write_fasta(fasta, proteins.sequences, records)
     facts: Facts = {**proteins.facts, "records": records, "file in MB": round(file_bytes / 1e6, 1)}
-    yield _throughput(setting, _Paths(fasta, setting.folder), proteins, file_bytes, facts)
+    yield _throughput(setting.folder, fasta, proteins, file_bytes, facts)
 
     larger = setting.folder / "larger.fasta"
     setting.note(f"writing {TIMES_LARGER * records:,} records")
@@ -51,35 +50,13 @@ def _cases(setting: Setting) -> Iterator[Case]:
     yield _memory(setting, {ONCE: fasta, LARGER: larger}, records, facts)
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """The source, and a name for what each contender makes of it."""
-
-    fasta: Path
-    folder: Path
-
-    @property
-    def ours(self) -> Path:
-        return self.folder / "store"
-
-    @property
-    def peer(self) -> Path:
-        return self.folder / "pickles"
-
-    @property
-    def copy(self) -> Path:
-        return self.folder / "copy.fasta"
-
-
-def _throughput(setting: Setting, paths: _Paths, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
+def _throughput(folder: Path, fasta: Path, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
     from benchmarks.peers.pickle_lmdb import convert_fasta
 
-    megabytes = file_bytes / 1e6
-
-    def contender(name: str, target: Path, work: Callable[[], object]) -> Contender:
+    def contender(name: str, target: Path, work: Callable[[Path, Path], object]) -> Contender:
         def run() -> float:
-            work()
-            return megabytes
+            work(fasta, target)
+            return file_bytes / 1e6
 
         return Contender(name, run, before=lambda: _remove(target))
 
@@ -87,19 +64,19 @@ def _throughput(setting: Setting, paths: _Paths, proteins: Proteins, file_bytes:
         name="throughput",
         unit="MB/s of FASTA",
         contenders=(
-            contender(OURS, paths.ours, lambda: _convert(paths.fasta, paths.ours)),
-            contender(PEER, paths.peer, lambda: convert_fasta(paths.fasta, paths.peer)),
-            contender(COPY, paths.copy, lambda: _copy(paths.fasta, paths.copy)),
-            contender(COPY_AND_SYNC, paths.copy, lambda: _copy(paths.fasta, paths.copy, sync=True)),
+            contender(OURS, folder / "store", make_store),
+            contender(PEER, folder / "pickles", convert_fasta),
+            contender(COPY, folder / "copy.fasta", _copy),
+            contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
         ),
-        check=lambda: _check(setting.folder / "checked", proteins),
+        check=lambda: _check(folder / "checked", proteins),
         facts=facts,
     )
 
 
 def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Facts) -> Case:
     """Peaks of ours at both sizes and of the peer at the larger; what a further record costs is among the facts."""
-    from benchmarks.programs.fresh_process import peak_of
+    from benchmarks.programs.processes import peak_of
 
     target = setting.folder / "measured"
     peaks: dict[str, float] = {}
@@ -129,16 +106,16 @@ def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Fact
     )
 
 
-def convert_measured(meter: Meter, fasta: str, target: str) -> None:
+def convert_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
     """Our conversion, in the process whose memory is measured."""
     import dataset.store.conversion  # noqa: F401 - loaded before the work
 
     meter.libraries_loaded()
     meter.work_begins()
-    _convert(Path(fasta), Path(target))
+    make_store(Path(fasta), Path(target))
 
 
-def pickle_measured(meter: Meter, fasta: str, target: str) -> None:
+def pickle_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
     """The peer's conversion, in the process whose memory is measured."""
     from benchmarks.peers.pickle_lmdb import convert_fasta
 
@@ -147,17 +124,13 @@ def pickle_measured(meter: Meter, fasta: str, target: str) -> None:
     convert_fasta(Path(fasta), Path(target))
 
 
-def _convert(fasta: Path, target: Path) -> None:
-    from dataset.store.conversion import convert
-    from train_config.schema import IngestSection
-
-    convert([str(fasta)], target, IngestSection())
-
-
-def _copy(source: Path, target: Path, sync: bool = False) -> None:
+def _copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", str(source), str(target)], check=True)
-    if sync:
-        subprocess.run(["sync", str(target)], check=True)
+
+
+def _copy_and_sync(source: Path, target: Path) -> None:
+    _copy(source, target)
+    subprocess.run(["sync", str(target)], check=True)
 
 
 def _remove(path: Path) -> None:
@@ -175,7 +148,7 @@ def _check(folder: Path, proteins: Proteins) -> Facts:
     folder.mkdir()
     fasta = folder / "proteins.fasta"
     write_fasta(fasta, proteins.sequences, CHECKED_RECORDS)
-    _convert(fasta, folder / "store")
+    make_store(fasta, folder / "store")
     convert_fasta(fasta, folder / "pickles")
     store, pickles = Store(folder / "store"), PickleDataset(folder / "pickles")
     theirs = [(item["id"], item["primary"]) for item in pickles.items()]

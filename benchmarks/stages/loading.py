@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, spread_by_length, write_fasta
+from benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
 from benchmarks.harness.protocol import single_thread
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
 
@@ -45,7 +45,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
     records = QUICK_RECORDS if setting.quick else RECORDS
     setting.note(f"converting {records:,} records")
-    store = _make_store(setting.folder, proteins, records)
+    store = _store_of(setting.folder, proteins.sequences, records)
     sequences = spread_by_length(proteins.sequences, QUICK_PEER_SEQUENCES if setting.quick else PEER_SEQUENCES)
     facts: Facts = {
         **proteins.facts,
@@ -105,15 +105,13 @@ def _waiting(store: Path, setting: Setting) -> Case:
     )
 
 
-def _make_store(folder: Path, proteins: Proteins, records: int) -> Path:
-    from dataset.store.conversion import convert
-    from train_config.schema import IngestSection
-
+def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     fasta = folder / "proteins.fasta"
-    write_fasta(fasta, proteins.sequences, records)
-    convert([str(fasta)], folder / "store", IngestSection())
+    write_fasta(fasta, sequences, records)
+    store = make_store(fasta, folder / "store")
     fasta.unlink()
-    return folder / "store"
+    return store
 
 
 def _batches(
@@ -162,7 +160,7 @@ def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffl
 def _check(folder: Path, sequences: Sequence[str]) -> Facts:
     """Both give the same token ids for the same records."""
     records = len(sequences)
-    store = _make_store_of(folder / "ours", sequences)
+    store = _store_of(folder / "ours", sequences, records)
     ours = {}
     for step in _batches(store, "autoencoder").epoch(0):
         for batch in step:
@@ -177,11 +175,6 @@ def _check(folder: Path, sequences: Sequence[str]) -> Facts:
     if [ours.get(record) for record in range(records)] != theirs:
         raise WrongWorkError("the batches hold other token ids than EsmTokenizer's")
     return {"records checked to have equal token ids": records}
-
-
-def _make_store_of(folder: Path, sequences: Sequence[str]) -> Path:
-    folder.mkdir(parents=True)
-    return _make_store(folder, Proteins("", list(sequences)), len(sequences))
 
 
 STAGE = Stage(

@@ -17,7 +17,7 @@ from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts,
 
 if TYPE_CHECKING:
     from benchmarks.harness.models import Embedder
-    from benchmarks.programs.fresh_process import Meter
+    from benchmarks.programs.memory_meter import MemoryMeter
 
 PROTEINS = {"cpu": 64, "cuda": 1_024}
 QUICK_PROTEINS, QUICK_RESIDUES = 16, 60
@@ -55,7 +55,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 def _case(
     name: str, folder: Path, list_file: Path, setting: Setting, proteins: Proteins, sequences: Sequence[str]
 ) -> Case:
-    from benchmarks.programs.fresh_process import peak_of
+    from benchmarks.programs.processes import peak_of
 
     max_tokens = max(tokens_of_batch(sequences), max(map(len, sequences)) + 2)
 
@@ -69,8 +69,7 @@ def _case(
         }
 
         def run() -> float:
-            peak = peak_of("benchmarks.stages.memory:embed_measured", arguments)
-            return (peak.device_bytes if setting.device == "cuda" else peak.host_bytes) / 1e6
+            return peak_of("benchmarks.stages.memory:embed_measured", arguments).computing_bytes / 1e6
 
         return Contender(label, run, kind="value")
 
@@ -95,7 +94,9 @@ def tokens_of_batch(sequences: Sequence[str]) -> int:
     return round(PEER_BATCH * sum(len(sequence) + 2 for sequence in sequences) / len(sequences))
 
 
-def embed_measured(meter: Meter, contender: str, folder: str, sequences: str, device: Device, max_tokens: int) -> None:
+def embed_measured(
+    meter: MemoryMeter, contender: str, folder: str, sequences: str, device: Device, max_tokens: int
+) -> None:
     """One contender at work, in its process."""
     import torch
 

@@ -20,18 +20,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_fasta
+from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.programs.training_runs import TOY
+from benchmarks.programs.training_workload import SEED, StepLine, Workload, run_contender, tokens_per_s
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from transformers import EsmForMaskedLM
 
-    from benchmarks.programs.training_workload import StepLine, Workload
+OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
+PROGRAMS = {
+    OURS: ("benchmarks.programs.training_contender",),
+    TRAINER: ("benchmarks.programs.trainer", "random"),
+    GROUPED: ("benchmarks.programs.trainer", "group_by_length"),
+}
+"""Program of each contender, with its options."""
 
-OURS = "esmeray"
-TRAINER = "Trainer, ZeRO-2"
-GROUPED = "Trainer, ZeRO-2, grouped by length"
 PEAK = "bf16 matrix product"
 SPEED, MEMORY, UTILIZATION = "masked LM", "peak memory", "share of peak"
 
@@ -44,67 +49,78 @@ SEQUENCES = {"cpu": 8, "cuda": 32}
 ACCUMULATION = 2
 STEPS = {"cpu": (2, 4), "cuda": (5, 20)}
 """Optimizer steps that are not measured, and those that are."""
-QUICK_SIZE = {"layers": 1, "hidden_size": 32, "heads": 2}
 QUICK_PROTEINS, QUICK_SEQUENCES, QUICK_STEPS = 200, 4, (1, 2)
 ROUNDS = 3
 BUDGET_MULTIPLE = 64
-PEAK_SIZE, PEAK_REPEATS = 8192, 20
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
+    from benchmarks.harness.models import matrix_product
+
     if setting.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     proteins = read_proteins(setting.fasta)
-    network = _network(setting)
+    network = build_network(setting)
     setting.note("writing the store and the initial weights")
     workload = prepare(setting, proteins, network)
-    runs = Runs(workload, setting.folder, None if setting.quick else LOSS_TOLERANCE)
+    runs = Runs(workload, setting.folder, float("inf") if setting.quick else LOSS_TOLERANCE)
     runs.facts.update(_facts(setting, proteins, workload))
-    yield _speed_case(runs)
-    yield _memory_case(runs, setting.device)
+    speed = tuple(Contender(name, lambda name=name: runs.run(name), kind="value") for name in PROGRAMS)  # type: ignore[misc]
+    yield Case(SPEED, "tokens/s", speed, rounds=ROUNDS, facts=runs.facts)
+
+    memory = tuple(runs.replay(name, lambda steps: steps[-1].memory_bytes / 1e6) for name in PROGRAMS)
+    yield Case(MEMORY, "MB", memory, better="lower", rounds=ROUNDS, facts=runs.memory_facts(setting.device))
+
     if setting.device == "cuda":
-        yield _utilization_case(runs, _training_flops(network, proteins))
+        flops_per_token = _training_flops(network, proteins)
+        rates = tuple(runs.replay(name, lambda s: _rate(s) * flops_per_token / 1e12) for name in (OURS, TRAINER))
+        contenders = (*rates, Contender(PEAK, matrix_product(setting.device)))
+        yield Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})
 
 
 @dataclass
 class Runs:
-    """Runs of the contenders so far, by name, which all cases share.
+    """Measured runs of the contenders, which all cases share.
 
     Attributes:
         workload: what is trained.
         folder: for the files of a run.
-        loss_tolerance: by how much last losses may differ; None for no matter how much.
-        facts: filled with what the runs tell.
+        loss_tolerance: largest difference between the last losses of two contenders.
+        facts: of the runs, filled as they are made.
+        measured: measured steps of each run, by contender.
+        losses: last loss of each contender's first run.
     """
 
     workload: Workload
     folder: Path
-    loss_tolerance: float | None
+    loss_tolerance: float
     facts: Facts = field(default_factory=dict)
     measured: dict[str, list[Sequence[StepLine]]] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
 
-    def run(self, name: str, module: str, *options: str) -> float:
-        """Train once; real tokens per second of the measured steps.
+    def run(self, name: str) -> float:
+        """Train once; return real tokens per second of the measured steps.
 
         Raises:
-            WrongWorkError: it learns otherwise than another contender.
+            WrongWorkError: the last loss is not that of another contender.
         """
-        from benchmarks.programs.training_process import run_contender
+        module, *options = PROGRAMS[name]
+        return self.add(name, run_contender(module, self.workload, self.folder, *options))
 
-        lines = run_contender(module, self.workload, self.folder, *options)
+    def add(self, name: str, lines: Sequence[StepLine]) -> float:
+        """Keep a run of a contender; see :meth:`run`."""
         steps = lines[self.workload.warmup_steps :]
         self.measured.setdefault(name, []).append(steps)
         self._compare_losses(name, lines[0].loss, _mean_loss(steps[len(steps) // 2 :]))
-        self.facts[f"real tokens a step, {name}"] = round(sum(step.tokens for step in steps) / len(steps))
-        padded = 1 - sum(step.tokens for step in steps) / sum(step.computed_tokens for step in steps)
-        self.facts[f"padding, {name}"] = round(padded, 3)
-        return tokens_per_s(steps)
+        tokens = sum(step.tokens for step in steps)
+        self.facts[f"real tokens a step, {name}"] = round(tokens / len(steps))
+        self.facts[f"padding, {name}"] = round(1 - tokens / sum(step.computed_tokens for step in steps), 3)
+        return _rate(steps)
 
     def _compare_losses(self, name: str, first: float, last: float) -> None:
         self.facts |= {f"first loss, {name}": round(first, 3), f"last loss, {name}": round(last, 3)}
         for other, loss in self.losses.items():
-            if self.loss_tolerance is not None and not abs(loss - last) <= self.loss_tolerance:
+            if not abs(loss - last) <= self.loss_tolerance:
                 raise WrongWorkError(f"after the same real tokens, {name} has a loss of {last:.3f}, {other} {loss:.3f}")
         self.losses.setdefault(name, last)
 
@@ -113,89 +129,38 @@ class Runs:
         made = iter(self.measured[name])
         return Contender(name, lambda: value(next(made)), kind="value")
 
+    def memory_facts(self, device: str) -> Facts:
+        """Memory of the whole process in each contender's last run, on the CPU."""
+        last = {name: runs[-1][-1] for name, runs in self.measured.items() if device == "cpu"}
+        return {f"whole process in MB, {name}": round(step.process_bytes / 1e6) for name, step in last.items()}
 
-def tokens_per_s(steps: Sequence[StepLine]) -> float:
-    """Real tokens over all the time that the steps took."""
-    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+
+def _rate(steps: Sequence[StepLine]) -> float:
+    return tokens_per_s([(step.tokens, step.seconds) for step in steps])
 
 
 def _mean_loss(steps: Sequence[StepLine]) -> float:
     return sum(step.loss * step.tokens for step in steps) / sum(step.tokens for step in steps)
 
 
-def _speed_case(runs: Runs) -> Case:
-    def contender(name: str, module: str, *options: str) -> Contender:
-        return Contender(name, lambda: runs.run(name, module, *options), kind="value")
-
-    return Case(
-        SPEED,
-        "tokens/s",
-        (
-            contender(OURS, "benchmarks.programs.training_contender"),
-            contender(TRAINER, "benchmarks.programs.trainer", "random"),
-            contender(GROUPED, "benchmarks.programs.trainer", "group_by_length"),
-        ),
-        rounds=ROUNDS,
-        facts=runs.facts,
-    )
-
-
-def _memory_case(runs: Runs, device: str) -> Case:
-    """The memory of the same runs: nothing is trained again."""
-
-    def megabytes(steps: Sequence[StepLine]) -> float:
-        built = 0 if device == "cuda" else steps[-1].built_bytes
-        return (steps[-1].peak_bytes - built) / 1e6
-
-    contenders = tuple(runs.replay(name, megabytes) for name in (OURS, TRAINER, GROUPED))
-    return Case(
-        MEMORY,
-        "MB",
-        contenders,
-        better="lower",
-        rounds=ROUNDS,
-        facts={
-            f"whole process in MB, {name}": round(made[-1][-1].peak_bytes / 1e6)
-            for name, made in runs.measured.items()
-            if device == "cpu"
-        },
-    )
-
-
-def _utilization_case(runs: Runs, flops_per_token: float) -> Case:
-    """FLOP/s of the same runs, 6 N a token and attention, beside what the device does at best."""
-    import torch
-
-    matrix = torch.randn(PEAK_SIZE, PEAK_SIZE, device="cuda", dtype=torch.bfloat16)
-
-    def product() -> float:
-        for _ in range(PEAK_REPEATS):
-            torch.matmul(matrix, matrix)
-        return PEAK_REPEATS * 2 * PEAK_SIZE**3 / 1e12
-
-    def teraflops(steps: Sequence[StepLine]) -> float:
-        return tokens_per_s(steps) * flops_per_token / 1e12
-
-    contenders = (runs.replay(OURS, teraflops), runs.replay(TRAINER, teraflops), Contender(PEAK, product))
-    return Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})
-
-
 def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Workload:
-    """Files that all contenders read, and how much each takes at once."""
-    from benchmarks.programs.training_workload import Workload
+    """Write the files that all contenders read, and settle how much each takes at once."""
+    from benchmarks.peers.tokenizers import esm_tokenizer
+    from model.backbones.loading import quiet_transformers
 
     sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
-    fasta = setting.folder / "proteins.fasta"
+    folder = setting.folder.resolve()
+    fasta, weights = folder / "proteins.fasta", folder / "weights"
     write_fasta(fasta, sequences, len(sequences))
-    store, weights = setting.folder / "store", setting.folder / "weights"
-    _convert(fasta, store)
-    _save(network, weights)
+    with quiet_transformers():
+        network.save_pretrained(weights)
+    esm_tokenizer(weights).save_pretrained(weights)
     batch = QUICK_SEQUENCES if setting.quick else SEQUENCES[setting.device]
     warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
     return Workload(
-        fasta=str(fasta.resolve()),
-        store=str(store.resolve()),
-        weights=str(weights.resolve()),
+        fasta=str(fasta),
+        store=str(make_store(fasta, folder / "store")),
+        weights=str(weights),
         sequences=batch,
         accumulation=ACCUMULATION,
         tokens=token_budget(sequences, batch),
@@ -204,8 +169,17 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
     )
 
 
+def build_network(setting: Setting) -> EsmForMaskedLM:
+    """The network with its initial weights."""
+    from model.backbones.loading import load_network
+    from train_config.schema import BackboneSection
+
+    size = {"source": SIZES[setting.device], **(TOY if setting.quick else {})}
+    return load_network(BackboneSection.model_validate(size), SEED)
+
+
 def token_budget(sequences: Sequence[str], batch: int) -> int:
-    """As many tokens as so many of the sequences have on average; at least what the longest takes."""
+    """As many tokens as so many of the sequences have on average; at least as many as the longest."""
     lengths = [_tokens(sequence) for sequence in sequences]
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
@@ -213,36 +187,6 @@ def token_budget(sequences: Sequence[str], batch: int) -> int:
 
 def _tokens(sequence: str) -> int:
     return min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE
-
-
-def _network(setting: Setting) -> EsmForMaskedLM:
-    from benchmarks.programs.training_workload import SEED
-    from model.backbones.loading import load_network
-    from train_config.schema import BackboneSection
-
-    changes = QUICK_SIZE if setting.quick else {}
-    return load_network(BackboneSection.model_validate({"source": SIZES[setting.device], **changes}), SEED)
-
-
-def _convert(fasta: Path, store: Path) -> None:
-    from dataset.store.conversion import convert
-    from train_config.schema import IngestSection
-
-    convert([str(fasta)], store, IngestSection())
-
-
-def _save(network: EsmForMaskedLM, folder: Path) -> None:
-    """Weights, config and vocabulary for ``from_pretrained``."""
-    from transformers import EsmTokenizer
-
-    from dataset.tokens.esm import VOCABULARY
-    from model.backbones.loading import quiet_transformers
-
-    with quiet_transformers():
-        network.save_pretrained(folder)
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    EsmTokenizer(str(vocabulary)).save_pretrained(folder)
 
 
 def _training_flops(network: EsmForMaskedLM, proteins: Proteins) -> float:

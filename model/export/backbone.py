@@ -3,7 +3,7 @@
     config.json, model.safetensors    EsmForMaskedLM (masked_lm), EsmModel (the autoencoder's backbone), or those of
                                       another architecture
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
-    autoencoder.safetensors, autoencoder_config.json  what ESM2Autoencoder.from_pretrained reads besides
+    autoencoder.safetensors, autoencoder_config.json  read by ESM2Autoencoder.from_pretrained besides
     README.md                         model card
     config.yaml                       the run's resolved config
     esmeray.json                      list of these files, by which an export is known (common.publishing)
@@ -24,13 +24,27 @@ from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from dataset.tokens.esm import VOCABULARY
 from model.backbones.loading import masked_lm_network, quiet_transformers
 from model.export.exported_folder import exported_folder
-from model.export.model_card import model_card
+from model.export.model_card import example_text, model_card, opening_call, python_block
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.masked_lm import MaskedLM
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
+
+_OPEN_AUTOENCODER = """from model.tasks.autoencoder import ESM2Autoencoder
+
+autoencoder = ESM2Autoencoder.from_pretrained("FOLDER")
+latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) tensor for each sequence
+features, residue_logits = autoencoder.decode(latents)
+"""
+
+_OPEN_NETWORK = """from transformers import AutoTokenizer, {opener}
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+network = {call}
+{output} = network(**tokenizer("{text}", return_tensors="pt")).{attribute}
+"""
 
 
 def export(
@@ -49,7 +63,7 @@ def export(
         folder: final name; its parent is made if need be.
         tokenizer: of the backbone (:func:`model.backbones.residues.residue_tokenizer`); the ESM alphabet if None.
         resolved_config: the run's config as YAML, stored as config.yaml.
-        model_card_facts: what the card tells besides the model itself: data, steps, metrics, versions.
+        model_card_facts: sections of the card on data, steps, metrics and versions.
         overwrite: replace an export of that name.
 
     Returns:
@@ -59,23 +73,17 @@ def export(
         ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
-    target = Path(folder).expanduser().absolute()
-    with exported_folder(target, overwrite) as building:
-        _write(model, building, tokenizer or EsmSequenceTokenizer(), resolved_config, dict(model_card_facts or {}))
+    with exported_folder(folder, overwrite, resolved_config) as (building, target):
+        tokenizer = tokenizer or EsmSequenceTokenizer()
+        network = _huggingface_view(model)
+        with quiet_transformers():
+            network.save_pretrained(building)
+        if isinstance(model, ESM2Autoencoder):
+            model.save(building)
+        _write_tokenizer(tokenizer, building)
+        card = _card(model, network, example_text(tokenizer), model_card_facts or {})
+        (building / "README.md").write_text(card, encoding="utf-8")
     return target
-
-
-def _write(
-    model: TaskModel, folder: Path, tokenizer: SequenceTokenizer, resolved_config: str | None, facts: dict[str, Any]
-) -> None:
-    with quiet_transformers():
-        _huggingface_view(model).save_pretrained(folder)
-    if isinstance(model, ESM2Autoencoder):
-        model.save(folder)
-    _write_tokenizer(tokenizer, folder)
-    (folder / "README.md").write_text(model_card(model, facts), encoding="utf-8")
-    if resolved_config is not None:
-        (folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
 
 
 def _huggingface_view(model: TaskModel) -> PreTrainedModel:
@@ -95,3 +103,25 @@ def _write_tokenizer(tokenizer: SequenceTokenizer, folder: Path) -> None:
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
     EsmTokenizer(str(vocabulary), model_max_length=_LONGEST_TOKENIZED).save_pretrained(folder)
+
+
+def _card(model: TaskModel, network: PreTrainedModel, text: str, facts: Mapping[str, Any]) -> str:
+    config = model.backbone.config
+    family = "ESM-2" if config.model_type == "esm" else type(model.backbone.model).__name__
+    tags = ["protein", "esm2" if config.model_type == "esm" else config.model_type]
+    size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
+    opener, call = opening_call(network, '"FOLDER"')
+    lines = {"opener": opener, "call": call, "text": text}
+    if not isinstance(model, ESM2Autoencoder):
+        title = f"# {family} masked language model"
+        description = f"{title}\n\n{family} with {size}, which predicts hidden residues of proteins.\n"
+        opening = python_block(_OPEN_NETWORK.format(**lines, output="logits", attribute="logits"))
+        return model_card("fill-mask", [*tags, "masked-lm"], description, facts, opening)
+    description = (
+        f"# {family} autoencoder\n\nCompresses the features of each residue from {model.backbone.hidden_size} to "
+        f"{model.latent_size} channels ({model.compression_ratio:g} times) and reconstructs features and residues. "
+        f"The backbone is {family} with {size}.\n"
+    )
+    alone = python_block(_OPEN_NETWORK.format(**lines, output="features", attribute="last_hidden_state"))
+    opening = f"{python_block(_OPEN_AUTOENCODER)}\nThe backbone alone, without Esmeray:\n\n{alone}"
+    return model_card("feature-extraction", [*tags, "autoencoder"], description, facts, opening)

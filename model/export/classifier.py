@@ -3,7 +3,7 @@
     config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
     or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
     base/                             that base, where its weights were drawn and so can't be had elsewhere
-    classifier.safetensors, classifier_config.json  pooling and head, and how they are put together
+    classifier.safetensors, classifier_config.json  weights and settings of pooling and head
     label_mappings.json               kind of the labels and names of the classes
     tokenizer files                   as AutoTokenizer opens them
     README.md                         model card, with the lines that rebuild the outputs without Esmeray
@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from huggingface_hub import snapshot_download
@@ -30,14 +30,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import DataError, ResourceError
-from common.publishing import sync
 from dataset.batches.cropping import FixedCrop, fixed_crop
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from model.backbones.huggingface import PaddedBackbone
 from model.backbones.loading import build_backbone, quiet_transformers, seeded
 from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
-from model.export.classifier_card import Parts, classifier_card
+from model.export.classifier_card import Opening, classifier_card
 from model.export.exported_folder import (
     CONFIG_FILE,
     FORMAT_VERSION,
@@ -46,6 +45,7 @@ from model.export.exported_folder import (
     exported_folder,
     read_settings,
 )
+from model.export.model_card import example_text
 from model.tasks.classifier import Classifier
 from train_config.schema import BackboneSection, DataSection
 
@@ -57,21 +57,12 @@ _PROBLEM_TYPES = {
     "multilabel": "multi_label_classification",
     "regression": "regression",
 }
-"""As transformers' own heads call them; it has no name for a class of each token."""
+"""Names of transformers, which has none for a class of each token."""
 
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
-"""Where the hub's cache keeps what was fetched (huggingface_hub's documented layout)."""
+"""Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
 
 _WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
-
-_EXAMPLES = {True: "MKTAYIAKQR", False: "What is said here is put into a class."}
-
-
-class _Base(NamedTuple):
-    """The weights that an adapter adapts: a folder or hub name, its revision, and a local folder that holds it."""
-
-    source: str
-    revision: str | None = None
 
 
 def export_classifier(
@@ -89,7 +80,7 @@ def export_classifier(
         folder: final name; its parent is made if need be.
         tokenizer: that it was trained with.
         resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
-        facts: what the card tells besides the model itself: data, steps, metrics, versions.
+        facts: sections of the card on data, steps, metrics and versions.
         overwrite: replace an export of that name.
 
     Returns:
@@ -99,14 +90,22 @@ def export_classifier(
         ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
-    target = Path(folder).expanduser().absolute()
-    with exported_folder(target, overwrite) as building:
-        _write(model, building, tokenizer, resolved_config, dict(facts or {}))
+    with exported_folder(folder, overwrite, resolved_config) as (building, target):
+        base = None
+        if export_form(model.backbone) == "adapter":
+            base = _write_adapter(model, building)
+        else:
+            _write_network(model, building, merged_state(model.backbone.model))
+        _write_head(model, building)
+        model.label_space.save(building)
+        tokenizer.save(building)
+        opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
+        (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
     return target
 
 
 def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
-    """What :func:`export_classifier` wrote: the classifier, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+    """Return the classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
 
     An adapter that was left as such is in place, not merged.
 
@@ -137,17 +136,8 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     return model.eval(), tokenizer
 
 
-def _write(
-    model: Classifier,
-    folder: Path,
-    tokenizer: SequenceTokenizer,
-    resolved_config: str | None,
-    facts: dict[str, Any],
-) -> None:
-    adapter = export_form(model.backbone) == "adapter"
-    base = _write_adapter(model, folder) if adapter else None
-    if not adapter:
-        _write_network(model, folder, merged_state(model.backbone.model))
+def _write_head(model: Classifier, folder: Path) -> None:
+    """Weights and settings of pooling and head."""
     state = {name: tensor.contiguous() for name, tensor in model.own_state().items()}
     save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     settings = ClassifierSettings(
@@ -160,13 +150,6 @@ def _write(
         classifier=model.section,
     )
     (folder / CONFIG_FILE).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    model.label_space.save(folder)
-    tokenizer.save(folder)
-    prefix, suffix = len(tokenizer.prefix), len(tokenizer.suffix)
-    parts = Parts(_example(tokenizer), prefix, suffix, base, *_cropping(resolved_config))
-    (folder / "README.md").write_text(classifier_card(model, parts, facts), encoding="utf-8")
-    if resolved_config is not None:
-        (folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
 
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
@@ -182,28 +165,23 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) ->
 
 
 def _write_adapter(model: Classifier, folder: Path) -> str:
-    """The adapter, and its base where that is nowhere else; returns the base as Python source, for the card.
+    """Write the adapter, and its base where that is nowhere else; return the base as Python source, for the card.
 
     The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
     """
-    base = _base_of(model.backbone.model.config)
-    if base is None:
-        (folder / BASE_FOLDER).mkdir()
-        _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
-        for path in (folder / BASE_FOLDER).iterdir():
-            sync(path)
-        save_adapter(model.backbone, folder, base=BASE_FOLDER)
-        return f'f"{{folder}}/{BASE_FOLDER}"'
-    save_adapter(model.backbone, folder, base=base.source, revision=base.revision)
-    return repr(base.source) + (f", revision={base.revision!r}" if base.revision else "")
-
-
-def _base_of(config: Any) -> _Base | None:
-    """Where the weights came from; None if they were drawn."""
-    source = getattr(config, "_name_or_path", "") or ""
+    source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
     if found := _SNAPSHOT.search(source):
-        return _Base(f"{found['owner']}/{found['name']}", found["revision"])
-    return _Base(str(Path(source).absolute())) if source and Path(source).is_dir() else None
+        name, revision = f"{found['owner']}/{found['name']}", found["revision"]
+        save_adapter(model.backbone, folder, base=name, revision=revision)
+        return f"{name!r}, revision={revision!r}"
+    if source and Path(source).is_dir():
+        base = str(Path(source).absolute())
+        save_adapter(model.backbone, folder, base=base)
+        return repr(base)
+    (folder / BASE_FOLDER).mkdir()  # the weights were drawn
+    _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
+    save_adapter(model.backbone, folder, base=BASE_FOLDER)
+    return f'f"{{folder}}/{BASE_FOLDER}"'
 
 
 def _base_folder(folder: Path) -> Path:
@@ -244,14 +222,8 @@ def _own_state(folder: Path, model: Classifier) -> dict[str, Tensor]:
 
 
 def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
-    """How many tokens of a text are looked at, None for all of them, and which."""
+    """Tokens of a text that are used, None for all of them, and the part of a longer text."""
     if resolved_config is None:
         return None, "start"
     data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
     return data.max_length, fixed_crop(data.crop)
-
-
-def _example(tokenizer: SequenceTokenizer) -> str:
-    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
-    text = _EXAMPLES[tokenizer.one_token_per_residue]
-    return " ".join(text) if getattr(tokenizer, "spaced", False) else text

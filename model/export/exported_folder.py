@@ -1,6 +1,6 @@
-"""The folder of an exported model: whole under its final name, or not there; and a classifier's settings in it.
+"""The folder of an exported model, whole under its final name or not there, and a classifier's settings in it.
 
-Nothing here needs torch, so that what is wrong with a folder is said at once.
+Nothing here needs torch, so that damage to a folder is reported at once.
 """
 
 from __future__ import annotations
@@ -38,24 +38,31 @@ class ClassifierSettings(BaseModel):
 
 
 @contextmanager
-def exported_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+def exported_folder(folder: str | Path, overwrite: bool, resolved_config: str | None) -> Iterator[tuple[Path, Path]]:
     """A folder to write to, which gets its name when the block ends and is removed when it raises.
 
     Args:
-        target: final name, absolute; its parent is made if need be.
+        folder: final name; its parent is made if need be.
         overwrite: replace an export of that name.
+        resolved_config: the run's config as YAML, stored as config.yaml.
+
+    Yields:
+        The folder to write to, and the absolute path that it gets.
 
     Raises:
         ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
         ResourceError: the disk is full or not writable; nothing is left behind.
     """
+    target = Path(folder).expanduser().absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
         try:
-            yield building
+            yield building, target
         except SafetensorError as error:
             raise ResourceError(
                 f"the model can't be exported to {target} ({error}); free space or choose another folder"
             ) from error
+        if resolved_config is not None:
+            (building / "config.yaml").write_text(resolved_config, encoding="utf-8")
 
 
 def read_settings(folder: Path) -> ClassifierSettings:

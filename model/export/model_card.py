@@ -1,83 +1,68 @@
-"""The model card of an export: what the model is, what it was trained on, how well it does, how to open it."""
+"""Model card of an export: its purpose, its training data and metrics, and the lines that open it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.base import TaskModel
+from dataset.tokens.base import SequenceTokenizer
 
-_OPEN_AUTOENCODER = """from model.tasks.autoencoder import ESM2Autoencoder
-
-autoencoder = ESM2Autoencoder.from_pretrained("FOLDER")
-latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) tensor for each sequence
-features, residue_logits = autoencoder.decode(latents)
-```
-
-The backbone alone, without Esmeray:
-
-```python
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-backbone = AutoModel.from_pretrained("FOLDER", add_pooling_layer=False)
-features = backbone(**tokenizer("MKTAYIAKQR", return_tensors="pt")).last_hidden_state
-"""
-
-_OPEN_MASKED_LM = """from transformers import AutoTokenizer, EsmForMaskedLM
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-network = EsmForMaskedLM.from_pretrained("FOLDER")
-logits = network(**tokenizer("MKTAYIAKQR", return_tensors="pt")).logits
-"""
+_EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
-def model_card(model: TaskModel, facts: Mapping[str, Any]) -> str:
+def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
     """README.md of the exported folder.
 
     Args:
-        model: what is exported.
-        facts: further lines of the card by name; a mapping (such as ``metrics``) becomes a table.
+        pipeline_tag: the hub's name of the task.
+        tags: of the hub, besides Esmeray's.
+        description: title and first paragraph.
+        facts: further sections by name; a mapping (such as ``metrics``) becomes a table. Versions of the libraries are
+            added.
+        opening: text and code of the section on how to open the folder, which they call FOLDER.
     """
-    is_autoencoder = isinstance(model, ESM2Autoencoder)
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="feature-extraction" if is_autoencoder else "fill-mask",
-        tags=["protein", "esm2", "esmeray", "autoencoder" if is_autoencoder else "masked-lm"],
-    )
-    sections = [_description(model), *(card_section(name, value) for name, value in with_versions(facts).items())]
-    example = _OPEN_AUTOENCODER if is_autoencoder else _OPEN_MASKED_LM
-    sections.append(f"## How to open it\n\n```python\n{example}```\n")
-    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(sections)))
+    metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})}
+    sections = [_section(name, value) for name, value in {**facts, "versions": versions}.items()]
+    text = "\n".join([description, *sections, f"## How to open it\n\n{opening}"])
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
 
 
-def _description(model: TaskModel) -> str:
-    config = model.backbone.config
-    size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
-    if isinstance(model, ESM2Autoencoder):
-        return (
-            f"# ESM-2 autoencoder\n\nCompresses the features of each residue from {model.backbone.hidden_size} to "
-            f"{model.latent_size} channels ({model.compression_ratio:g} times) and reconstructs features and residues. "
-            f"The backbone is an ESM-2 with {size}.\n"
-        )
-    return f"# ESM-2 masked language model\n\nAn ESM-2 with {size}, which predicts hidden residues of proteins.\n"
+def python_block(lines: str) -> str:
+    """Lines of Python as a block of Markdown."""
+    return f"```python\n{lines}```\n"
 
 
-def with_versions(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts and, last, the versions of the libraries."""
-    return {
-        **facts,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})},
-    }
+def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
+    """The class of transformers that opens a network, and the call that does so, without a pooler of drawn weights.
+
+    Args:
+        network: to open.
+        source: folder or hub name, as Python source.
+    """
+    kind = type(network)
+    # AutoModel means another class for some configs (T5's encoder).
+    opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__
+    takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
+    return opener, f"{opener}.from_pretrained({source}{without})"
 
 
-def card_section(name: str, value: Any) -> str:
-    """A heading and a text, or a table of what a mapping holds."""
+def example_text(tokenizer: SequenceTokenizer) -> str:
+    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
+    text = _EXAMPLES[tokenizer.one_token_per_residue]
+    return " ".join(text) if getattr(tokenizer, "spaced", False) else text
+
+
+def _section(name: str, value: Any) -> str:
+    """A heading and a text, or a table of a mapping."""
     title = f"## {name.replace('_', ' ').capitalize()}\n\n"
     if not isinstance(value, Mapping):
         return f"{title}{value}\n"

@@ -23,6 +23,7 @@ from common.figure_style import (
     heading,
     legend,
     new_figure,
+    number_text,
     save,
     style_steps,
 )
@@ -48,7 +49,7 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None
     losses, figures, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
     _draw_losses(losses, kinds)
     _draw_figures(figures, kinds["validation"])
-    _draw_line(rates, kinds["train"], "learning_rate", "Learning rate", EngFormatter(sep="\N{THIN SPACE}"))
+    _draw_line(rates, kinds["train"], "learning_rate", "Learning rate")
     _draw_speed(speeds, kinds["train"])
     for axes in (losses, figures, rates, speeds):
         style_steps(axes)
@@ -125,12 +126,12 @@ def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
     legend(axes)
 
 
-def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str, formatter: EngFormatter) -> None:
+def _draw_line(axes: Axes, records: Sequence[Record], name: str, title: str) -> None:
     heading(axes, title)
     steps, values = _series(records, name)
     axes.plot(steps, values, color=GREY, linewidth=1.8)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(formatter)
+    axes.yaxis.set_major_formatter(number_text)
 
 
 def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:

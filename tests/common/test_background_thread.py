@@ -19,16 +19,6 @@ def thread():
     thread.close()
 
 
-def test_a_task_runs_on_another_thread_and_returns(thread):
-    thread.begin(threading.get_ident)
-    assert thread.wait() not in {None, threading.get_ident()}
-
-
-def test_waiting_again_gives_the_same_again(thread):
-    thread.begin(partial(pow, 2, 5))
-    assert [thread.wait(), thread.wait()] == [32, 32]
-
-
 def test_what_a_task_raises_is_raised_by_the_next_call(thread):
     thread.begin(partial(int, "x"))
     with pytest.raises(ValueError, match="invalid literal"):
@@ -52,12 +42,6 @@ def test_closing_waits_for_the_task_and_can_be_repeated(thread):
     thread.close()
     thread.close()
     assert done == [1]
-
-
-def test_one_that_was_never_used_closes(thread):
-    before = threading.active_count()
-    thread.close()
-    assert threading.active_count() <= before
 
 
 def test_an_interrupt_at_any_line_still_lets_it_close():

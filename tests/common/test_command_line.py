@@ -31,24 +31,12 @@ def test_a_refusal_is_one_line_and_its_exit_code(capsys, kind, code):
     assert capsys.readouterr() == ("", "error: file: wrong in two lines\n")
 
 
-def test_what_main_returns_is_the_exit_code():
-    assert run(lambda argv: len(argv), ["a", "b"]) == 2
-
-
 def test_an_interrupt_is_130(capsys):
     def main(_: list[str]) -> int:
         raise KeyboardInterrupt
 
     assert run(main, []) == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_fault_of_the_program_keeps_its_traceback():
-    def main(_: list[str]) -> int:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(main, [])
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

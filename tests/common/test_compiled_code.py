@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,18 +61,9 @@ def test_each_set_of_constants_is_a_library_of_its_own(tmp_path, own_cache):
 
 
 @needs_compiler
-def test_several_at_once_leave_one_whole_library(tmp_path, own_cache):
-    path = source(tmp_path)
-    with ThreadPoolExecutor(2) as pool:
-        loaded = list(pool.map(lambda _: compiled_code.load.__wrapped__(path), range(2)))
-    assert [library.answer() for library in loaded] == [42, 42] and len(list(own_cache.iterdir())) == 1
-
-
-@needs_compiler
-@pytest.mark.parametrize("unknown", ["_MACHINE_FLAGS", "_OPENMP_FLAGS"])
-def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch, unknown):
-    flags = (("-march=unheard-of",), ()) if unknown == "_MACHINE_FLAGS" else ("-funheard-of",)
-    monkeypatch.setattr(compiled_code, unknown, flags)
+def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled_code, "_MACHINE_FLAGS", (("-march=unheard-of",), ()))
+    monkeypatch.setattr(compiled_code, "_OPENMP_FLAGS", ("-funheard-of",))
     assert compiled_code.load(source(tmp_path), openmp=True).answer() == 42
 
 

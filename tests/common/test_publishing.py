@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, ResourceError
-from common.publishing import exclusive, made_file, made_folder, published
+from common.publishing import atomic_file, exclusive, made_file, made_folder, published, write_atomically
 
 
 def build(target: Path, text: str) -> None:
@@ -22,25 +22,30 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_was_built_appears_under_its_name_and_nothing_else_stays(tmp_path):
-    build(tmp_path / "deep" / "target", "a")
-    assert (tmp_path / "deep" / "target" / "file").read_text() == "a"
+def test_a_target_is_replaced_as_a_whole_and_nothing_else_stays(tmp_path):
+    target = tmp_path / "deep" / "target"
+    build(target, "a")
+    (target / "more").write_text("old")
+    build(target, "b")
     assert names(tmp_path / "deep") == ["target"]
+    assert names(target) == ["file"]
 
 
-def test_a_target_is_replaced_as_a_whole(tmp_path):
-    build(tmp_path / "target", "a")
-    (tmp_path / "target" / "more").write_text("old")
-    build(tmp_path / "target", "b")
-    assert names(tmp_path) == ["target"]
-    assert names(tmp_path / "target") == ["file"]
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    write_atomically(tmp_path / "file", "a")
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file") as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "file").read_text() == "a"
+    write_atomically(tmp_path / "file", b"b")
+    assert (tmp_path / "file").read_text() == "b"
+    assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_an_exception_leaves_nothing(tmp_path, error):
-    with pytest.raises(error), exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
+def test_an_exception_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
         (folder / "file").write_text("half")
-        raise error
+        raise KeyboardInterrupt
     assert names(tmp_path) == []
 
 
@@ -52,12 +57,6 @@ def test_refusals_to_write_are_worded(tmp_path, number, words):
     with pytest.raises(ResourceError, match=words), published(tmp_path / "target"):
         raise OSError(number, os.strerror(number))
     assert names(tmp_path) == []
-
-
-def test_a_place_that_can_not_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ResourceError, match="can't be written"):
-        build(tmp_path / "file" / "target", "a")
 
 
 def test_leftovers_of_this_target_alone_are_swept(tmp_path):
@@ -87,7 +86,7 @@ def _build_slowly(target: Path, number: int) -> None:
 
 def test_of_many_at_once_one_builds_and_the_others_find_it(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_build_slowly, args=(tmp_path / "target", number)) for number in range(6)]
+    processes = [context.Process(target=_build_slowly, args=(tmp_path / "target", number)) for number in range(3)]
     for process in processes:
         process.start()
     for process in processes:
@@ -114,6 +113,8 @@ MAKERS = {make_folder: "deep/file", make_file: ""}
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_path, make):
     target = tmp_path / "target"
+    if make is make_folder:
+        target.mkdir()  # an empty one may be taken
     make(target, "a")
     with pytest.raises(ConfigError, match="exists already; choose another name or pass --overwrite"):
         make(target, "b")
@@ -159,12 +160,6 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
     assert names(tmp_path) == ["target"]
 
 
-def test_an_empty_folder_may_be_taken(tmp_path):
-    (tmp_path / "target").mkdir()
-    make_folder(tmp_path / "target", "a")
-    assert (tmp_path / "target" / "deep" / "file").read_text() == "a"
-
-
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path, make, monkeypatch):
     (tmp_path / "file").write_text("no folder")
@@ -185,13 +180,12 @@ def test_a_file_system_that_became_read_only_is_said_in_words(tmp_path, monkeypa
         refuse()
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_files_are_readable_as_the_umask_says_whatever_a_library_gave_them(tmp_path, umask, mode):
-    before = os.umask(umask)
+def test_files_are_readable_as_the_umask_says_whatever_a_library_gave_them(tmp_path):
+    before = os.umask(0o002)
     try:
         with exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
             (folder / "deep").mkdir()
             (folder / "deep" / "file").touch(0o600)
     finally:
         os.umask(before)
-    assert (tmp_path / "target" / "deep" / "file").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "target" / "deep" / "file").stat().st_mode & 0o777 == 0o664

@@ -20,11 +20,11 @@ from tests.classifiers import labelled_fasta
 from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
 from tools import find_batch_size
-from tools._find_batch_size.budgets import RESOLUTION, UNIT, BudgetSearch, largest_fitting
-from tools._find_batch_size.report import advice, table
+from tools._find_batch_size.report import advice, nothing_fits, table
 from train_config.loading import dump_config
 from train_config.tune_schema import MeasurementSection
 from tuning import pool as measuring_pool
+from tuning.budgets import UNIT, Found, search_budgets
 from tuning.pool import MeasuringPool
 from tuning.settings import Measurement, Settings
 
@@ -53,20 +53,16 @@ class Machine:
             return Measurement("out_of_memory", "memory ran out", None, [], peak, self.total_bytes)
         return Measurement("ok", "", 5000 - abs(tokens - 2048), [], peak, self.total_bytes)
 
-    def search(
-        self, smallest: int = 500, largest: int = 2**20, seconds: float = 1e9, own: int | None = None
-    ) -> BudgetSearch:
-        search = BudgetSearch(
+    def search(self, smallest: int = 500, largest: int = 2**20, seconds: float = 1e9, own: int | None = None) -> Found:
+        return search_budgets(
             self.measure,
             smallest=smallest,
             largest=largest,
-            own=own,
+            own=own or 512,
             memory_margin=MARGIN,
             deadline=self.now + seconds,
             clock=lambda: self.now,
         )
-        search.run()
-        return search
 
 
 @settings(deadline=None)
@@ -75,22 +71,21 @@ def test_largest_budget_is_found_to_the_resolution_in_few_trials_without_running
     machine = Machine(base * MIB, token_kib * 1024)
     search = machine.search()
     end = int(((1 - MARGIN) * TOTAL - base * MIB) / (token_kib * 1024))
-    largest = largest_fitting(search.tried)
     if end < 512:
-        assert largest is None
+        assert not search.fitting
         return
-    assert largest.tokens <= min(end, 2**20)
-    assert largest.tokens > min(end, 2**20) - max(UNIT, end / RESOLUTION) - UNIT
-    assert len(search.tried) <= 18
+    largest = max(search.fitting)
+    assert largest <= min(end, 2**20)
+    assert largest > min(end, 2**20) - max(UNIT, end / 8) - UNIT
+    assert len(search.budgets.results) <= 22
     assert machine.ran_out <= 2, "two measurements tell how far the memory goes"
 
 
 def test_budget_far_beyond_the_memory_is_not_tried():
     machine = Machine(100 * MIB, 0.3 * MIB)
     search = machine.search()
-    untried = [tried for tried in search.tried if tried.measurement is None]
-    assert [tried.tokens for tried in untried] == [4096]
-    assert untried[0].expected_bytes == pytest.approx(100 * MIB + 4096 * 0.3 * MIB, rel=1e-3)
+    assert search.budgets.expected_bytes[4096] == pytest.approx(100 * MIB + 4096 * 0.3 * MIB, rel=1e-3)
+    assert all(expected > TOTAL for expected in search.budgets.expected_bytes.values())
     assert machine.ran_out == 0
 
 
@@ -99,13 +94,13 @@ def test_search_ends_in_time_and_says_so():
     search = machine.search(seconds=20)
     assert machine.now < 20
     assert search.ran_out_of_time
-    assert largest_fitting(search.tried).tokens == 8192
+    assert max(search.fitting) == 8192
 
 
 def test_budget_that_batches_can_not_fill_is_not_asked_for():
     search = Machine(0, 1).search(largest=5000)
-    assert search.filled
-    assert largest_fitting(search.tried).tokens == 5120
+    assert max(search.fitting) == search.largest
+    assert max(search.fitting) == 5120
 
 
 @settings(deadline=None)
@@ -115,9 +110,7 @@ def test_own_budget_is_measured_first_and_the_largest_is_found_from_it(end, own)
     search = machine.search(own=own)
     assert machine.asked[0] == own
     assert len(set(machine.asked)) == len(machine.asked)
-    largest = largest_fitting(search.tried)
-    assert end - max(UNIT, end / RESOLUTION) - UNIT < largest.tokens <= end
-    assert [tried.tokens for tried in search.tried] == sorted(tried.tokens for tried in search.tried)
+    assert end - max(UNIT, end / 8) - UNIT < max(search.fitting) <= end
 
 
 def test_smaller_budgets_come_last_and_only_while_there_is_time():
@@ -131,7 +124,7 @@ def test_smaller_budgets_come_last_and_only_while_there_is_time():
     assert not search.larger_left
 
 
-def told(search: BudgetSearch, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
+def told(search: Found, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
     return "\n".join(
         advice(search, global_tokens=global_tokens, workers=workers, memory_margin=MARGIN, inference=inference)
     )
@@ -143,7 +136,7 @@ def lines_for(machine: Machine, global_tokens: int, *, workers: int = 1, inferen
 
 def test_one_budget_is_not_called_the_fastest_when_the_time_was_over():
     search = Machine(0, 1).search(own=1024, seconds=1)
-    assert [tried.tokens for tried in search.tried] == [1024]
+    assert list(search.budgets.results) == [1024]
     text = told(search, 4096)
     assert "more may fit: the time was over" in text
     assert re.search(r"fastest +not known: the time was over .*--seconds", text)
@@ -166,8 +159,8 @@ def test_own_budget_that_batches_can_not_fill_is_said_to_be_left_out():
 
 def test_nothing_that_fits_for_want_of_time_names_the_option():
     search = Machine(0, MIB).search(own=4096, seconds=1)
-    assert [tried.fits for tried in search.tried] == [False]
-    assert "raise --seconds" in find_batch_size._nothing_fits(search)
+    assert not search.fitting
+    assert "raise --seconds" in nothing_fits(search)
 
 
 def test_keys_to_set_are_those_of_the_fastest_that_fits():
@@ -194,8 +187,8 @@ def test_budget_that_keeps_the_global_batch_is_named_where_the_fastest_does_not(
 def test_table_says_what_was_not_tried_and_why_something_failed():
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(table(Machine(100 * MIB, 0.3 * MIB).search().tried))
-        console.print(table(Machine(2 * TOTAL, 1).search().tried))
+        console.print(table(Machine(100 * MIB, 0.3 * MIB).search()))
+        console.print(table(Machine(2 * TOTAL, 1).search()))
     rows = capture.get().splitlines()
     assert any(re.search(r"4,096 +~ 1,329 MiB +no +not tried", row) for row in rows)
     assert any(re.search(r"512 +2,000 MiB +no +memory ran out", row) for row in rows)

@@ -27,14 +27,6 @@ def test_trials_come_back_as_they_were_written(path):
     assert json.loads(path.read_text().splitlines()[0])["settings"]["tokens"] == 512
 
 
-def test_what_was_answered_from_others_may_be_measured_later(path):
-    journal = TrialJournal(path)
-    journal.add(SETTINGS, Measurement("pruned", "needs more than ..."), "sample")
-    slow = Measurement("pruned", "too slow to win", tokens_per_s=1.0, windows=[1.0])
-    journal.add(replace(SETTINGS, tokens=64), slow, "sample")
-    assert journal.measured() == {replace(SETTINGS, tokens=64): [slow]}
-
-
 def test_configuration_that_was_measured_twice_has_both_in_their_order(path):
     journal = TrialJournal(path)
     journal.add(SETTINGS, OK, "refine")

@@ -1,63 +1,78 @@
-"""The report of a search: one page that needs nothing else, with every trial and what became of it."""
+"""What a search leaves behind: what limits, best.yaml, pareto.csv and one page that needs nothing else."""
 
 from __future__ import annotations
 
 import base64
-import json
+import csv
 import re
-from copy import deepcopy
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib import image
 
-from train_config.loading import dump_config, load_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from tuning.report import HTML_FILE, PNG_FILE, own_trial, write_tune_report
-from tuning.tune_trials import read_trials
+from tuning.journal import Trial
+from tuning.limits import Limit, find_limit
+from tuning.plots import importances
+from tuning.report import HTML_FILE, PNG_FILE, write_tune_report
+from tuning.results import Results, describe, nothing_fits, write_best, write_pareto
+from tuning.settings import Measurement, Settings, memory_text, settings_text
+from tuning.space import SearchSpace
 
-SPACE: dict[str, list] = {"tokens": [1024, 2048, 4096], "amp_dtype": ["bf16", "none"]}
-SETTINGS = {
-    "tokens": 2048,
-    "batch_size": None,
-    "num_workers": 1,
-    "prefetch": 4,
-    "amp_dtype": "bf16",
-    "gradient_checkpointing": False,
-    "compile": False,
-    "stage": 2,
-    "workers": 1,
-}
-
-
-def record(number: int, status: str = "ok", speed: float | None = 100.0, reason: str = "", **settings: Any) -> dict:
-    """A line of trials.jsonl."""
-    measurement = {
-        "status": status,
-        "reason": reason,
-        "tokens_per_s": speed,
-        "windows": [],
-        "peak_memory_bytes": 500 * 2**20 if speed else None,
-        "total_memory_bytes": 1000 * 2**20 if speed else None,
-        "shares": {"data_wait": 0.3, "forward": 0.2, "backward": 0.4, "optimizer": 0.05, "communication": 0.0},
-        "seconds": 3.0,
-    }
-    return {"trial": number, "settings": SETTINGS | settings, "measurement": measurement, "phase": "sample", "time": 1}
+TOTAL = 1000 * 2**20
+MARGIN = 0.08
+OWN = Settings(2048, None, 1, 4, "bf16", False, False, 2, 1)
+SPACE = SearchSpace(
+    {
+        "tokens": (1024, 2048, 4096),
+        "workers": (1,),
+        "amp_dtype": ("bf16", "none"),
+        "num_workers": (0, 1),
+        "compile": (False,),
+        "batch_size": (None,),
+        "stage": (2,),
+        "prefetch": (4,),
+        "gradient_checkpointing": (False,),
+    },
+    (OWN,),
+    {},
+    OWN,
+)
+COMPUTING = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "communication": 0.0}
 
 
-RECORDS = [
-    record(0, speed=8000.0),
-    record(1, speed=12_000.0, tokens=4096),
-    record(2, "out_of_memory", None, "memory ran out: the peak passed <1 GiB>", tokens=4096, amp_dtype="none"),
-    record(3, "crash", None, "worker 0 was killed by signal 9", tokens=1024),
-    record(4, "timeout", None, "no answer for 300 s", amp_dtype="none"),
-    record(5, "nan", None, "loss was not finite in step 1", tokens=1024, amp_dtype="none"),
-    record(6, "pruned", 3000.0, "too slow to win", tokens=4096, num_workers=0),
-    record(7, "pruned", None, "needs at least the memory of one that did not fit", tokens=8192, amp_dtype="none"),
+def ok(number: int, speed: float, peak_mib: int = 500, **changes) -> Trial:
+    """A trial that was measured; memory in MiB of 1,000."""
+    measured = {name: changes.pop(name) for name in ("shares", "windows", "status") if name in changes}
+    measurement = Measurement("ok", f"{speed:,.0f} tokens/s", speed, [speed], peak_mib * 2**20, TOTAL, COMPUTING, 3.0)
+    return Trial(number, replace(OWN, **changes), replace(measurement, **measured), "refine", 0.0)
+
+
+def failed(number: int, status: str, reason: str = "why", **changes) -> Trial:
+    return Trial(number, replace(OWN, **changes), Measurement(status, reason, seconds=3.0), "sample", 0.0)
+
+
+TRIALS = [
+    ok(1, 8000.0),
+    ok(2, 12_000.0, 700, tokens=4096, shares=COMPUTING | {"data_wait": 0.3}),
+    failed(3, "out_of_memory", "memory ran out: the peak passed <1 GiB>", tokens=4096, amp_dtype="none"),
+    failed(4, "crash", "worker 0 was killed by signal 9", tokens=1024),
+    failed(5, "timeout", "no answer for 300 s", amp_dtype="none"),
+    failed(6, "nan", "loss was not finite in step 1", tokens=1024, amp_dtype="none"),
+    ok(7, 3000.0, status="pruned", tokens=4096, num_workers=0),
 ]
+
+
+def results_of(trials: list[Trial], margin: float = MARGIN) -> Results:
+    return Results(trials, SPACE, margin)
+
+
+def limit_of(*trials: Trial) -> Limit:
+    results = results_of(list(trials))
+    return find_limit(results.best, results.configurations, SPACE, MARGIN)
 
 
 class Page(HTMLParser):
@@ -68,13 +83,11 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.text: list[str] = []
         self.loaded: list[str] = []
-        self.rows = 0
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
-        self.rows += tag == "tr"
         if tag not in ("meta", "img"):
             self.open.append(tag)
 
@@ -85,77 +98,126 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of a search whose experiment is that of trial 0."""
-    config = {"batch": {"tokens": 2048, "global_tokens": 8192}, "data": {"num_workers": 1}}
-    tune = TuneConfig.model_validate({"memory_margin": 0.11})
-    (tmp_path / "config.yaml").write_text(dump_config(Config.model_validate(config)), encoding="utf-8")
-    (tmp_path / "tune.yaml").write_text(dump_config(tune), encoding="utf-8")
-    return tmp_path
-
-
-def test_the_page_needs_nothing_else_and_shows_real_pictures(folder: Path):
-    write_tune_report(RECORDS, folder, SPACE)
-    written = (folder / HTML_FILE).read_text(encoding="utf-8")
+def test_page_needs_nothing_else_and_lists_every_trial_with_its_reason(tmp_path: Path):
+    write_tune_report(results_of(TRIALS), tmp_path)
+    written = (tmp_path / HTML_FILE).read_text(encoding="utf-8")
     page = Page(written)
     assert page.open == []
-    assert len(page.loaded) == 5
+    assert len(page.loaded) == 2
     for source in page.loaded:
         kind, _, data = source.partition(",")
         assert kind == "data:image/png;base64"
         assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
     assert not re.search(r"https?://|@import|url\(", written)
-    assert image.imread(folder / PNG_FILE).shape[1] > 1000
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"config.yaml", "tune.yaml", HTML_FILE, PNG_FILE}
-
-
-def test_every_trial_is_listed_with_what_became_of_it(folder: Path):
-    write_tune_report(RECORDS, folder, SPACE)
-    text = " ".join(Page((folder / HTML_FILE).read_text(encoding="utf-8")).text)
-    for line in RECORDS:
-        assert line["measurement"]["reason"] in text
-    assert "2 measured, 1 stopped early, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 ruled out." in text
+    assert image.imread(tmp_path / PNG_FILE).shape[1] > 1000
+    text = " ".join(page.text)
+    assert all(trial.measurement.reason in text for trial in TRIALS)
+    assert "7 configurations tried of 1: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in text
     assert "12,000 tokens/s with token budget 4,096" in text
-    assert "The loader limits: 30%" in text
-    assert "11% of the memory free" in text
+    assert "1.50× the experiment's own settings, 8,000 tokens/s" in text
+    assert "Loading limits: 30%" in text
+    assert {path.name for path in tmp_path.iterdir()} == {HTML_FILE, PNG_FILE}
 
 
-def test_the_best_is_compared_with_the_experiments_own_settings(folder: Path):
-    write_tune_report(RECORDS, folder, SPACE)
-    text = " ".join(Page((folder / HTML_FILE).read_text(encoding="utf-8")).text)
-    assert "1.50× the experiment's own settings" in text
-    assert "1.50× the median of what was measured" in text
-    write_tune_report(RECORDS[1:], folder, SPACE)
-    assert "experiment's own" not in (folder / HTML_FILE).read_text(encoding="utf-8")
-
-
-def test_a_speed_whose_windows_differ_is_told_with_them(folder: Path):
-    noisy, own = deepcopy(RECORDS[1]), deepcopy(RECORDS[0])
-    noisy["measurement"]["windows"], own["measurement"]["windows"] = [11_000.0, 13_000.0], [2_790.0, 23_059.0]
-    write_tune_report([own, noisy], folder, SPACE)
-    text = " ".join(Page((folder / HTML_FILE).read_text(encoding="utf-8")).text)
-    assert "12,000 tokens/s (windows 11,000 to 13,000) with token budget 4,096" in text
-    assert "the fastest that fits (windows 11,000 to 13,000)" in text
-    assert "the experiment's own settings (windows 2,790 to 23,059)" in text
-
-
-def test_a_stage_left_to_deepspeeds_file_is_that_of_the_file(folder: Path):
-    other = record(0, speed=5000.0, stage=1)
-    trials = read_trials([other, *RECORDS])
-    found = own_trial(trials, load_config(folder / "config.yaml"))
-    assert found is trials[1]
-
-
-@pytest.mark.parametrize("records", [[], RECORDS[2:4]], ids=["no trial yet", "failed ones alone"])
-def test_a_search_that_found_nothing_is_reported(tmp_path: Path, records: list[dict]):
-    write_tune_report(records, tmp_path, SPACE)
+@pytest.mark.parametrize("trials", [[], TRIALS[2:4]], ids=["no trial yet", "failed ones alone"])
+def test_search_that_found_nothing_is_reported(tmp_path: Path, trials: list[Trial]):
+    write_tune_report(results_of(trials), tmp_path)
     assert "no configuration was found that fits" in (tmp_path / HTML_FILE).read_text(encoding="utf-8")
 
 
-def test_records_that_went_through_json_are_reported_alike(folder: Path):
-    write_tune_report(RECORDS, folder, SPACE)
-    before = (folder / HTML_FILE).read_bytes()
-    write_tune_report(json.loads(json.dumps(RECORDS)), folder, SPACE)
-    assert (folder / HTML_FILE).read_bytes() == before
+def test_configuration_has_one_speed_the_mean_of_its_trials():
+    results = results_of([ok(1, 130.0), ok(2, 110.0, tokens=4096), ok(3, 80.0, 600)])
+    assert results.best.settings.tokens == 4096
+    (own,) = (trial for trial in results.configurations if trial.settings == OWN)
+    assert (own.number, own.measurement.tokens_per_s, own.measurement.peak_memory_bytes) == (3, 105.0, 600 * 2**20)
+    assert own.measurement.reason == "130, 80 tokens/s in 2 trials"
+
+
+def test_best_was_measured_to_the_end_and_leaves_the_margin_free():
+    trials = [ok(1, 100.0), ok(2, 200.0, 950, tokens=4096), ok(3, 300.0, status="pruned", tokens=1024)]
+    assert results_of(trials).best.number == 1
+    assert results_of(trials, margin=0.05).best.number == 2
+    assert results_of(trials, margin=0.9).best is None
+
+
+def test_loading_limits_where_steps_wait_for_it_and_only_what_was_not_tried_is_advised():
+    waiting = COMPUTING | {"data_wait": 0.3}
+    limit = limit_of(ok(1, 100.0, shares=waiting))
+    assert (limit.topic, limit.summary[:21]) == ("loading", "Loading limits: 30% o")
+    assert any("data.num_workers" in advice for advice in limit.advice)
+    tried = limit_of(ok(1, 100.0, shares=waiting), ok(2, 90.0, num_workers=0))
+    assert not any("data.num_workers" in advice for advice in tried.advice)
+    assert "With loader processes 0: -10% (trial 2)." in tried.evidence
+    assert any(line.startswith("Of a step: waiting for batches 30%") for line in tried.evidence)
+
+
+def test_memory_limits_where_the_next_budget_did_not_fit_and_speed_was_rising():
+    trials = [ok(1, 150.0), ok(2, 100.0, tokens=1024), failed(3, "out_of_memory", tokens=4096)]
+    limit = limit_of(*trials)
+    assert limit.topic == "memory"
+    assert "2,048 tokens is the largest budget that fits" in limit.summary
+    assert "With token budget 4,096: out of memory (trial 3)." in limit.evidence
+    assert any("gradient_checkpointing: true" in advice for advice in limit.advice)
+    assert limit_of(ok(1, 101.0), *trials[1:]).topic == "compute", "speed was not rising"
+    assert limit_of(*trials[:2]).topic == "compute", "a larger one may fit"
+
+
+def test_communication_and_compute_limit():
+    assert limit_of(ok(1, 100.0, shares=COMPUTING | {"communication": 0.4})).topic == "communication"
+    limit = limit_of(ok(1, 100.0, amp_dtype="none"))
+    assert limit.topic == "compute"
+    assert any("amp_dtype: bf16" in advice for advice in limit.advice)
+    assert limit_of(ok(1, 100.0, shares={})).topic == "unknown"
+
+
+def test_importances_name_the_setting_that_decides():
+    trials = [
+        ok(number, 100.0 * (1 + (precision == "bf16")) + number, tokens=tokens, amp_dtype=precision)
+        for number, (tokens, precision) in enumerate(
+            (tokens, precision) for tokens in (1024, 2048, 4096) for precision in ("bf16", "none")
+        )
+    ]
+    shares = importances(results_of(trials))
+    assert next(iter(shares)) == "precision"
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert importances(results_of(trials[:2])) == {}
+
+
+def test_terminal_and_best_yaml_show_the_windows_of_a_noisy_speed(tmp_path: Path):
+    noisy = ok(1, 10_000.0, 300, windows=[2790.0, 23_059.0, 10_000.0])
+    fast = ok(2, 20_000.0, 500, tokens=4096)
+    assert "10,000 tokens/s (windows 2,790 to 23,059), peak 300 MiB" in describe(noisy, SPACE, MARGIN)
+    assert "20,000 tokens/s, peak 500 MiB" in describe(fast, SPACE, MARGIN)
+    assert "less than 60% free" in describe(fast, SPACE, 0.6)
+    assert "out of memory (memory ran out" in describe(TRIALS[2], SPACE, MARGIN)
+    path = tmp_path / "best.yaml"
+    write_best(path, results_of([noisy, fast]), Config.model_validate({}), TuneConfig.model_validate({}))
+    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 configurations")
+    assert comment[2].startswith("# It is 2.00 times the speed of token budget 2,048")
+    assert comment[2].endswith("10,000 tokens/s (windows 2,790 to 23,059).")
+
+
+def test_pareto_table_has_what_no_other_beats_in_both(tmp_path: Path):
+    trials = [ok(1, 100.0, 300), ok(2, 150.0, 500, tokens=4096), ok(3, 90.0, 400, num_workers=0)]
+    stopped = ok(4, 50.0, 100, status="pruned", tokens=1024)
+    write_pareto(tmp_path / "pareto.csv", results_of([*trials, stopped]))
+    rows = list(csv.DictReader((tmp_path / "pareto.csv").open(encoding="utf-8")))
+    assert [(row["trial"], row["tokens_per_s"], row["fits"]) for row in rows] == [
+        ("2", "150.0", "1"),
+        ("1", "100.0", "1"),
+    ]
+
+
+def test_refusal_where_nothing_fits_counts_the_results_and_says_what_to_change():
+    message = str(nothing_fits(results_of([*TRIALS[2:4], ok(8, 100.0, 990)])))
+    assert "no configuration of 3 fits (1 out of memory, 1 crashed, 1 measured, 1 of which left less than 8%" in message
+    assert "the first failure: memory ran out" in message
+    assert "--tune.space.tokens" in message
+
+
+def test_settings_and_memory_are_written_as_people_write_them():
+    names = ["tokens", "amp_dtype", "gradient_checkpointing", "batch_size"]
+    text = settings_text(replace(OWN, tokens=8192, amp_dtype="none"), names)
+    assert text == "token budget 8,192, precision fp32, checkpointing off, sequences a batch any"
+    assert [memory_text(size) for size in (None, 5 * 2**20, 3 * 2**29)] == ["not known", "5 MiB", "1.50 GiB"]

@@ -103,7 +103,7 @@ def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
     assert (best.ray.num_workers, best.model.backbone.hidden_size) == (1, 16)
     assert best.run.name == "tiny-fastest"
     comment = [line for line in finished.best.read_text().splitlines() if line.startswith("#")]
-    assert "1,342 real tokens/s" in comment[0]
+    assert "1,342 tokens/s" in comment[0]
     assert any("1.07 times the speed" in line for line in comment)
 
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness.stage import Setting, WrongWorkError
-from benchmarks.stages.features import STAGE, Heads
-
-
-def test_heads_of_other_losses_are_no_comparison(tmp_path):
-    heads = Heads(Setting("cpu", True, tmp_path), "", 1, 2, {})
-    heads._compare([3.0, 2.0])
-    heads._compare([3.0, 2.0 + 1e-5])
-    with pytest.raises(WrongWorkError):
-        heads._compare([3.0, 2.1])
+from benchmarks.harness.stage import Setting
+from benchmarks.stages.features import STAGE
 
 
 @pytest.mark.slow

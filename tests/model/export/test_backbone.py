@@ -6,8 +6,6 @@ import json
 import logging
 import pickle
 import re
-import resource
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +17,8 @@ from dataset.tokens.esm import encode
 from model.backbones.loading import load_network
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.registry import build_model
 from tests.model.backbones.test_source import Malicious
-from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
+from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 from train_config.schema import BackboneSection
 
 SEQUENCES = random_sequences([25, 1, 60])
@@ -61,20 +58,21 @@ def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_
     for opener in (EsmForMaskedLM, AutoModelForMaskedLM):
         network = opener.from_pretrained(folder).eval()
         assert_same_output(logits, batch, lambda tokens, network=network: network(tokens).logits)
+    with pytest.raises(DataError, match="holds no autoencoder"):
+        ESM2Autoencoder.from_pretrained(folder)
+    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
+        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
+        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
     bare = AutoModel.from_pretrained(folder).eval()
     assert_same_output(features, batch, lambda tokens: bare(tokens).last_hidden_state)
 
 
-def test_an_autoencoder_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
+def test_an_autoencoder_is_restored_whole_and_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
     folder = export(autoencoder.eval(), tmp_path / "model")
     network = AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         features = autoencoder.backbone(batch)
     assert_same_output(features, batch, lambda tokens: network(tokens).last_hidden_state)
-
-
-def test_an_autoencoder_is_restored_whole(tmp_path, autoencoder):
-    folder = export(autoencoder.eval(), tmp_path / "model")
     before = torch.random.get_rng_state()
     restored = ESM2Autoencoder.from_pretrained(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -89,26 +87,11 @@ def test_an_autoencoder_is_restored_whole(tmp_path, autoencoder):
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
-def test_an_export_is_a_backbone_to_go_on_from(tmp_path, task):
+def test_an_export_is_a_backbone_to_train_further(tmp_path, task):
     model = build_model(tiny_section(task), seed=4)
     network = load_network(BackboneSection(source=str(export(model, tmp_path / "model"))), seed=0)
-    mine = model.backbone.model.state_dict()
-    assert all(torch.equal(value, mine[name]) for name, value in network.esm.state_dict().items())
-
-
-def test_the_tokenizer_opens_and_gives_the_same_ids(tmp_path, masked_lm):
-    folder = export(masked_lm, tmp_path / "model")
-    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
-        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
-        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
-
-
-@pytest.mark.parametrize(("task", "architecture"), [("autoencoder", "EsmModel"), ("masked_lm", "EsmForMaskedLM")])
-def test_nothing_of_esmeray_is_left_in_the_config(tmp_path, task, architecture):
-    folder = export(build_model(tiny_section(task), seed=0), tmp_path / "model")
-    text = (folder / "config.json").read_text()
-    assert "esmeray" not in text and "attn" not in text
-    assert json.loads(text)["architectures"] == [architecture]
+    expected = model.backbone.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in network.esm.state_dict().items())
 
 
 def test_an_export_leaves_the_model_as_it_was(tmp_path, masked_lm, batch):
@@ -119,7 +102,7 @@ def test_an_export_leaves_the_model_as_it_was(tmp_path, masked_lm, batch):
     masked_lm(batch).loss_sum.backward()
 
 
-def test_card_and_config_tell_of_the_run(tmp_path, autoencoder):
+def test_card_and_config_describe_the_run(tmp_path, autoencoder):
     facts = {"training_data": "10,000 proteins", "metrics": {"feature_r2": 0.912345678, "residue|recovery": 0.5}}
     folder = export(autoencoder, tmp_path / "model", resolved_config="run:\n  name: a\n", model_card_facts=facts)
     card = (folder / "README.md").read_text()
@@ -129,9 +112,13 @@ def test_card_and_config_tell_of_the_run(tmp_path, autoencoder):
     assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
 
 
-@pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])
-def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task):
+@pytest.mark.parametrize(("task", "architecture"), [("autoencoder", "EsmModel"), ("masked_lm", "EsmForMaskedLM")])
+def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task, architecture):
     folder = export(request.getfixturevalue(task), tmp_path / "model")
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors", ".txt", ".md"}
+    config = (folder / "config.json").read_text()
+    assert "esmeray" not in config and "attn" not in config
+    assert json.loads(config)["architectures"] == [architecture]
     blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == (2 if task == "autoencoder" else 1)
     logged: list[str] = []
@@ -146,11 +133,6 @@ def test_lines_of_the_card_run_and_load_every_weight(tmp_path, request, task):
     assert logged == [], "such as weights of a pooler that are made up"
 
 
-def test_no_file_of_an_export_is_a_pickle(tmp_path, autoencoder):
-    folder = export(autoencoder, tmp_path / "model")
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors", ".txt", ".md"}
-
-
 def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path, autoencoder, masked_lm):
     folder = export(autoencoder, tmp_path / "model")
     with pytest.raises(ConfigError, match="exists"):
@@ -161,23 +143,8 @@ def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path, autoe
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))  # as a full disk: writing fails part of the way
-    try:
-        with pytest.raises(ResourceError, match="can't be exported"):
-            export(masked_lm, tmp_path / "model")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, masked_lm, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("model.export.backbone._write_tokenizer", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm, full_disk):
+    with full_disk(16_384), pytest.raises(ResourceError, match="can't be exported"):
         export(masked_lm, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
@@ -200,17 +167,6 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     assert not (tmp_path / "pwned").exists()
 
 
-def rewrite(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-def test_a_folder_without_an_autoencoder_is_refused(tmp_path, masked_lm):
-    with pytest.raises(DataError, match="holds no autoencoder"):
-        ESM2Autoencoder.from_pretrained(export(masked_lm, tmp_path / "model"))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -223,6 +179,8 @@ def test_a_folder_without_an_autoencoder_is_refused(tmp_path, masked_lm):
 )
 def test_damaged_autoencoder_settings_are_refused(tmp_path, autoencoder, old, new, message):
     folder = export(autoencoder, tmp_path / "model")
-    rewrite(folder / "autoencoder_config.json", old, new)
+    path = folder / "autoencoder_config.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataError, match=message):
         ESM2Autoencoder.from_pretrained(folder)

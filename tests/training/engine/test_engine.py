@@ -9,9 +9,8 @@ from common.errors import ConfigError, ResourceError
 from dataset.batches.loader import TrainingBatches
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
-from model.tasks.registry import build_model
 from tests.dataset.store_fixtures import make_store
-from tests.model.support import Operators
+from tests.model.support import Operators, build_model
 from tests.runs import a_manifest, tiny_config
 from train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore

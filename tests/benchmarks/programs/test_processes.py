@@ -1,0 +1,45 @@
+"""Programs in processes of their own: their peak memory, their losses, and how they fail."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks.harness.stage import WrongWorkError
+from benchmarks.programs.memory_meter import MemoryMeter
+from benchmarks.programs.processes import peak_of, run_program
+from benchmarks.programs.training_runs import TrainingRuns
+
+MEGABYTE = 2**20
+ALLOCATE = "tests.benchmarks.programs.test_processes:allocate"
+
+
+def allocate(meter: MemoryMeter, before: int, during: int) -> None:
+    """Take and give back memory before and during the work."""
+    meter.libraries_loaded()
+    bytearray(b"x" * before)
+    meter.work_begins()
+    bytearray(b"x" * during)
+
+
+def test_the_peak_of_the_work_counts_and_that_of_setting_up_does_not():
+    peak = peak_of(ALLOCATE, {"before": 300 * MEGABYTE, "during": 50 * MEGABYTE})
+    assert 50 * MEGABYTE <= peak.host_bytes < 200 * MEGABYTE
+    assert peak.total_bytes > peak.host_bytes == peak.computing_bytes
+    assert peak.device_bytes is None
+
+
+def test_a_program_that_fails_is_reported_with_the_end_of_its_output():
+    with pytest.raises(RuntimeError, match="unexpected keyword argument 'nonsense'"):
+        peak_of(ALLOCATE, {"nonsense": 1})
+    with pytest.raises(RuntimeError, match="ended with code 7: last words"):
+        run_program([sys.executable, "-c", "print('last words'); raise SystemExit(7)"])
+
+
+def test_runs_of_other_losses_are_no_comparison(tmp_path):
+    runs = TrainingRuns(tmp_path, tolerance=1e-4)
+    runs.compare([3.0, 2.0])
+    runs.compare([3.0, 2.0 + 1e-5])
+    with pytest.raises(WrongWorkError):
+        runs.compare([3.0, 2.1])

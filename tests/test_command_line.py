@@ -1,0 +1,158 @@
+"""The command line as a user meets it: help, a dry run, and mistakes in one line with an exit code."""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+
+import pytest
+
+from common.command_line import run
+from tests.conftest import REPOSITORY
+from tools.__main__ import entry_point, main, tool_names
+from train_config.loading import known_keys
+from train_config.tune_schema import TuneConfig
+
+SEARCH = "train_config/tune_throughput.yaml"
+EXPERIMENT = ["--config", "esm2ae"]
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess]:
+    """Call ``esmeray`` in this process, which has loaded what it needs, from an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> subprocess.CompletedProcess:
+        try:
+            code = run(main, list(arguments))
+        except SystemExit as ended:  # how tyro ends on --help
+            code = int(ended.code or 0)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return call
+
+
+def test_without_a_command_each_is_listed_with_one_line(called):
+    lines = called().stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:-2]] == tool_names()
+    assert all(line.endswith(".") for line in lines[2:-2])
+    assert "there is no command 'trian' (did you mean train?)" in called("trian").stderr
+
+
+def test_help_lists_every_setting_with_the_values_of_the_files(called):
+    result = called("train", "--help", *EXPERIMENT, "--tune", SEARCH)
+    assert result.returncode == 0
+    keys = [".".join(key) for key in known_keys()] + [f"tune.{'.'.join(key)}" for key in known_keys(TuneConfig)]
+    assert [key for key in keys if f"--{key}" not in result.stdout] == []
+    assert "(default: 2048)" in result.stdout  # batch.tokens of the file
+
+
+def test_dry_run_prints_config_and_plan_and_starts_nothing(called, tmp_path):
+    result = called("train", *EXPERIMENT, "--dry-run", "--data.sample.records", "100")
+    assert result.returncode == 0, result.stderr
+    assert "global_tokens: 8192" in result.stdout
+    for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+        assert line in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["tune"], ["train", "--tune", SEARCH]])
+def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path, command):
+    options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
+    result = called(*command, "--config", "masked_lm", "--dry-run", *options)
+    assert result.returncode == 0, result.stderr
+    for line in (
+        "token budget          4,096, 8,192",
+        "configurations        24",
+        "at most 12 (tpe)",
+        "first, if all fit",
+    ):
+        assert line in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(result: subprocess.CompletedProcess, code: int, words: str) -> None:
+    """One line on stderr alone, with these words."""
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.stderr
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "error: --config: no experiment is named; usage: python -m tools train --config FILE"),
+        (["--config"], 2, "--config: a value is missing; usage: "),
+        (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
+        (["--config", "empty.yaml"], 2, "empty.yaml: holds no settings"),
+        (["--config", "empty.yaml", "--dry-run"], 2, "empty.yaml: holds no settings"),
+        ([*EXPERIMENT, "--batch.tokns", "3"], 2, "did you mean --batch.tokens?"),
+        ([*EXPERIMENT, "--tune"], 2, "--tune: a value is missing; usage: "),
+        ([*EXPERIMENT, "--tune", "none.yaml"], 2, "none.yaml: can't be read"),
+        (
+            [*EXPERIMENT, "--tune.search.seed", "1"],
+            2,
+            "--tune.search.seed: is of a search, and there is none: add",
+        ),
+        ([*EXPERIMENT, "--training.epochs", "3", "4"], 2, "unexpected argument 4"),
+        ([*EXPERIMENT, "--ray.address", "local", "--ray.num_workers", "500"], 4, "500 workers asked"),
+        ([*EXPERIMENT, "--data.source", "none.fasta"], 3, "none.fasta"),
+        ([*EXPERIMENT, "--run.resume", "must"], 6, "no such run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, message, called, tmp_path):
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    refused(called("train", *arguments), code, message)
+    assert code != 2 or [path.name for path in tmp_path.iterdir()] == ["empty.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "missing"),
+    [
+        ("analyze_gpu_logs", "--log PATH"),
+        ("benchmark", "STORE"),
+        ("evaluate", "MODEL"),
+        ("export", "RUN"),
+        ("predict", "MODEL, FILE, --output PATH"),
+        ("profile_classifier", "MODEL, --data STR"),
+    ],
+)
+def test_a_missing_argument_of_a_tool_is_named(called, tool, missing):
+    refused(called(tool), 2, f"error: missing: {missing}; usage: python -m tools {tool} ")
+
+
+@pytest.mark.parametrize("tool", tool_names())
+def test_an_unknown_option_of_a_tool_is_named(called, tool):
+    refused(called(tool, "--hlep"), 2, "--hlep (did you mean --help?)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["b.fasta", "--output", "b.csv"], "unexpected argument b.fasta; usage: "),
+        (["--output"], "--output: a value is missing; usage: "),
+        (["--output", "b.csv", "--batch-tokens", "x"], "--batch-tokens: invalid literal for int() with base 10: 'x'"),
+        (
+            ["--output", "b.csv", "--amp-dtype", "bf"],
+            "--amp-dtype: expected one of fp32, bf16, fp16, got 'bf'; ",
+        ),
+    ],
+)
+def test_a_wrong_argument_of_a_tool_is_named(called, arguments, words):
+    refused(called("predict", "model", "a.fasta", *arguments), 2, words)
+
+
+def test_train_ray_is_the_same_program(tmp_path):
+    program = [sys.executable, str(REPOSITORY / "train_ray.py"), "--config", "none.yaml"]
+    result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=False)
+    refused(result, 2, "error: none.yaml: can't be read")
+
+
+def test_the_installed_command_is_the_same_program():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"esmeray": "tools.__main__:entry_point"}
+    rooms = [f"{path.parent.name}*" for path in REPOSITORY.glob("*/__init__.py") if path.parent.name != "tests"]
+    assert sorted(project["tool"]["setuptools"]["packages"]["find"]["include"]) == sorted(rooms)
+    assert callable(entry_point)
