@@ -12,8 +12,7 @@ from dataset.tokens.esm import pack_sequences
 from model.backbones import esm2 as encoder
 from model.tasks.base import target_positions
 from model.tasks.embedding import embed, optimize_for_inference
-from model.tasks.registry import build_model
-from tests.model.support import Operators, masked_batch, random_sequences, tiny_section
+from tests.model.support import Operators, build_model, masked_batch, random_sequences, tiny_section
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from common.errors import ConfigError, ResourceError
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
-from model.tasks.registry import build_model
+from tests.model.support import build_model
 from tests.runs import a_manifest, tiny_config
 from train_config.schema import CheckpointSection, DeepSpeedSection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
