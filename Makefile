@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= train_config/esm2ae.yaml
 ARGS ?=
-# Tests run in two processes: a file's stay together, and those on Ray are in one, which has the cluster.
-SPREAD ?= -n 2 --no-loadscope-reorder
+# Tests run in two processes, a file's in one of them, in the order of tests/conftest.py; each has a Ray cluster while it
+# needs one.
+SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 # No test or training run may ask the hub or W&B for anything that was not asked for.

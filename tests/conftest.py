@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -26,30 +25,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Spread over processes, a file's tests stay together, and those on Ray's cluster in the one process that has it.
-
-    The groups that xdist has itself (3.8) are without effect under pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "ray" if _needs_ray(file) else file
-
-    return ByFile(config, log)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files on Ray's cluster, then those with slow tests: what is left at the end fills both processes."""
+    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes."""
     items.sort(key=lambda item: (not _needs_ray(file := _file(item)), not _is_slow(file)))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the cluster after its last file: idle, it takes a twentieth of a core from the tests that follow."""
+    """End this process's cluster after its last file: idle, it takes a twentieth of a core from what follows."""
     if nextitem is not None and _needs_ray(_file(item)) and not _needs_ray(_file(nextitem)):
         ray.shutdown()
 
@@ -136,13 +119,12 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """One local Ray cluster for the session; runs connect to it as to any cluster."""
+    """One local Ray cluster for each process of tests; runs connect to it as to any cluster."""
     context = ray.init(
         address="local",
         num_cpus=4,
         object_store_memory=100 * 1024 * 1024,
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
+        include_dashboard=False,
         log_to_driver=False,
     )
     yield context.address_info["gcs_address"]
