@@ -1,8 +1,7 @@
-"""What each monitored figure is called, its unit and its meaning: the list that Prometheus, dashboards and docs share.
+"""Names, units and meanings of the sampled metrics: the list that Prometheus, dashboards and docs share.
 
-In: nothing. Out: :data:`METRICS`, in the order in which a reader meets them, and :func:`find`, which tells the metric
-of a figure's full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is NVML's index on its
-machine, ``{worker}`` the rank.
+:func:`find` gives the metric of a full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is
+NVML's index on its machine, ``{worker}`` the rank.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Unit = Literal[
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure, of every GPU or worker that has it.
+    """One metric, of every GPU or worker that has it.
 
     Attributes:
         name: with ``{gpu}`` or ``{worker}`` where there is one for each.
@@ -52,7 +51,7 @@ class Metric:
         return "esmeray_" + "_".join(parts)
 
     def of(self, index: int) -> str:
-        """The full name of this GPU's or worker's figure."""
+        """The full name of this GPU's or worker's metric."""
         return self.name.format(gpu=index, worker=index)
 
 
@@ -122,13 +121,13 @@ METRICS = GPU_METRICS + HOST_METRICS + PROCESS_METRICS + TORCH_METRICS + LOOP_ME
 
 
 def last_part(metric: Metric) -> str:
-    """The name of a figure in its group: ``forward_s``."""
+    """Return the name in its group: ``forward_s``."""
     return metric.name.rpartition("/")[2]
 
 
 @lru_cache(maxsize=4096)
 def find(name: str) -> tuple[Metric, int | None] | None:
-    """The metric of a figure's full name and the GPU or worker that it is of; None for an unknown name."""
+    """Return the metric of a full name and its GPU or worker; None for an unknown name."""
     for metric, pattern in _patterns():
         if (match := pattern.fullmatch(name)) is not None:
             return metric, int(match[1]) if pattern.groups else None
@@ -138,7 +137,7 @@ def find(name: str) -> tuple[Metric, int | None] | None:
 def metrics_table() -> str:
     """The list as a table in Markdown, for docs/monitoring.md."""
     rows = (f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in METRICS)
-    return "| figure | unit | meaning |\n|---|---|---|\n" + "".join(rows)
+    return "| metric | unit | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
 @lru_cache(maxsize=1)
