@@ -229,7 +229,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
 
 @dataclass
 class Fit:
-    """``trainer.fit()`` of Ray Train, or of Ray Tune, in a thread, so that the main thread can hear signals.
+    """``trainer.fit()`` of Ray Train in a thread, so that the main thread can hear signals.
 
     In the main thread Ray would install a handler of its own that aborts without saving.
     """
@@ -249,11 +249,10 @@ class Fit:
         except Exception as error:  # noqa: BLE001 - told to the user by the main thread
             self.error = error
 
-    def wait(self, signals: StopSignals, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Return when it ended, or when the grace period after a signal is over; call ``meanwhile`` now and then."""
+    def wait(self, signals: StopSignals) -> None:
+        """Return when it ended, or when the grace period after a signal is over."""
         while self.thread.is_alive():
             self.thread.join(0.2)
-            meanwhile()
             if signals.expired:
                 self.timed_out = True
                 return
