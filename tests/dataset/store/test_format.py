@@ -9,7 +9,16 @@ import zlib
 import pytest
 
 from common.errors import DataError
-from dataset.store.format import FORMAT_VERSION, HEADER_BYTES, Kind, frame, key_bytes, read_manifest, signed_json, unframe
+from dataset.store.format import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    Kind,
+    frame,
+    key_bytes,
+    read_manifest,
+    signed_json,
+    unframe,
+)
 
 
 def test_a_frame_gives_back_what_was_framed():
