@@ -19,7 +19,7 @@ from model.backbones.loading import load_network
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.registry import build_model
-from tests.model.backbones.test_source import Malicious
+from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
 from train_config.schema import BackboneSection
 
