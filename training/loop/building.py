@@ -14,7 +14,7 @@ import torch
 
 from model.cost.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
-from monitoring.sampling.sampler import Sampler
+from monitoring.sampling.sampler import Sampler, Utilization
 from run_folder.metrics_log import RunLog
 from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
@@ -138,9 +138,11 @@ def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
         interval_s=config.training.gpu_log_interval,
         prometheus=config.monitoring.prometheus,
         warn=partial(logger.warning, "worker %d: %s", context.rank),
-        flops_per_token=flops_per_token,
-        peak_tflops=config.monitoring.peak_tflops,
-        amp_dtype=config.training.amp_dtype,
-        tf32=config.training.tf32,
-        world_size=context.world_size,
+        utilization=Utilization(
+            flops_per_token=flops_per_token,
+            peak_tflops=config.monitoring.peak_tflops,
+            amp_dtype=config.training.amp_dtype,
+            tf32=config.training.tf32,
+            world_size=context.world_size,
+        ),
     ).start()
