@@ -111,14 +111,15 @@ class LowUtilization(Rule):
         steps = [step for where, step in self._steps.values() if where == host and step.get("step_s")]
         if not steps:
             return "how a step's time is spent is not known"
-        waiting = {
-            part: sum(step.get(f"{part}_s", 0.0) / step["step_s"] for step in steps) / len(steps)
-            for part in ("data_wait", "communication", "checkpoint")
-        }
-        found = advise(Facts(**waiting))
-        if found:
+
+        def share(part: str) -> float:
+            return sum(step.get(part, 0.0) / step["step_s"] for step in steps) / len(steps)
+
+        data_wait = share("data_wait_s")
+        facts = Facts(data_wait=data_wait, communication=share("communication_s"), checkpoint=share("checkpoint_s"))
+        if found := advise(facts):
             return f"{found[0].finding}: {found[0].actions[0].text}"
-        return f"data is not the reason ({waiting['data_wait']:.0%} of a step): raise batch.tokens to give it more work"
+        return f"data is not the reason ({data_wait:.0%} of a step): raise batch.tokens to give it more work"
 
 
 class NearlyFull(Rule):
