@@ -141,13 +141,16 @@ class Experiment(ABC):
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
-        """Figures of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
-        totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
-        return engine.module.figures(totals) if totals else {}  # type: ignore[operator]
+        """Return the metrics of the held-out records; none where there are none or a stop was asked for.
 
-    def cost(self, figures: dict[str, float]) -> float | None:
-        """What says which checkpoint is best: lower is better; None where it is not known."""
-        loss = figures.get("loss")
+        Every worker calls it.
+        """
+        totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
+        return engine.module.metrics(totals) if totals else {}  # type: ignore[operator]
+
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """Return the value that chooses the best checkpoint, lower is better; None where it is not known."""
+        loss = metrics.get("loss")
         return loss if loss is not None and math.isfinite(loss) else None
 
     @property
