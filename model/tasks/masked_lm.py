@@ -55,19 +55,14 @@ class MaskedLM(TaskModel):
         """
         return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
 
-    def forward(self, batch: PackedBatch, positions: Tensor | None = None) -> TaskOutput:
+    def forward(self, batch: PackedBatch) -> TaskOutput:
         """Cross entropy summed over the targets.
-
-        Args:
-            batch: T tokens with targets.
-            positions: (M,) int64, :func:`model.tasks.base.target_positions` of the batch. Found here if None, which on
-                CUDA waits once for the device; a loop that must never wait finds them while the batch is on the CPU.
 
         Returns:
             Metrics: ``targets``, ``loss`` and ``correct``.
         """
         features_TD = self.backbone(batch)
-        positions_M = target_positions(batch) if positions is None else positions
+        positions_M = target_positions(batch)
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
         targets_M = targets_of(batch).index_select(0, positions_M)
         if self.backbone.residue_ids is not None:

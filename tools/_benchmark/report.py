@@ -175,7 +175,7 @@ def _draw_rates(axes: Axes, stages: Stages, tokens_per_record: float) -> None:
 
 
 def _draw_waiting(axes: Axes, rows: Sequence[Row]) -> None:
-    heading(axes, "Whole pipeline: share of time that the model waits for data (%)")
+    heading(axes, "Whole pipeline: time that the model waits for data (%)")
     style(axes)
     for row in rows:
         number, values = int(row.settings["data.num_workers"]), row.samples[WAITING]

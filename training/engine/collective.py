@@ -37,7 +37,6 @@ class ControlGroup:
 
     @property
     def rank(self) -> int:
-        """Of this worker."""
         return dist.get_rank(self._group)
 
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
@@ -102,7 +101,6 @@ class MetricSums:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add one batch, without waiting for the device."""
         for name, value in metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value.double()
 

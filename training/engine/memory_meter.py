@@ -104,7 +104,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def mib(size_bytes: float) -> str:
-    """Bytes for a person."""
     return f"{size_bytes / 2**20:,.0f} MiB"
 
 

@@ -60,11 +60,9 @@ class StepClock:
         self.start()
 
     def start(self) -> None:
-        """Begin the next step."""
         self._started = time.perf_counter()
 
     def loaded(self) -> None:
-        """Note that the step's batches are here."""
         self._data_wait_s += time.perf_counter() - self._started
 
     @contextmanager

@@ -164,7 +164,6 @@ class Experiment(ABC):
         return False
 
     def close(self) -> None:
-        """End loader processes."""
         self.batches.close()
         self.validation.close()
 

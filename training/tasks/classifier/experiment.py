@@ -49,7 +49,6 @@ class ClassifierExperiment(Experiment):
     """A classifier on a labelled store."""
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the labels and the tokens."""
         self._config = config
         self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
         stage_dir = config.data.stage_dir
@@ -79,7 +78,6 @@ class ClassifierExperiment(Experiment):
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
-        """Write the network, its label names and its tokenizer."""
         config, checkpoint = trained.checkpoint.config(), trained.checkpoint.path
         # Checkpoints of earlier versions have no names of their own.
         names = checkpoint if (checkpoint / MAPPINGS_FILE).is_file() else trained.run.path
@@ -122,7 +120,6 @@ class ClassifierExperiment(Experiment):
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
-        """See :func:`model.tasks.classifier.build_classifier`."""
         labelled = self._labelled
         return build_classifier(
             self._config.model,
@@ -134,11 +131,9 @@ class ClassifierExperiment(Experiment):
         )
 
     def record_name(self, record: int) -> str:
-        """Its id in the store."""
         return self._labelled.store.id(record)
 
     def names(self) -> dict[str, bytes]:
-        """Label names and tokenizer."""
         return self._names
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
@@ -192,7 +187,6 @@ class ClassifierExperiment(Experiment):
 
     @property
     def patience(self) -> int | None:
-        """``classifier.patience``."""
         return self._section.patience
 
     @property
