@@ -141,15 +141,12 @@ class Experiment(ABC):
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
-        """Return the metrics of the held-out records; none where there are none or a stop was asked for.
-
-        Every worker calls it.
-        """
+        """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
         totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
         return engine.module.metrics(totals) if totals else {}  # type: ignore[operator]
 
     def cost(self, metrics: dict[str, float]) -> float | None:
-        """Return the value that chooses the best checkpoint, lower is better; None where it is not known."""
+        """The cost that ranks checkpoints, lower being better; None where it is not known."""
         loss = metrics.get("loss")
         return loss if loss is not None and math.isfinite(loss) else None
 
@@ -160,7 +157,7 @@ class Experiment(ABC):
 
     @property
     def exports_best(self) -> bool:
-        """Whether the best checkpoint is what a run gives, and not its last step."""
+        """True where a run exports its best checkpoint in place of its last step."""
         return False
 
     def close(self) -> None:

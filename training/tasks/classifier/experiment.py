@@ -176,7 +176,7 @@ class ClassifierExperiment(Experiment):
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
     def cost(self, metrics: dict[str, float]) -> float | None:
-        """Return the value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
         That is so where all predictions are equal, or all targets, or no label is true or predicted.
         """
@@ -191,7 +191,6 @@ class ClassifierExperiment(Experiment):
 
     @property
     def exports_best(self) -> bool:
-        """Where something is held out to judge by."""
         return len(self.validation) > 0
 
     def _take(self, training: BatchSource, held_out: BatchSource) -> None:
