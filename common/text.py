@@ -16,3 +16,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question in brackets with the known name that is most like ``name``; empty where none is."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def duration(seconds: float) -> str:
+    """Seconds in short: ``45 s``, ``12:05`` (minutes), ``3:12:05`` (hours), ``2 d 3 h``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def amount(value: float) -> str:
+    """A count in about three digits: ``345``, ``12.3k``, ``1.23M``."""
+    if value >= 999_950:
+        return f"{value / 1e6:.2f}M"
+    return f"{value / 1e3:.1f}k" if value >= 1000 else f"{value:.0f}"

@@ -1,6 +1,6 @@
 """The one data structure that runs from disk to loss: sequences end to end, nothing padded.
 
-Shape legend: T tokens in the batch (special tokens included), N sequences, C columns of labels.
+Shape legend: T tokens in the batch (special tokens included), M tokens with a target, N sequences, C columns of labels.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class PackedBatch:
         weights: (N,) float32, how much each sequence counts in the loss; None counts all alike.
         features: what a frozen backbone made of the sequences before, in place of running it: (T, D) float32, or (N, D)
             pooled in a batch :meth:`without_tokens`. None where the backbone is to run.
+        target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for. Found
+            while the batch is on the CPU, since looking for them on CUDA waits for the device.
     """
 
     tokens: Tensor
@@ -42,6 +44,7 @@ class PackedBatch:
     targets: Tensor | None = None
     weights: Tensor | None = None
     features: Tensor | None = None
+    target_positions: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -86,10 +89,6 @@ class PackedBatch:
         bounds = _even_bounds(sizes_N, count)
         return [self._part(start, end, starts) for start, end in pairwise(bounds)]
 
-    def halves(self) -> list[PackedBatch]:
-        """Two parts of about equally many tokens; the batch itself where it is one sequence."""
-        return self.pieces(2)
-
     def without_targets(self) -> PackedBatch:
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
         first = self._part(0, 1, self.cu_seqlens.tolist())
@@ -100,7 +99,7 @@ class PackedBatch:
         return replace(first, targets=targets, weights=weights, records=first.records[:0])
 
     def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
-        """Sequences ``start`` to ``end``."""
+        """Sequences ``start`` to ``end``; their target positions are not known."""
         N, T = self.num_sequences, self.num_tokens
         by_sequence, by_token = slice(start, end), slice(starts[start], starts[end])
 

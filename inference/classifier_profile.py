@@ -1,37 +1,34 @@
-"""What a classifier costs: time and memory by batch size, over a whole file, and where inside the time goes.
+"""Cost of a classifier: time and memory by batch size, over a whole file, and the operations that take the time.
 
-In: a pipeline and texts. Out: samples and their summaries, as plain values; :mod:`tools.profile_classifier` writes
-them. Time is taken from texts to probabilities on the host (tokenizing, packing, copying, computing, copying back), and
-the device is waited for before each clock is read; some runs warm up and don't count. Each run takes other texts, drawn
-from a shuffled file, so that the spread of latencies is that of the data as well as of the machine. A batch that does
-not fit into memory is a row that says so.
+In: a pipeline and texts. Out: samples and their summaries; :mod:`tools.profile_classifier` writes them. Time is taken
+from texts to probabilities on the host (tokenizing, packing, copying, computing, copying back), and the device is
+waited for around each clock; some runs warm up and don't count. Each run takes other texts, drawn from a shuffled file,
+so that the spread of latencies is that of the data as well as of the machine. A batch that is out of memory is a row
+that says so.
 
 Shape legend: N texts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import psutil
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.errors import ResourceError
 from common.publishing import atomic_file
+from common.timing import timed
+from dataset.packed_batch import PackedBatch
 from inference.classifier import ClassifierPipeline, Predictions, Progress
+from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
-Show: TypeAlias = Callable[[str], None]
 
-DEFAULT_BATCH_SIZES = (1, 4, 8, 16, 32, 64)
 PERCENTILES = (5, 50, 95, 99)
 TRACED_RUNS = 3
 BOTTLENECKS = 3
@@ -40,7 +37,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Run:
-    """One batch that was measured.
+    """One measured batch.
 
     Attributes:
         sequences, tokens, longest: what it held; special tokens included.
@@ -62,11 +59,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes; the GPU's are None where there is none. ``allocated`` is before the runs: weights and libraries."""
+    """Bytes; the GPU's are None where there is none. ``gpu_allocated`` is before the runs: the weights."""
 
     cpu_peak: int
     gpu_allocated: int | None
     gpu_peak: int | None
+
+    def in_mb(self) -> dict[str, float | None]:
+        """The same in MB (1e6 bytes)."""
+        return {
+            "cpu_memory_peak_mb": self.cpu_peak / 1e6,
+            "gpu_memory_allocated_mb": None if self.gpu_allocated is None else self.gpu_allocated / 1e6,
+            "gpu_memory_peak_mb": None if self.gpu_peak is None else self.gpu_peak / 1e6,
+        }
 
     @property
     def peak(self) -> int:
@@ -89,34 +94,21 @@ class BatchResult:
         base: dict[str, Any] = {self.unit: self.value, "runs": len(self.runs), "error": self.error}
         if not self.runs or self.memory is None:
             return base
-        seconds = sum(run.latency_s for run in self.runs)
-        sequences = sum(run.sequences for run in self.runs)
-        samples_per_s = sequences / seconds
+        seconds, sequences, tokens = (
+            sum(values) for values in zip(*((r.latency_s, r.sequences, r.tokens) for r in self.runs), strict=True)
+        )
         return base | {
             "sequences_per_batch": sequences / len(self.runs),
-            "tokens_per_batch": sum(run.tokens for run in self.runs) / len(self.runs),
+            "tokens_per_batch": tokens / len(self.runs),
             "latency_per_sample_ms": spread([1e3 * run.latency_s / run.sequences for run in self.runs]),
             "latency_per_batch_ms": spread([1e3 * run.latency_s for run in self.runs]),
             "prepare_share": sum(run.prepare_s for run in self.runs) / seconds,
-            "samples_per_s": samples_per_s,
+            "samples_per_s": sequences / seconds,
             "batches_per_s": len(self.runs) / seconds,
-            "tokens_per_s": sum(run.tokens for run in self.runs) / seconds,
-            "cpu_memory_peak_mb": self.memory.cpu_peak / 1e6,
-            "gpu_memory_allocated_mb": _mb(self.memory.gpu_allocated),
-            "gpu_memory_peak_mb": _mb(self.memory.gpu_peak),
-            "samples_per_s_per_mb": samples_per_s / (self.memory.peak / 1e6),
+            "tokens_per_s": tokens / seconds,
+            **self.memory.in_mb(),
+            "samples_per_s_per_mb": sequences / seconds / (self.memory.peak / 1e6),
         }
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """An operation and the time spent in it itself; ``share`` is of all operations' time on that device."""
-
-    name: str
-    calls: int
-    self_ms: float
-    share: float
-    device: str
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -148,93 +140,93 @@ def measure_batches(
     texts: Sequence[str],
     *,
     unit: Unit = "batch_size",
-    values: Sequence[int] = DEFAULT_BATCH_SIZES,
+    values: Sequence[int],
     warmup_runs: int,
     runs: int,
-    show: Show = lambda _: None,
+    show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[BatchResult]:
-    """Each size or budget in turn.
+    """Measure each size or budget, one after the other, so that none's memory hides in another's.
 
     Args:
         pipeline: what is measured.
-        texts: to draw batches from; batches go on from the start where there are too few.
-        unit: whether ``values`` are texts or tokens of a batch.
+        texts: to draw batches from; batches start again where there are too few.
+        unit: of ``values``: texts or tokens of a batch.
         values: sizes or budgets.
         warmup_runs, runs: batches that don't count, and that do.
-        show: told what is being measured.
+        show: receives what is being measured.
     """
     order = np.random.default_rng(_SEED).permutation(len(texts))
     shuffled = [texts[index] for index in order]
     for value in values:
         show(f"{unit} {value}")
-        yield _measure(pipeline, _batches(pipeline, shuffled, unit, value), unit, value, warmup_runs, runs)
-
-
-def _measure(
-    pipeline: ClassifierPipeline,
-    batches: Iterator[Sequence[str]],
-    unit: Unit,
-    value: int,
-    warmup_runs: int,
-    runs: int,
-) -> BatchResult:
-    try:
-        for _ in range(warmup_runs):
-            run_once(pipeline, next(batches))
-        allocated = _start_watching(pipeline.device)
-        measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
-    except (ResourceError, MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        if pipeline.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return BatchResult(unit, value, error="out of memory")
-    return BatchResult(unit, value, measured, _watched(pipeline.device, allocated))
+        batches = _batches(pipeline, shuffled, unit, value)
+        try:
+            for _ in range(warmup_runs):
+                run_once(pipeline, next(batches))
+            watch = _MemoryWatch(pipeline.device)
+            measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
+        except Exception as error:
+            if not _lacks_memory(error):
+                raise
+            if pipeline.device.type == "cuda":
+                torch.cuda.empty_cache()
+            yield BatchResult(unit, value, error="out of memory")
+        else:
+            yield BatchResult(unit, value, measured, watch.read())
 
 
 def run_once(pipeline: ClassifierPipeline, texts: Sequence[str]) -> Run:
-    """One batch from texts to probabilities on the host, with the device waited for around each clock."""
-    _synchronize(pipeline.device)
-    start_s = time.perf_counter()
-    with record_function("tokenize and pack"):
-        batch = pipeline.pack(texts)
-    packed_s = time.perf_counter()
-    with record_function("copy to the device"):
-        moved = batch.to(pipeline.device)
-    with record_function("forward"):
-        result = pipeline.forward(moved)
-    with record_function("copy to the host"):
-        result.cpu()
-    _synchronize(pipeline.device)
-    end_s = time.perf_counter()
-    return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, packed_s - start_s, end_s - packed_s)
+    """One batch from texts to probabilities on the host."""
+
+    def prepare() -> PackedBatch:
+        with record_function("tokenize and pack"):
+            return pipeline.pack(texts)
+
+    def compute() -> None:
+        with record_function("copy to the device"):
+            moved = batch.to(pipeline.device)
+        with record_function("forward"):
+            result = pipeline.forward(moved)
+        with record_function("copy to the host"):
+            result.cpu()
+
+    batch, prepare_s = timed(prepare)
+    _, compute_s = timed(compute)
+    return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, prepare_s, compute_s)
 
 
 def measure_whole(
     pipeline: ClassifierPipeline, texts: Sequence[str], progress: Progress | None = None
 ) -> tuple[dict[str, Any], Predictions]:
-    """All texts once, as ``predict`` takes them: sorted and packed to the pipeline's budget."""
+    """Predict all texts once, as ``predict`` takes them: sorted and packed to the pipeline's budget."""
     pipeline.predict(texts[:1])
-    allocated = _start_watching(pipeline.device)
-    _synchronize(pipeline.device)
-    start_s = time.perf_counter()
-    predictions = pipeline.predict(texts, progress=progress)
-    _synchronize(pipeline.device)
-    seconds = time.perf_counter() - start_s
-    memory = _watched(pipeline.device, allocated)
+    watch = _MemoryWatch(pipeline.device)
+    predictions, seconds = timed(lambda: pipeline.predict(texts, progress=progress))
+    memory = watch.read().in_mb()
     facts = {
         "samples": len(texts),
         "seconds": seconds,
         "samples_per_s": len(texts) / seconds,
         "batch_tokens": pipeline.batch_tokens,
         "cropped_samples": int(np.count_nonzero(predictions.cropped)),
-        "cpu_memory_peak_mb": memory.cpu_peak / 1e6,
-        "gpu_memory_peak_mb": _mb(memory.gpu_peak),
+        "cpu_memory_peak_mb": memory["cpu_memory_peak_mb"],
+        "gpu_memory_peak_mb": memory["gpu_memory_peak_mb"],
     }
     return facts, predictions
 
 
-def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batch_size: int) -> list[Bottleneck]:
+@dataclass(frozen=True)
+class Bottleneck:
+    """An operation and the time spent in it itself; ``share`` is of all operations' time on that device."""
+
+    name: str
+    calls: int
+    self_ms: float
+    share: float
+    device: str
+
+
+def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batch_size: int) -> list[dict[str, Any]]:
     """Profile a few batches by torch.profiler.
 
     Args:
@@ -245,7 +237,7 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
         batch_size: texts of a batch.
 
     Returns:
-        The operations that take most time themselves, the largest first.
+        :class:`Bottleneck` of the operations that take most time themselves, the largest first, as plain values.
     """
     batches = _batches(pipeline, texts, "batch_size", batch_size)
     run_once(pipeline, next(batches))
@@ -258,12 +250,12 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
     ) as profiler:
         for _ in range(TRACED_RUNS):
             run_once(pipeline, next(batches))
-    metric = "self_cuda_time_total" if cuda else "self_cpu_time_total"
     with atomic_file(folder / "trace.json") as path:
         profiler.export_chrome_trace(str(path))
     with atomic_file(folder / "stacks.txt") as path:
-        profiler.export_stacks(str(path), metric)
-    return _largest(profiler, "self_device_time_total" if cuda else "self_cpu_time_total", str(pipeline.device.type))
+        profiler.export_stacks(str(path), "self_cuda_time_total" if cuda else "self_cpu_time_total")
+    largest = _largest(profiler, "self_device_time_total" if cuda else "self_cpu_time_total", pipeline.device.type)
+    return [asdict(bottleneck) for bottleneck in largest]
 
 
 def _largest(profiler: profile, metric: str, device: str) -> list[Bottleneck]:
@@ -274,20 +266,6 @@ def _largest(profiler: profile, metric: str, device: str) -> list[Bottleneck]:
         Bottleneck(event.key, event.count, getattr(event, metric) / 1e3, getattr(event, metric) / total_us, device)
         for event in ranked
     ]
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether this, or what it was raised from, is a lack of memory on any device."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error):
-            return True
-        error = error.__cause__
-    return False
-
-
-def plain(bottlenecks: Sequence[Bottleneck]) -> list[dict[str, Any]]:
-    """As JSON takes them."""
-    return [asdict(bottleneck) for bottleneck in bottlenecks]
 
 
 def _batches(pipeline: ClassifierPipeline, texts: Sequence[str], unit: Unit, value: int) -> Iterator[Sequence[str]]:
@@ -304,35 +282,26 @@ def _batches(pipeline: ClassifierPipeline, texts: Sequence[str], unit: Unit, val
         yield batch
 
 
-def _start_watching(device: torch.device) -> int | None:
-    """Forget earlier peaks; what torch has allocated on a GPU by now."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak of resident memory starts anew
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+class _MemoryWatch:
+    """Peaks from now on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device if device.type == "cuda" else None
+        self._resident = MemoryMeter(torch.device("cpu"))
+        if self._gpu is not None:
+            torch.cuda.reset_peak_memory_stats(self._gpu)
+            self._allocated = torch.cuda.memory_allocated(self._gpu)
+
+    def read(self) -> Memory:
+        """Read the peaks."""
+        peak = self._resident.peak_bytes()
+        if self._gpu is None:
+            return Memory(peak, None, None)
+        return Memory(peak, self._allocated, torch.cuda.max_memory_allocated(self._gpu))
 
 
-def _watched(device: torch.device, allocated: int | None) -> Memory:
-    return Memory(
-        _peak_resident(), allocated, torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    )
-
-
-def _peak_resident() -> int:
-    """Bytes; where the system keeps no peak, what is resident now."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return psutil.Process().memory_info().rss
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _mb(size: int | None) -> float | None:
-    return None if size is None else size / 1e6
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Return whether this, or an error that it was raised from, is a lack of memory."""
+    while error is not None and not is_out_of_memory(error):
+        error = error.__cause__
+    return error is not None

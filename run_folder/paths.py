@@ -11,6 +11,7 @@
     tokenizer/, label_mappings.json   of a classifier: what its tokens and classes are called
     wandb/, wandb_run_id
     outcome.json         how the run ended
+    .lock                held by the process that trains
     monitoring/          samples of every worker
     alerts.jsonl         warnings of what went wrong
     memory_guard.json    into how many parts batches are split since memory ran out
@@ -41,7 +42,7 @@ Status = Literal["finished", "stopped", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``exit_code`` is the process's; see common.errors."""
+    """End of a run. ``exit_code`` is the process's; see common.errors."""
 
     status: Status
     step: int
@@ -68,13 +69,14 @@ class RunFolder:
         self.memory_guard = self.path / "memory_guard.json"
         self.wandb_run_id = self.path / "wandb_run_id"
         self.ray_snapshot = self.path / "checkpoint_manager_snapshot.json"
-        self._outcome = self.path / "outcome.json"
+        self.lock = self.path / ".lock"
+        self.outcome = self.path / "outcome.json"
         self._reserve = self.path / ".outcome.reserve"
         self._stop = self.path / "stop.requested"
 
     @property
     def exists(self) -> bool:
-        """Whether a run of this name was ever started."""
+        """True once a run of this name was started."""
         return self.config.exists()
 
     def request_stop(self) -> None:
@@ -82,30 +84,43 @@ class RunFolder:
         self._stop.touch()
 
     def stop_requested(self) -> bool:
-        """Whether the driver asked for an end."""
+        """Test whether the driver asked for an end."""
         return self._stop.exists()
 
     def clear_requests(self) -> None:
         """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
         self._stop.unlink(missing_ok=True)
-        self._outcome.unlink(missing_ok=True)
+        self.outcome.unlink(missing_ok=True)
         if self.path.exists():
             self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""
         self._reserve.unlink(missing_ok=True)
-        write_atomically(self._outcome, json.dumps(asdict(outcome), indent=2) + "\n")
+        write_atomically(self.outcome, json.dumps(asdict(outcome), indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
-        """How the run ended, or None while it has not."""
+        """Return how the run ended, or None while it has not."""
         try:
-            return Outcome(**json.loads(self._outcome.read_text()))
+            return Outcome(**json.loads(self.outcome.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            logger.warning("%s is damaged (%s) and taken for absent", self._outcome, error)
+            logger.warning("%s is damaged (%s) and taken for absent", self.outcome, error)
             return None
+
+
+def sample_file(folder: Path, worker: int) -> Path:
+    """Return the file of a worker's samples in a run's folder ``monitoring``."""
+    return folder / f"worker-{worker:05d}.jsonl"
+
+
+def sample_files(folder: Path | None) -> list[Path]:
+    """Return the files of all workers' samples, by worker; none while the folder can't be read."""
+    try:
+        return [] if folder is None else sorted(folder.glob("worker-*.jsonl"))
+    except OSError:  # a remote folder that is away for a while
+        return []
 
 
 def no_space(where: object) -> str:

@@ -9,8 +9,7 @@ import torch
 
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
-from model.tasks.classifier import Classifier
-from model.tasks.registry import build_classifier
+from model.tasks.classifier import Classifier, build_classifier
 from tests.model.support import random_sequences
 from train_config.loading import dump_config
 from train_config.schema import Config, ModelSection

@@ -2,8 +2,8 @@
 
 Runs the stages from the store to the model's output: reading, tokenizing, packing, loading by 0, 1 and 2 loader
 processes, inference across token budgets and precisions, and the whole pipeline with the share of time that the
-model waits for data. Prints a table of each and then advice: keys to set, with the ratio that speaks for it, only where
-every round agrees. Nothing is trained, and the store is only read. Runs on a GPU where there is one.
+model waits for data. Prints a table of each and then advice: keys to set, each with its ratio, only where
+the whole interval agrees. Nothing is trained, and the store is only read. Runs on a GPU where there is one.
 
 A folder is written: benchmark.png and benchmark.json, with every sample. Close what else uses the machine; variants
 take turns, so that ratios hold even where times don't. The page cache is taken as it is: 'for the first time' is what
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from pydantic import Field
@@ -36,13 +36,14 @@ from common.arguments import ToolArguments, parse
 from common.publishing import made_folder
 from common.text import counted
 from dataset.store.reader import Store
+from monitoring.advice import Facts, advise
 from train_config.schema import BackboneSection, DataSection
+
+if TYPE_CHECKING:
+    from tools._benchmark.subject import StageResult
 
 MADE_BY = "benchmark"
 _UNWRAPPED_WIDTH = 10_000
-_PACKING_BUDGETS = (1_024, 32_768)
-_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.58, "loading": 0.7, "pipeline": 1.0}
-"""When each stage is to end, as a share of the time there is."""
 
 
 class Arguments(ToolArguments):
@@ -76,27 +77,27 @@ def main(argv: list[str]) -> int:
     store = Store(Path(arguments.store))
     output = arguments.output or Path(f"benchmark-{store.path.name}")
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
-        facts, stages, picture = measured(arguments, store)
+        facts, stages = measured(arguments, store, building / "benchmark.png")
         (building / "benchmark.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        (building / "benchmark.png").write_bytes(picture)
     if arguments.json_:
         print(json.dumps(facts, indent=1))
         return 0
-    from tools._benchmark.report import advice_text, tables
+    from tools._benchmark.report import tables
 
     # Into a file or pipe nothing is wrapped.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     console.print(Text(_heading(facts)), Text(), tables(stages), sep="\n")
-    console.print(advice_text(facts["slow"], facts["advice"]))
-    console.print(Text(f"\nwritten: {output}/benchmark.png and benchmark.json"))
+    for title, lines in (("What is slow", facts["slow"]), ("Advice", facts["advice"])):
+        console.print(Text(title, style="bold"), *(Text(f"  {line}") for line in lines), Text(), sep="\n")
+    console.print(Text(f"written: {output}/benchmark.png and benchmark.json"))
     return 0
 
 
-def measured(arguments: Arguments, store: Store) -> tuple[dict[str, Any], list[Any], bytes]:
-    """Run the stages.
+def measured(arguments: Arguments, store: Store, picture: Path) -> tuple[dict[str, Any], list[StageResult]]:
+    """Run the stages and draw them.
 
     Returns:
-        Everything as plain values, the stages, and the picture.
+        Everything as plain values, and the stages.
 
     Raises:
         DataError: the store is damaged, or the model's weights are.
@@ -104,19 +105,17 @@ def measured(arguments: Arguments, store: Store) -> tuple[dict[str, Any], list[A
     """
     import torch  # here, so that --help answers at once
 
-    from tools._benchmark.advice import advise, slowest
-    from tools._benchmark.measuring import Clock
-    from tools._benchmark.picture import png
-    from tools._benchmark.report import stage_facts
+    from tools._benchmark.report import adviser_facts, draw, stage_facts
+    from tools._benchmark.stages import run_stages
     from tools._benchmark.subject import Subject
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = BackboneSection(source=arguments.model)
     with _progress(arguments.seconds) as show:
-        subject = Subject(store, backbone, arguments.max_length, device, Clock(arguments.seconds), show)
+        subject = Subject(store, backbone, arguments.max_length, device, arguments.seconds, show)
         stages = {stage.name: stage for stage in run_stages(subject)}
-    tokens_N = subject.tokens_of(subject.some_records())
-    tokens_per_record = float(tokens_N.mean())
+    tokens_per_record = float(subject.tokens_of(subject.some_records()).mean())
+    slow, advice = _advice(adviser_facts(stages, tokens_per_record))
     facts = {
         "store": str(store.path),
         "records": len(store),
@@ -126,39 +125,21 @@ def measured(arguments: Arguments, store: Store) -> tuple[dict[str, Any], list[A
         "model": arguments.model,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "seconds": round(subject.clock.passed_s, 1),
-        "slow": slowest(stages, tokens_per_record),
-        "advice": advise(stages),
+        "seconds": round(subject.passed_s, 1),
+        "slow": slow,
+        "advice": advice,
         "stages": {name: stage_facts(stage) for name, stage in stages.items()},
     }
-    title = f"{store.path.name}: {arguments.model} on {facts['device']}"
-    return facts, list(stages.values()), png(stages, title, tokens_per_record)
+    draw(stages, f"{store.path.name}: {arguments.model} on {facts['device']}", tokens_per_record, picture)
+    return facts, list(stages.values())
 
 
-def run_stages(subject: Any) -> Iterator[Any]:
-    """Each stage in turn; the last takes the budget and precision that were fastest.
-
-    Args:
-        subject: a :class:`~tools._benchmark.subject.Subject`.
-
-    Yields:
-        :class:`~tools._benchmark.measuring.StageResult`.
-    """
-    from tools._benchmark import data_stages, model_stages
-    from tools._benchmark.advice import best_inference, reference_budget
-
-    subject.show("loading the model")
-    models = model_stages.load_models(subject)
-    yield data_stages.reading(subject, _SHARES["reading"])
-    yield data_stages.tokenizing(subject, _SHARES["tokenizing"])
-    budgets = subject.budgets(*_PACKING_BUDGETS)
-    yield data_stages.packing(subject, budgets, _SHARES["packing"])
-    inference = model_stages.inference(subject, models, _SHARES["inference"])
-    yield inference
-    yield data_stages.loading(subject, reference_budget(inference.rows), _SHARES["loading"])
-    best = best_inference(inference)
-    precision, budget = str(best.settings["precision"]), int(best.settings["batch.tokens"])
-    yield model_stages.pipeline(subject, models, precision, budget, _SHARES["pipeline"])
+def _advice(facts: Facts) -> tuple[list[str], list[str]]:
+    """The slowest stage, and what to change."""
+    found = advise(facts)
+    slow = [str(advice) for advice in found if advice.topic == "slowest stage"]
+    rest = [str(advice) for advice in found if advice.topic != "slowest stage"]
+    return slow, rest or ["leave the settings: no other value that was measured is faster beyond the spread"]
 
 
 def _heading(facts: dict[str, Any]) -> str:

@@ -100,7 +100,7 @@ def _steps_work() -> bool:
     with single_process_group(device):
         names = {precision: "fp32" if precision == "none" else precision for precision in precisions(device)}
         verdicts = [_report(f"{name} steps", partial(train, precision)) for precision, name in names.items()]
-    return set(verdicts) == {"ok"}
+    return all(verdict == "ok" for verdict in verdicts)
 
 
 def _report(part: str, check: Callable[[], Finding]) -> str:
@@ -312,7 +312,7 @@ def _pinned(package: str, seen: str) -> Finding:
 
 
 def _hidden() -> bool:
-    """Whether the environment hides every GPU."""
+    """Test whether the environment hides every GPU."""
     return os.environ.get(_HIDES_GPUS, "0").split(",")[0].strip() in ("", "-1", "NoDevFiles")
 
 

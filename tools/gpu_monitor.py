@@ -4,7 +4,7 @@ Writes a row for each GPU and sample, with what the machine does at that moment:
 clocks, throttle reasons and traffic of the GPU; CPUs, memory, disk and network of the machine. Each sample is written
 at once and whole. Without a GPU the rows are the machine's own. Ctrl-C ends it, with a summary.
 
-A log is gone on with if it is there already. 'python -m tools analyze_gpu_logs' says what a log tells.
+An existing log is appended to. 'python -m tools analyze_gpu_logs' summarises and draws a log.
 
 Examples:
   python -m tools gpu_monitor
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import psutil
 from pydantic import Field, PositiveFloat
 from rich.console import Console
 from rich.live import Live
@@ -34,9 +35,8 @@ from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.text import counted
 from monitoring.gpu_log.writer import GpuLogWriter
-from monitoring.sampling.host import HostSampler
+from monitoring.sampling.host import HostSampler, ProcessSampler
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
-from tools._gpu_monitor.watched import Watched
 
 TERMINATED = 143
 """Exit code after SIGTERM (128 + 15), as shells report it."""
@@ -45,9 +45,9 @@ _GIB = 2.0**30
 
 
 class Arguments(ToolArguments):
-    """What to log, and for how long."""
+    """Processes and GPUs to log, and for how long."""
 
-    output: Path = Field(Path("gpu_log.csv"), description="The CSV file; gone on with if it is there.")
+    output: Path = Field(Path("gpu_log.csv"), description="The CSV file; appended to if it is there.")
     interval: PositiveFloat = Field(1.0, description="Seconds between samples.")
     duration: PositiveFloat | None = Field(None, description="Seconds after which to end. Default: at Ctrl-C.")
     pid: list[int] = Field(
@@ -69,8 +69,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"
         )
-    watched = Watched(arguments.pid)
-    session = _Session(arguments, watched)
+    session = _Session(arguments, ProcessSampler([_process(pid) for pid in arguments.pid]))
     try:
         session.check_gpus()
         with GpuLogWriter(arguments.output) as log, _Signals() as signals, _live() as live:
@@ -84,7 +83,7 @@ def main(argv: list[str]) -> int:
 class _Session:
     """One call's samples."""
 
-    def __init__(self, arguments: Arguments, watched: Watched) -> None:
+    def __init__(self, arguments: Arguments, watched: ProcessSampler) -> None:
         self._arguments, self._watched = arguments, watched
         self._warned: set[str] = set()
         self._devices = NvmlDevices.open(self._warn)
@@ -106,12 +105,12 @@ class _Session:
             numbers = ", ".join(map(str, there)) or "none"
             raise ConfigError(f"--gpu {' '.join(map(str, absent))}: not on this machine; there are: {numbers}")
         if not there:
-            self._warn("no GPU here: rows have the machine's own figures alone")
+            self._warn("no GPU here: rows have the machine's own metrics alone")
 
     def run(self, log: GpuLogWriter, live: Live | None, ended: threading.Event) -> None:
         """Sample at once, and then every so often by the clock, until ``ended`` or there is nothing left to do."""
         begun = time.monotonic()
-        while self._watched.alive():
+        while not self._arguments.pid or self._watched.running():
             self._sample(log, live)
             self._seconds = time.monotonic() - begun
             duration = self._arguments.duration or math.inf
@@ -126,24 +125,26 @@ class _Session:
         self._devices.close()
 
     def summary(self) -> str:
-        """What was written."""
-        gpus = f"{len(self._gpus)} GPU{'' if len(self._gpus) == 1 else 's'}" if self._gpus else "no GPU"
+        """Return a line on what was written."""
+        gpus = counted(len(self._gpus), "GPU{s}") if self._gpus else "no GPU"
         return f"{counted(self._samples, 'sample{s}')} of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
 
     def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
         gpus = self._chosen(self._devices.read())
-        figures = {_column(name): value for name, value in self._host.read().items()} | self._watched.read()
-        log.append(time.time(), self._name, figures, gpus)
+        metrics = {_column(name): value for name, value in self._host.read().items()}
+        if self._arguments.pid:
+            metrics |= {f"watched_{name}": value for name, value in self._watched.read().items()}
+        log.append(time.time(), self._name, metrics, gpus)
         self._samples += 1
         self._gpus |= {gpu.index for gpu in gpus}
         if live is not None:
-            live.update(Text(self._line(gpus, figures), no_wrap=True, overflow="ellipsis"), refresh=True)
+            live.update(Text(self._line(gpus, metrics), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
-        """Those that were asked for, else those that watched processes use or used, else all."""
+        """The GPUs that were asked for, else those that watched processes use or used, else all."""
         wanted = set(self._arguments.gpu)
         if gpus and self._arguments.pid and not wanted:
-            wanted = self._used = self._used | self._devices.used_by(self._watched.ids())
+            wanted = self._used = self._used | self._devices.used_by(self._watched.tree())
             if not wanted:
                 self._warn(
                     f"--pid {' '.join(map(str, self._arguments.pid))}: found on no GPU (it may not use one yet, or not "
@@ -151,13 +152,13 @@ class _Session:
                 )
         return [gpu for gpu in gpus if not wanted or gpu.index in wanted]
 
-    def _line(self, gpus: list[GpuSample], figures: dict[str, float]) -> str:
+    def _line(self, gpus: list[GpuSample], metrics: dict[str, float]) -> str:
         parts = [counted(self._samples, "sample{s}"), *map(_describe, gpus)]
-        if "cpu_percent" in figures:
-            parts.append(f"CPUs {figures['cpu_percent']:.0f} %")
-        parts.append(f"memory {figures['host_used_bytes'] / _GIB:.1f}/{figures['host_total_bytes'] / _GIB:.0f} GiB")
-        if "watched_rss_bytes" in figures:
-            parts.append(f"watched {figures['watched_rss_bytes'] / _GIB:.1f} GiB")
+        if "cpu_percent" in metrics:
+            parts.append(f"CPUs {metrics['cpu_percent']:.0f} %")
+        parts.append(f"memory {metrics['host_used_bytes'] / _GIB:.1f}/{metrics['host_total_bytes'] / _GIB:.0f} GiB")
+        if "watched_rss_bytes" in metrics:
+            parts.append(f"watched {metrics['watched_rss_bytes'] / _GIB:.1f} GiB")
         return " · ".join([*parts, "Ctrl-C ends"])
 
     def _warn(self, message: str) -> None:
@@ -200,8 +201,15 @@ def _live() -> Iterator[Live | None]:
         yield live
 
 
+def _process(pid: int) -> psutil.Process:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error as error:
+        raise ConfigError(f"--pid {pid}: there is no such process") from error
+
+
 def _column(name: str) -> str:
-    """The column of one of the host's figures: ``mem/host_used_bytes``, ``disk/read_bytes_per_s``."""
+    """The column of one of the host's metrics: ``mem/host_used_bytes``, ``disk/read_bytes_per_s``."""
     return name.removeprefix("mem/").replace("/", "_")
 
 

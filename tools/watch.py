@@ -38,7 +38,7 @@ _SVG_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 
 
 
 class Arguments(ToolArguments):
-    """Which run, and how."""
+    """The run to show, and how."""
 
     run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
     once: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print one picture and end.")
@@ -131,7 +131,7 @@ def _write_svg(state: RunState, path: Path, overwrite: bool) -> None:
     console = Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), highlight=False, color_system="truecolor")
     console._force_terminal = True
     console.print(draw_run(state, time.time(), _SVG_WIDTH))
-    svg = console.export_svg(title=f"python -m tools watch {state.folder.name}")
+    svg = console.export_svg(title=f"python -m tools watch {state.files.path.name}")
     with made_file(path, MADE_BY, overwrite) as building:
         building.write_text(_without_downloads(svg), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Settings of the classifier: where labels stand, what is adapted, pooled and learnt, and how it is judged."""
+"""Settings of the classifier: labels, tokenizer, adapter, pooling, head, loss and metrics."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class LabelsSection(Section):
     label_columns: list[str] = Field(["label"], min_length=1)
     """Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."""
     separator: str = Field(";", min_length=1)
-    """What stands between the names of a multilabel target in one column or header."""
+    """Separator of the names of a multilabel target in one column or header."""
     weight_column: str | None = None
     """Table: column of the weight of each record in the loss."""
     split: Literal["hash", "stratified", "column", "files"] = "hash"
-    """What is held out. hash: data.validation_share of distinct sequences, by a hash; stratified: that share of each
-    class; column: by split_column; files: validation_source."""
+    """Choice of the held-out records. hash: data.validation_share of distinct sequences, by a hash; stratified: that
+    share of each class; column: by split_column; files: validation_source."""
     split_column: str | None = None
-    """Table: column that says train, valid (or validation, val, dev) or test. labels_file: attribute of its headers
-    that does, such as SET of SET=train; VALIDATION=True makes of train valid."""
+    """Table: column of train, valid (or validation, val, dev) and test. labels_file: attribute of its headers with
+    these values, such as SET of SET=train; VALIDATION=True turns train into valid."""
     validation_source: list[str] = Field([])
     """Labelled files to hold out, for split files."""
     unseen_labels: Literal["error", "skip"] = "error"
-    """Labels that stand among held-out records alone. error: refuse; skip: leave these out, counted."""
+    """Labels of held-out records that no training record has. error: refuse; skip: leave these out, counted."""
     empty_texts: Literal["error", "skip"] = "error"
     """Records of a table without a sequence or text. error: refuse; skip: drop, counted."""
     missing_labels: Literal["error", "skip"] = "error"
@@ -89,7 +89,7 @@ class TokenizerSection(Section):
     """auto: that of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and 'train'
     for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."""
     vocabulary_size: Tokens = 4096
-    """Tokens that 'train' aims at, special ones included."""
+    """Tokens that 'train' makes, special ones included; fewer where the texts give no more."""
     content: Literal["protein", "text"] = "protein"
     """protein: residues, checked and upper-cased as for any store; text: anything in Unicode."""
     spaced: bool | Literal["auto"] = "auto"
@@ -115,7 +115,7 @@ class ClassifierSection(Section):
     """The classifier's head, loss and choice of the best checkpoint."""
 
     pooling: Literal["mean", "max", "cls", "last", "light_attention"] = "mean"
-    """How a sequence's features become one vector; last is the last token, for decoders; light_attention is that of
+    """Pooling of a sequence's features to one vector; last is the last token, for decoders; light_attention is that of
     Stärk et al. 2021."""
     head: Literal["linear", "mlp"] = "linear"
     """linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."""
@@ -131,12 +131,12 @@ class ClassifierSection(Section):
     label_smoothing: Share = 0.0
     """Share of the target spread over all classes (cross_entropy)."""
     focal_gamma: NonNegativeFloat = 2.0
-    """Focal loss: how much less sure predictions count."""
+    """Focal loss: exponent of 1 - probability; the higher, the less do confident predictions count."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: each class counts by the inverse of its share of the training records; of multilabel targets the
     positives of each label, by negatives / positives."""
     best_metric: str = "auto"
-    """Figure of the validation that says which checkpoint is best. auto: mcc, f1_micro (multilabel) or spearman
+    """Metric of the validation that chooses the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman
     (regression)."""
     patience: PositiveInt | None = None
     """Evaluations without a better best_metric after which training stops."""

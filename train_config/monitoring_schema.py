@@ -1,4 +1,4 @@
-"""Settings of what is watched while a run trains, and of what is told when something is wrong."""
+"""Settings of the samples that are taken while a run trains, of its alerts and of its memory guard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class AlertsSection(Section):
-    """When to warn. Each warning comes once, and again only after what it tells of was over."""
+    """Warnings. Each comes once, and again only after its cause was over."""
 
     enabled: bool = True
     """Warn at the terminal and in W&B."""
@@ -25,14 +25,14 @@ class AlertsSection(Section):
     leak_percent_per_epoch: PositiveFloat = 2.0
     """Growth of a worker's peak memory from epoch to epoch that counts as a leak, percent."""
     silent_worker_s: PositiveFloat = 120.0
-    """Seconds without a sample after which a worker is told."""
+    """Seconds without a sample after which a worker is reported."""
 
 
 class MonitoringSection(Section):
-    """What is watched while a run trains; training.gpu_log_interval says how often."""
+    """Samples of a run while it trains, taken every training.gpu_log_interval seconds."""
 
     prometheus: bool = True
-    """Export the figures through Ray's Prometheus port."""
+    """Export the metrics through Ray's Prometheus port."""
     peak_tflops: PositiveFloat | None = None
     """Peak of one device in the precision trained in, TFLOP/s, for the model FLOPs utilisation. Default: that of known
     GPUs; elsewhere the utilisation is left out."""
@@ -40,10 +40,10 @@ class MonitoringSection(Section):
 
 
 class MemoryGuardSection(Section):
-    """What happens when memory runs out while training."""
+    """Handling of out of memory while training."""
 
     enabled: bool = True
-    """Take the step in which memory ran out again, with batches in halves, and go on with halves: the optimizer's step
-    and its result stay the same. Where workers already wait for each other, go back to the last checkpoint for it."""
+    """Repeat the step that ran out of memory with its batches in halves, and keep the halves: the optimizer's step and
+    its result stay the same. Where workers already wait for each other, resume from the last checkpoint."""
     max_halvings: NonNegativeInt = 3
     """Times that batches may be halved in a run."""

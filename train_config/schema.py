@@ -61,7 +61,7 @@ class SampleSection(Section):
 
 
 class IngestSection(Section):
-    """What happens to records of a FASTA file that are not plain protein sequences."""
+    """Policies for records of a FASTA file that are not plain protein sequences."""
 
     duplicate_ids: Literal["error", "first", "rename"] = "error"
     """error: refuse; first: keep the first, count the others; rename: append .2, .3 ..."""
@@ -86,10 +86,10 @@ class DataSection(Section):
     """Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."""
     max_length: Tokens = 1022
     """Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in validation,
-    and counted; for the classifier data.crop says how."""
+    and counted; for the classifier as data.crop says."""
     crop: Literal["random", "start", "ends"] = "random"
-    """What the classifier takes of longer sequences. random: a window, in validation the start; start; ends: half from
-    the start and half from the end, for what a protein's ends tell, such as its location."""
+    """Part of longer sequences that the classifier uses. random: a window, in validation the start; start; ends: half
+    from the start and half from the end, for signals at a protein's ends, such as those of its location."""
     validation_share: Share = 0.05
     """Share of distinct sequences held out, chosen by a hash of the sequence."""
     num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
@@ -102,7 +102,7 @@ class DataSection(Section):
 
 
 class BatchSection(Section):
-    """How many tokens, and at most how many sequences, go into a step. Special tokens are counted."""
+    """Tokens, and at most how many sequences, of a step. Special tokens are counted."""
 
     tokens: Tokens = 8192
     """Token budget of one packed batch, which one worker takes at once."""
@@ -132,12 +132,12 @@ class BatchSection(Section):
 
 
 class BackboneSection(Section):
-    """What gives a feature vector for each token: ESM-2, or for the classifier any encoder or decoder."""
+    """Network that gives each token a feature vector: ESM-2, ESM C or another encoder or decoder of transformers."""
 
     source: str = "esm2_t6_8M"
     """Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
-    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B. For the classifier also bert, qwen2, llama or t5 with
-    random weights of the size given by layers, hidden_size and heads."""
+    esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with random weights
+    of the size given by layers, hidden_size and heads."""
     layers: Channels | None = None
     """Layers, in place of the size's own (random weights only)."""
     hidden_size: Channels | None = None
@@ -198,7 +198,7 @@ class AutoencoderSection(Section):
 
 
 class ModelSection(Section):
-    """What is trained."""
+    """The model."""
 
     task: Literal["autoencoder", "masked_lm", "classifier"] = "autoencoder"
     """autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: predict
@@ -255,8 +255,8 @@ class TrainingSection(Section):
     gpu_log_interval: NonNegativeFloat = 5.0
     """Seconds between samples of GPUs, host and worker, in the run's monitoring folder; 0 for none."""
     cpu_memory_limit_mib: PositiveFloat | None = None
-    """Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it memory counts
-    as run out."""
+    """Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it the
+    worker counts as out of memory."""
     memory_guard: MemoryGuardSection = MemoryGuardSection()
 
     @model_validator(mode="after")
@@ -272,8 +272,8 @@ class DeepSpeedSection(Section):
     """DeepSpeed ZeRO."""
 
     config: str = "train_config/zero2.yaml"
-    """DeepSpeed's own settings as YAML. What Esmeray sets (batch sizes, precision, optimizer, clipping) may not stand
-    there."""
+    """DeepSpeed's own settings as YAML. It may not have what Esmeray sets (batch sizes, precision, optimizer,
+    clipping)."""
     stage: Annotated[int, Field(ge=0, le=3)] | None = None
     """ZeRO stage 0 to 3, in place of the file's."""
     offload_optimizer: bool = False
@@ -281,7 +281,7 @@ class DeepSpeedSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept of a run, to go on from."""
+    """Checkpoints to resume a run from."""
 
     every_steps: PositiveInt = 200
     """Steps between checkpoints; one more comes at the end."""
@@ -290,7 +290,7 @@ class CheckpointSection(Section):
     keep_best: NonNegativeInt = 1
     """Checkpoints with the best validation loss to keep as well."""
     asynchronous: bool = True
-    """Write and hash checkpoints in the background while steps go on."""
+    """Write and hash checkpoints in the background while training continues."""
 
 
 class RaySection(Section):

@@ -1,4 +1,4 @@
-"""What every section of the settings is made of."""
+"""Building blocks of the settings' sections."""
 
 from __future__ import annotations
 

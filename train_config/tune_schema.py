@@ -60,7 +60,7 @@ class MeasurementSection(Section):
 
 
 class SearchSection(Section):
-    """How configurations are chosen."""
+    """Choice of the configurations."""
 
     algorithm: Literal["tpe", "random", "grid"] = "tpe"
     """tpe: the largest budget, then what differs from the fastest in one setting, then Optuna's TPE (Bergstra et al.

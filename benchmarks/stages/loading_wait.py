@@ -14,7 +14,7 @@ import torch
 from benchmarks.harness.stage import Device
 from dataset.batches.loader import TrainingBatches
 from dataset.packed_batch import PackedBatch
-from model.tasks.registry import build_model
+from model.tasks.masked_lm import MaskedLM
 from train_config.schema import BackboneSection, ModelSection
 
 _SETTLING_STEPS = 3
@@ -28,7 +28,7 @@ class WaitMeter:
         section = ModelSection(task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M"))
         self._batches = batches
         self._device = device
-        self._model = build_model(section, seed=0).to(device)
+        self._model = MaskedLM.build(section, seed=0).to(device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
         self._epoch = 0
 

@@ -50,7 +50,6 @@ class LabelledSource:
         crop: random, a window as for training; start; or ends, half of it from the start and half from the end, for
             what is told by the ends of a protein.
         seed: of random windows.
-        pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
     """
 
     def __init__(
@@ -61,34 +60,27 @@ class LabelledSource:
         max_length: int,
         crop: Crop,
         seed: int = 0,
-        pin_memory: bool | None = None,
     ) -> None:
         self._tokens, self._labels = tokens, labels
         self._max_length, self._crop, self._seed = max_length, crop, seed
-        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._prefix = np.asarray(tokens.prefix, dtype=np.int64)
         self._suffix = np.asarray(tokens.suffix, dtype=np.int64)
+        self._num_special = self._prefix.size + self._suffix.size
         lengths = tokens.lengths.astype(np.int64)
         self._residue_starts = np.cumsum(lengths) - lengths if labels is not None and labels.per_residue else None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         """(N,) tokens of each record after cropping."""
-        cropped_N = cropped_lengths(self._tokens.lengths[records_N], self._max_length).astype(np.int64)
-        return cropped_N + self._prefix.size + self._suffix.size
+        return self._kept(records_N) + self._num_special
 
     def count_cropped(self, records_N: Indices) -> CropCount:
         """How many of the records are cropped, and by how much."""
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
-    def plan_settings(self) -> dict[str, int]:
-        """The cropping."""
-        return {"max_length": self._max_length}
-
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches asked for, in order."""
-        for epoch, records_N in requests:
-            made = self._batch(epoch, records_N)
-            yield made._replace(batch=made.batch.pin_memory()) if self._pin_memory else made
+        for request in requests:
+            yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
     def filler(self) -> PackedBatch:
         """One padding token, whose target no loss looks at."""
@@ -121,18 +113,21 @@ class LabelledSource:
                 positions=torch.empty(0, dtype=torch.int64),
                 records=torch.from_numpy(records_N.copy()),
             ),
+            self.token_lengths(records_N),
             [],
         )
 
-    def _batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        """The records of one batch."""
+        kept_N = self._kept(records_N)
         pieces: list[NDArray[np.generic]] = []
         targets: list[NDArray[np.generic]] = []
-        for record, spans in zip(records_N.tolist(), self._spans(epoch, records_N), strict=True):
+        for record, spans in zip(records_N.tolist(), self._spans(epoch, records_N, kept_N), strict=True):
             cut = [self._tokens.piece(record, start, length) for start, length in spans]
             pieces += [self._prefix, *cut, self._suffix]
             if self._residue_starts is not None:
                 targets += self._residue_targets(int(self._residue_starts[record]), spans)
-        lengths_N = self.token_lengths(records_N)
+        lengths_N = kept_N + self._num_special
         cu_seqlens = cumulative_lengths(lengths_N)
         batch = PackedBatch(
             tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
@@ -141,20 +136,25 @@ class LabelledSource:
             positions=torch.from_numpy(token_positions(cu_seqlens)),
             records=torch.from_numpy(records_N.copy()),
         )
-        return self._labelled(batch, targets)
+        return self._labelled(batch, lengths_N, targets)
 
-    def _labelled(self, batch: PackedBatch, residue_targets: list[NDArray[np.generic]]) -> SourceBatch:
+    def _labelled(
+        self, batch: PackedBatch, lengths_N: NDArray[np.int64], residue_targets: list[NDArray[np.generic]]
+    ) -> SourceBatch:
         """The batch with targets and weights, and what is counted of it."""
         records_N = batch.records.numpy()
         targets, num_targets = self._targets(records_N, residue_targets)
         weights = None if self._labels is None or self._labels.weights is None else self._labels.weights[records_N]
         labelled = replace(batch, targets=targets, weights=None if weights is None else torch.from_numpy(weights))
-        return SourceBatch(labelled, num_targets, int(self.token_lengths(records_N).sum()))
+        return SourceBatch(labelled, num_targets, int(lengths_N.sum()))
 
-    def _spans(self, epoch: int, records_N: Indices) -> list[list[tuple[int, int]]]:
+    def _kept(self, records_N: Indices) -> NDArray[np.int64]:
+        """(N,) tokens that cropping leaves of each record, without special ones."""
+        return cropped_lengths(self._tokens.lengths[records_N], self._max_length)
+
+    def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
         """Of each record the windows, as (start, length), that are taken of it."""
         whole_N = self._tokens.lengths[records_N].astype(np.int64)
-        kept_N = cropped_lengths(whole_N, self._max_length).astype(np.int64)
         if self._crop == "random":
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
             return [[span] for span in zip(starts_N.tolist(), kept_N.tolist(), strict=True)]

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import cycle, islice, tee
+from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
+
+_Prepared: TypeAlias = tuple[PreparedBatch, Indices] | None
+"""What was asked for and its records; None stands for a filler."""
 
 
 class TrainingBatches(TrainingSteps):
@@ -61,8 +66,10 @@ class TrainingBatches(TrainingSteps):
             DataError: the store can't be read.
         """
         settings = _preparation(data, masked_lm, seed, random_crops=True)
-        source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch, pin_memory)
-        super().__init__(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
+        source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch)
+        super().__init__(
+            source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, pin_memory=pin_memory
+        )
         self.cropped: CropCount = source.count_cropped(self._indices)
         """How many sequences an epoch crops, and how many residues it leaves out by that."""
 
@@ -86,7 +93,6 @@ class ValidationBatches(ValidationSteps):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        pin_memory: bool | None = None,
     ) -> None:
         """Plan the batches.
 
@@ -99,7 +105,7 @@ class ValidationBatches(ValidationSteps):
             DataError: the store can't be read.
         """
         settings = _preparation(data, masked_lm, seed, random_crops=False)
-        source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1, pin_memory=pin_memory)
+        source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1)
         super().__init__(
             source, indices, batch=batch, max_batches=max_batches, seed=seed, rank=rank, world_size=world_size
         )
@@ -117,6 +123,7 @@ def filler_batch() -> PackedBatch:
         positions=torch.arange(3),
         records=torch.empty(0, dtype=torch.int64),
         targets=torch.full((3,), IGNORED_TARGET),
+        target_positions=torch.empty(0, dtype=torch.int64),
     )
 
 
@@ -129,13 +136,11 @@ class ResidueSource:
         settings: PreparationSettings,
         num_workers: int,
         prefetch: int,
-        pin_memory: bool | None = None,
     ) -> None:
         self._store, self._settings = store, settings
-        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._num_workers, self._prefetch = num_workers, prefetch
         self._processes: list[LoaderProcess] = []
-        self._in_flight: deque[LoaderProcess] = deque()
+        self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
         self._turn = 0
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
@@ -147,10 +152,6 @@ class ResidueSource:
         """How many of the records are cropped, and by how much."""
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
-    def plan_settings(self) -> dict[str, int]:
-        """The cropping."""
-        return {"max_length": self._settings.max_length}
-
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches asked for, in order.
 
@@ -158,25 +159,25 @@ class ResidueSource:
             DataError: the store is damaged.
             LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
         """
-        requests, asked = tee(requests)
-        for prepared, (_, records_N) in zip(self._prepared(requests), asked, strict=True):
-            batch = _to_torch(prepared, records_N)
-            num_targets = int(np.count_nonzero(prepared.targets != NO_TARGET))
-            yield SourceBatch(batch.pin_memory() if self._pin_memory else batch, num_targets, batch.num_tokens)
+        prepared = self._from_processes(iter(requests)) if self._num_workers else self._from_here(requests)
+        for made in prepared:
+            yield SourceBatch(filler_batch(), 0, 0) if made is None else self._source_batch(*made)
 
     @property
     def queue_depth(self) -> int | None:
         """Batches that are prepared and not taken yet; None where no process prepares them."""
         return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
 
-    def filler(self) -> PackedBatch:
-        """See :func:`filler_batch`."""
-        return filler_batch()
+    def _from_here(self, requests: Iterable[Request]) -> Iterator[_Prepared]:
+        for request in requests:
+            yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
 
-    def _prepared(self, requests: Iterable[Request]) -> Iterator[PreparedBatch]:
-        if self._num_workers == 0:
-            return (prepare_batch(self._store, self._settings, *request) for request in requests)
-        return self._from_processes(iter(requests))
+    def _source_batch(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
+        batch = _to_torch(prepared, records_N)
+        has_target_T = prepared.targets != NO_TARGET
+        if self._settings.masking is not None:
+            batch = replace(batch, target_positions=torch.from_numpy(np.flatnonzero(has_target_T)))
+        return SourceBatch(batch, int(np.count_nonzero(has_target_T)), batch.num_tokens)
 
     def close(self) -> None:
         """End the loader processes. May be called again."""
@@ -185,18 +186,19 @@ class ResidueSource:
         for process in processes:
             process.close()
 
-    def _from_processes(self, requests: Iterator[Request]) -> Iterator[PreparedBatch]:
+    def _from_processes(self, requests: Iterator[Request]) -> Iterator[_Prepared]:
         self._turn += 1
         turn = self._turn
         try:
             self._start()
             turns = cycle(self._processes)
             for request in islice(requests, self._num_workers * self._prefetch):
-                self._send(next(turns), request)
+                self._send(turns, request)
             while self._in_flight:
-                prepared = self._in_flight.popleft().reply()
+                asked = self._in_flight.popleft()
+                prepared = None if asked is None else (asked[0].reply(), asked[1])
                 for request in islice(requests, 1):
-                    self._send(next(turns), request)
+                    self._send(turns, request)
                 yield prepared
                 if turn != self._turn:
                     raise RuntimeError("another iteration over the same batches was started, which ended this one")
@@ -210,13 +212,18 @@ class ResidueSource:
     def _start(self) -> None:
         """Drop what an abandoned iteration left on its way, or start the processes."""
         while self._in_flight:
-            self._in_flight.popleft().discard()
+            if (asked := self._in_flight.popleft()) is not None:
+                asked[0].discard()
         while len(self._processes) < self._num_workers:
             self._processes.append(LoaderProcess(self._store.path, self._settings))
 
-    def _send(self, process: LoaderProcess, request: Request) -> None:
+    def _send(self, turns: Iterator[LoaderProcess], request: Request) -> None:
+        if request is None:
+            self._in_flight.append(None)
+            return
+        process = next(turns)
         process.request(*request)
-        self._in_flight.append(process)
+        self._in_flight.append((process, request[1]))
 
 
 def _preparation(

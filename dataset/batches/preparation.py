@@ -9,31 +9,16 @@ Shape legend: T tokens, N sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
 from dataset.batches.cropping import crop_starts, cropped_lengths
 from dataset.batches.masking import MaskingShares, Tokens, mask_tokens, residue_targets
+from dataset.store.reader import Store
 from dataset.tokens.esm import cumulative_lengths, tokenize_pieces
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-
-
-class SequenceStore(Protocol):
-    """What is needed of a store."""
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        """(number of records,) residues of each sequence."""
-
-    def windows(
-        self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
-    ) -> Sequence[bytes | memoryview]:
-        """A part of each of N sequences, ASCII, from its start and of its length."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ class PreparedBatch:
 
 
 def prepare_batch(
-    store: SequenceStore, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]
+    store: Store, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]
 ) -> PreparedBatch:
     """Read, crop, tokenize and mask the sequences of one batch.
 
@@ -84,17 +69,7 @@ def prepare_batch(
         starts_N = np.zeros_like(lengths_N)
     tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
     cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
-    if cu_seqlens[-1] != tokens_T.size:
-        raise DataError(_disagreement(store, records_N))
     if settings.masking is None:
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens)
     inputs_T, targets_T = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
     return PreparedBatch(inputs_T, targets_T, cu_seqlens)
-
-
-def _disagreement(store: SequenceStore, records_N: NDArray[np.int64]) -> str:
-    """Which record's sequence has another length than the store's array of lengths says."""
-    whole_N = store.lengths[records_N].astype(np.int64)
-    pieces = store.windows(records_N, np.zeros_like(whole_N), whole_N)
-    wrong = next((r for r, piece, size in zip(records_N, pieces, whole_N, strict=True) if len(piece) != size), -1)
-    return f"record {wrong} of the store has another length than its array of lengths says: convert the source again"

@@ -9,26 +9,27 @@ Shape legend: T tokens, N sequences, B batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from common.errors import CheckpointError
 from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
 from dataset.packed_batch import PackedBatch
 from train_config.schema import BatchSection
 
 Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices]
-"""An epoch and the records of a batch."""
+Request: TypeAlias = tuple[int, Indices] | None
+"""An epoch and the records of a batch; None asks for a filler: no target, no record, nothing that counts."""
 
 
 class SourceBatch(NamedTuple):
-    """A batch, how many of its targets a loss is taken at, and how many tokens its records have."""
+    """A batch, how many of its targets a loss is taken at, and how many tokens its records have (a filler's: 0)."""
 
     batch: PackedBatch
     num_targets: int
@@ -41,14 +42,8 @@ class BatchSource(Protocol):
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         """(N,) tokens that each record gives, special tokens included, after cropping."""
 
-    def plan_settings(self) -> dict[str, int]:
-        """What the lengths depend on besides the records, to notice a position that means nothing any more."""
-
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches in the order asked for. Starting another iteration ends this one."""
-
-    def filler(self) -> PackedBatch:
-        """What a rank computes where a step has no batch left for it: no target, no record, nothing that counts."""
 
     def close(self) -> None:
         """End what was started."""
@@ -59,7 +54,7 @@ class StepBatches:
     """What one rank takes in one optimizer step.
 
     Attributes:
-        batches: micro-batches, equally many on every rank and in every step; fillers (:func:`filler_batch`) among them.
+        batches: micro-batches, equally many on every rank and in every step; fillers among them.
         epoch, step: which step this is, counted from 0 in its epoch.
         next_epoch, next_step: the position after it, from which a resumed run goes on.
         num_tokens: tokens of this rank's batches, special tokens included, fillers not.
@@ -93,6 +88,7 @@ class TrainingSteps:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        pin_memory: bool | None = None,
     ) -> None:
         """Take the source over; plan and start nothing yet.
 
@@ -102,11 +98,13 @@ class TrainingSteps:
             batch: token budgets.
             seed: of shuffling.
             rank, world_size: which part of each step is this worker's.
+            pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
         """
         self._source = source
         self._indices = indices.astype(np.int64)
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._pin_memory = pin_memory
         self._plan: tuple[int, EpochPlan] | None = None
         self._steps: dict[int, int] = {}
 
@@ -144,12 +142,11 @@ class TrainingSteps:
         plan = self.plan(epoch)
         steps = range(start_step, plan.num_steps)
         mine = (batch for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        requests = ((epoch, plan.batch_records(batch)) for batch in mine if batch is not None)
-        made = self._source.batches(requests)
+        made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
         for step in steps:
-            batches = plan.rank_batches(step, self._rank, self._world_size)
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
-            yield _assemble(self._source, batches, made, (epoch, step), following)
+            taken = islice(made, micro_batches(plan.batches_per_step, self._world_size))
+            yield _step(taken, (epoch, step), following, self._pin_memory)
 
     @property
     def queue_depth(self) -> int | None:
@@ -162,25 +159,6 @@ class TrainingSteps:
         lengths_N = self._source.token_lengths(self._indices).astype(np.float64)
         return float((lengths_N**2).sum() / max(1.0, lengths_N.sum()))
 
-    def state(self, epoch: int, step: int) -> dict[str, int]:
-        """The position before a step as plain numbers, with everything that the plan depends on."""
-        return {"epoch": epoch, "step": step, **self._plan_settings()}
-
-    def resume_from(self, state: Mapping[str, int]) -> tuple[int, int]:
-        """The (epoch, step) of a position from :meth:`state`.
-
-        Raises:
-            CheckpointError: batches are planned otherwise than they were, so that the position means nothing here.
-        """
-        for name, value in self._plan_settings().items():
-            if state.get(name) != value:
-                raise CheckpointError(
-                    f"the position was saved with {name} {state.get(name)}, but now it is {value}, which gives other "
-                    f"batches: set it back, or start a run of another name"
-                )
-        epoch, step = state["epoch"], state["step"]
-        return (epoch + 1, 0) if step >= self.steps_per_epoch(epoch) else (epoch, step)
-
     def close(self) -> None:
         """End the loader processes; the next iteration would start new ones."""
         self._source.close()
@@ -192,17 +170,6 @@ class TrainingSteps:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _plan_settings(self) -> dict[str, int]:
-        return {
-            "seed": self._seed,
-            "records": self._indices.size,
-            "tokens": self._batch.tokens,
-            "global_tokens": self._batch.global_tokens,
-            "batch_size": self._batch.batch_size or 0,
-            "packing_window": self._batch.packing_window,
-            **self._source.plan_settings(),
-        }
 
 
 class ValidationSteps:
@@ -218,6 +185,7 @@ class ValidationSteps:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        pin_memory: bool | None = None,
     ) -> None:
         """Plan the batches.
 
@@ -226,15 +194,16 @@ class ValidationSteps:
             seed: of the choice. Not the run's seed, so that figures of runs compare.
             Others: as for :class:`TrainingSteps`.
         """
-        self._source = source
-        self._plan = _plan(source, indices.astype(np.int64), batch, seed, epoch=0)
-        self._num_batches = min(self._plan.num_batches, max_batches or self._plan.num_batches)
-        mine: list[int | None] = list(range(rank, self._num_batches, world_size))
-        self._mine = mine + [None] * (micro_batches(self._num_batches, world_size) - len(mine))
+        self._source, self._pin_memory = source, pin_memory
+        plan = _plan(source, indices.astype(np.int64), batch, seed, epoch=0)
+        num_batches = min(plan.num_batches, max_batches or plan.num_batches)
+        mine: list[int | None] = list(range(rank, num_batches, world_size))
+        mine += [None] * (micro_batches(num_batches, world_size) - len(mine))
+        self._requests = [_request(plan, 0, batch) for batch in mine]
 
     def __len__(self) -> int:
         """Steps of an evaluation, the same on every rank."""
-        return len(self._mine)
+        return len(self._requests)
 
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out.
@@ -242,10 +211,8 @@ class ValidationSteps:
         Raises:
             DataError: the store is damaged.
         """
-        requests = ((0, self._plan.batch_records(batch)) for batch in self._mine if batch is not None)
-        made = self._source.batches(requests)
-        for step, batch in enumerate(self._mine):
-            yield _assemble(self._source, [batch], made, (0, step), (0, step + 1))
+        for step, made in enumerate(self._source.batches(self._requests)):
+            yield _step([made], (0, step), (0, step + 1), self._pin_memory)
 
     def close(self) -> None:
         """End what the source started."""
@@ -265,21 +232,22 @@ def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int,
     )
 
 
-def _assemble(
-    source: BatchSource,
-    batches: list[int | None],
-    made: Iterator[SourceBatch],
-    position: tuple[int, int],
-    following: tuple[int, int],
+def _request(plan: EpochPlan, epoch: int, batch: int | None) -> Request:
+    return None if batch is None else (epoch, plan.batch_records(batch))
+
+
+def _step(
+    made: Iterable[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool | None
 ) -> StepBatches:
-    """Take this rank's batches of one step from those made, and put fillers where there are none."""
-    packed, num_tokens, num_targets = [], 0, 0
-    for batch in batches:
-        if batch is None:
-            packed.append(source.filler())
-            continue
-        taken = next(made)
-        packed.append(taken.batch)
-        num_tokens += taken.num_tokens
-        num_targets += taken.num_targets
-    return StepBatches(packed, *position, *following, num_tokens=num_tokens, num_targets=num_targets)
+    """One step's batches, fillers among them."""
+    taken = list(made)
+    batches = [part.batch for part in taken]
+    if torch.cuda.is_available() if pin_memory is None else pin_memory:
+        batches = [batch.pin_memory() for batch in batches]
+    return StepBatches(
+        batches,
+        *position,
+        *following,
+        num_tokens=sum(part.num_tokens for part in taken),
+        num_targets=sum(part.num_targets for part in taken),
+    )

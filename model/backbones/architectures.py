@@ -22,13 +22,16 @@ from transformers.models.auto.modeling_auto import (
 from common.errors import ConfigError
 from dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from model.backbones.source import (
+    ALWAYS_PADDED,
     SOURCE_KEY,
     config_folder,
     drawn_size,
     esm_settings,
+    gated_inner_size,
     is_drawn,
-    is_esm2,
+    is_padded,
     model_type,
+    source_type,
 )
 from train_config.schema import BackboneSection
 
@@ -48,9 +51,6 @@ PACKED = {
 """``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
 for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
 
-ALWAYS_PADDED = ("t5", "mt5", "umt5")
-"""Their relative positions are a bias of the scores, which packed attention has no room for."""
-
 MASKED_LM_HEADS = {
     "bert": ("cls",),
     "camembert": ("lm_head",),
@@ -64,10 +64,6 @@ MASKED_LM_HEADS = {
 one sequence at a time by a test."""
 
 _BERT_POSITIONS = 4096
-_INNER_MULTIPLE = 64
-_GATED_SHARE = 8 / 3
-"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
-(Shazeer 2020, section 3)."""
 
 
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
@@ -82,17 +78,12 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
         ConfigError: unknown source, impossible size, or an architecture that packed attention does not know.
         ResourceError: the hub can't be reached.
     """
-    if is_esm2(section) and (is_drawn(section) or not section.padded):
+    if source_type(section) == "esm" and (is_drawn(section) or not section.padded):
         return EsmConfig.from_dict(esm_settings(section))
     config = _drawn_config(section, vocabulary_size, pad) if is_drawn(section) else _folder_config(section)
-    if not is_padded(section, config):
+    if not is_padded(section, config.model_type):
         _check_packed(config)
     return config
-
-
-def is_padded(section: BackboneSection, config: PreTrainedConfig) -> bool:
-    """Whether the network gets padded batches."""
-    return section.padded or config.model_type in ALWAYS_PADDED
 
 
 def model_class(config: PreTrainedConfig) -> type[Any]:
@@ -149,7 +140,6 @@ def is_causal(config: Any) -> bool:
 def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """One of :data:`model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
     layers, hidden_size, heads = drawn_size(section)
-    gated = -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
     if section.source == "bert":
         return BertConfig(
             vocab_size=vocabulary_size,
@@ -169,7 +159,7 @@ def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
             num_layers=layers,
             num_heads=heads,
             d_kv=hidden_size // heads,
-            d_ff=gated,
+            d_ff=gated_inner_size(hidden_size),
             feed_forward_proj="gated-gelu",
         )
     kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
@@ -182,7 +172,7 @@ def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        intermediate_size=gated,
+        intermediate_size=gated_inner_size(hidden_size),
     )
 
 

@@ -1,7 +1,8 @@
 """Facts of a backbone before any of it is built: how many parameters, which linear layers, what it can take.
 
-In: the backbone section of the config. Out: :class:`BackboneFacts`, by formula for ESM-2, so that a plan waits for
-neither torch nor transformers; any other architecture is built on the meta device, which imports both.
+In: the backbone section of the config. Out: :class:`BackboneFacts`, by formula for ESM-2 and the decoders that can be
+drawn, so that a plan of the shipped experiments waits for neither torch nor transformers; any other architecture is
+built on the meta device, which imports both.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model.backbones.source import esm_settings, is_esm2
+from model.backbones.source import drawn_size, esm_settings, gated_inner_size, source_type
 from train_config.schema import BackboneSection
 
 if TYPE_CHECKING:
     from model.backbones.base import PackedBackbone
+
+
+_DECODERS = {"qwen2": ("Qwen2Model", 3), "llama": ("LlamaModel", 0)}
+"""Classes of the decoders that can be drawn, and how many of their layers' projections have a bias."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,11 @@ def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0)
         ConfigError: unknown source, impossible size, or an architecture that is not known packed.
         ResourceError: its config is on the hub, which can't be reached.
     """
-    if is_esm2(section) and not section.padded:
+    if source_type(section) == "esm" and not section.padded:
         return esm_facts(esm_settings(section))
-    from model.backbones.loading import build_backbone  # here: torch and transformers, which ESM-2 does not need
+    if section.source in _DECODERS:
+        return _decoder_facts(section, vocabulary_size)
+    from model.backbones.loading import build_backbone  # here: torch and transformers, which a formula does not need
 
     # Not frozen, so that what is never trained stands apart.
     recomputed = section.gradient_checkpointing and not section.frozen
@@ -71,7 +78,7 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
     positions = settings["max_position_embeddings"] if absolute else 0
     names = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
     of_layer = dict.fromkeys(names, (D, D)) | {"intermediate.dense": (D, inner), "output.dense": (inner, D)}
-    linear = {f"encoder.layer.{layer}.{name}": shape for layer in range(layers) for name, shape in of_layer.items()}
+    linear = _repeated("encoder.layer", layers, of_layer)
     weights_and_biases = sum((inputs + 1) * outputs for inputs, outputs in linear.values())
     norms = (4 * layers + 2 + 2 * bool(settings["emb_layer_norm_before"])) * D
     contact_head = layers * settings["num_attention_heads"] + 1
@@ -83,6 +90,23 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
         linear,
         longest=positions - settings["pad_token_id"] - 1 if absolute else None,
     )
+
+
+def _decoder_facts(section: BackboneSection, V: int) -> BackboneFacts:
+    """Facts of a decoder whose weights are drawn: one norm before each of a layer's two parts, and one at the end."""
+    layers, D, _ = drawn_size(section)
+    kind, biases = _DECODERS[section.source]
+    inner = gated_inner_size(D)
+    of_layer = dict.fromkeys((f"self_attn.{name}_proj" for name in "qkvo"), (D, D))
+    of_layer |= {"mlp.gate_proj": (D, inner), "mlp.up_proj": (D, inner), "mlp.down_proj": (inner, D)}
+    linear = _repeated("layers", layers, of_layer)
+    weights = sum(inputs * outputs for inputs, outputs in linear.values())
+    parameters = weights + (V + (2 + biases) * layers + 1) * D
+    return BackboneFacts(kind, D, parameters, 0, linear, causal=True, padded=section.padded)
+
+
+def _repeated(prefix: str, layers: int, of_layer: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    return {f"{prefix}.{layer}.{name}": shape for layer in range(layers) for name, shape in of_layer.items()}
 
 
 def facts_of(backbone: PackedBackbone) -> BackboneFacts:

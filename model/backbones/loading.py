@@ -21,7 +21,6 @@ from common.errors import ConfigError, DataError
 from dataset.tokens.esm import VOCABULARY
 from model.backbones.architectures import (
     MASKED_LM_HEADS,
-    is_padded,
     masked_lm_class,
     model_class,
     read_config,
@@ -29,7 +28,7 @@ from model.backbones.architectures import (
 from model.backbones.base import PackedBackbone
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from model.backbones.source import is_drawn, weights_folder
+from model.backbones.source import is_drawn, is_padded, weights_folder
 from train_config.schema import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -142,7 +141,7 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
     settings = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
-    if is_padded(section, model.config):
+    if is_padded(section, model.config.model_type):
         return PaddedBackbone(model, pad=pad, **settings).train()
     kind: Any = EsmBackbone if model.config.model_type == "esm" else HuggingFaceBackbone
     backbone: PackedBackbone = kind(model, **settings)

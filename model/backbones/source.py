@@ -40,6 +40,14 @@ SIZES = {
 RANDOM_ARCHITECTURES = ("bert", "qwen2", "llama", "t5")
 """Architectures that can be drawn besides the sizes of ESM-2, at any size."""
 
+ALWAYS_PADDED = ("t5", "mt5", "umt5")
+"""Their relative positions are a bias of the scores, which packed attention has no room for."""
+
+_INNER_MULTIPLE = 64
+_GATED_SHARE = 8 / 3
+"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
+(Shazeer 2020, section 3)."""
+
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 _ROTARY = (*SIZES, "qwen2", "llama")
 
@@ -93,6 +101,11 @@ def drawn_size(section: BackboneSection) -> BackboneSize:
     return size
 
 
+def gated_inner_size(hidden_size: int) -> int:
+    """Inner channels of a gated feed-forward layer of a backbone whose weights are drawn."""
+    return -(-int(_GATED_SHARE * hidden_size) // _INNER_MULTIPLE) * _INNER_MULTIPLE
+
+
 def check_source(section: BackboneSection) -> None:
     """Refuse a source or a size that can't be, before any weights are read or large libraries imported.
 
@@ -103,7 +116,7 @@ def check_source(section: BackboneSection) -> None:
     if is_drawn(section):
         drawn_size(section)
     else:
-        model_type(config_folder(section))
+        source_type(section)
 
 
 def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
@@ -150,11 +163,26 @@ def model_type(folder: Path) -> str:
     return found
 
 
-def is_esm2(section: BackboneSection) -> bool:
-    """Whether the source is a size or a folder of ESM-2 (or ESM-1b), which is never padded unless asked for."""
+def source_type(section: BackboneSection) -> str:
+    """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
+
+    Raises:
+        ConfigError: unknown source.
+        ResourceError: the hub can't be reached.
+    """
     if is_drawn(section):
-        return section.source in SIZES
-    return model_type(config_folder(section)) == "esm"
+        return "esm" if section.source in SIZES else section.source
+    return model_type(config_folder(section))
+
+
+def is_padded(section: BackboneSection, kind: str) -> bool:
+    """Whether the network gets padded batches.
+
+    Args:
+        section: may ask for them.
+        kind: its ``model_type``.
+    """
+    return section.padded or kind in ALWAYS_PADDED
 
 
 def esm_settings(section: BackboneSection) -> dict[str, Any]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dataset.labels.label_space import LabelSpace
 from model.backbones.facts import BackboneFacts, esm_facts
 from model.backbones.lora_targets import check_not_frozen, chosen_layers
-from model.backbones.source import esm_settings, is_esm2
+from model.backbones.source import esm_settings, source_type
 from model.tasks.classifier_settings import check_pooling, loss_name
 from train_config.classifier_schema import ClassifierSection
-from train_config.schema import ModelSection
+from train_config.schema import BackboneSection, ModelSection
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _ADAM_MOMENT_BYTES = 8
 _MASTER_WEIGHT_BYTES = 4
@@ -57,28 +60,57 @@ class MemoryEstimate:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
-def count_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of a task on residues.
+def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
+    """Parameters of a masked language model.
 
     Raises:
         ConfigError: the backbone's source or size is wrong, or it does not go with the task.
         ResourceError: its config is on the hub, which can't be reached.
     """
-    if section.backbone.padded or not is_esm2(section.backbone):
-        from model.tasks.registry import build_model  # here: torch and transformers, which ESM-2 does not need
+    if not _is_plain_esm2(section.backbone):
+        from model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
 
-        parameters = list(build_model(section, seed=0, empty=True).parameters())
-        return ParameterCount(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+        return _counted(MaskedLM.build(section, seed=0, empty=True))
     settings = esm_settings(section.backbone)
     facts = esm_facts(settings)
     D, V = facts.hidden_size, settings["vocab_size"]
-    if section.task == "autoencoder":
-        stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
-        own, untrained = 2 * stack + V * D, 0 if section.autoencoder.residue_loss_weight else V * D
-    else:  # a dense layer, a norm and the biases; the output weights are those of the embedding
-        own, untrained = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D), 0
-    backbone = 0 if section.backbone.frozen else facts.parameters - facts.unused
-    return ParameterCount(facts.parameters + own, backbone + own - untrained)
+    # A dense layer, a norm and the biases; tied output weights are those of the embedding.
+    head = D * D + 3 * D + V + (0 if settings["tie_word_embeddings"] else V * D)
+    return ParameterCount(facts.parameters + head, _trained(section.backbone, facts) + head)
+
+
+def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
+    """Parameters of an autoencoder.
+
+    Raises:
+        ConfigError, ResourceError: as :func:`count_masked_lm_parameters`.
+    """
+    if not _is_plain_esm2(section.backbone):
+        from model.tasks.autoencoder import ESM2Autoencoder
+
+        return _counted(ESM2Autoencoder.build(section, seed=0, empty=True))
+    settings = esm_settings(section.backbone)
+    facts = esm_facts(settings)
+    D, V = facts.hidden_size, settings["vocab_size"]
+    stack = sum(inputs * outputs for inputs, outputs in pairwise([D, *section.autoencoder.hidden_sizes]))
+    residue_head = V * D
+    trained_head = residue_head if section.autoencoder.residue_loss_weight else 0
+    backbone = _trained(section.backbone, facts)
+    return ParameterCount(facts.parameters + 2 * stack + residue_head, backbone + 2 * stack + trained_head)
+
+
+def _is_plain_esm2(section: BackboneSection) -> bool:
+    return source_type(section) == "esm" and not section.padded
+
+
+def _trained(section: BackboneSection, facts: BackboneFacts) -> int:
+    """Parameters of the backbone that the optimizer moves."""
+    return 0 if section.frozen else facts.parameters - facts.unused
+
+
+def _counted(model: nn.Module) -> ParameterCount:
+    parameters = list(model.parameters())
+    return ParameterCount(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
 
 
 def count_classifier_parameters(
@@ -98,7 +130,7 @@ def count_classifier_parameters(
     classifier, lora = section.classifier, section.backbone.lora
     loss_name(classifier, label_space.kind)
     check_pooling(classifier, label_space.kind, num_prefix=num_prefix, causal=facts.causal)
-    adapter, backbone = 0, 0 if section.backbone.frozen else facts.parameters - facts.unused
+    adapter, backbone = 0, _trained(section.backbone, facts)
     if lora.rank:
         check_not_frozen(section.backbone.frozen)
         chosen = chosen_layers(list(facts.linear), lora.targets, facts.kind)

@@ -37,7 +37,7 @@ from model.backbones.residues import residue_backbone
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
-from train_config.schema import AutoencoderSection, BackboneSection
+from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
@@ -76,6 +76,13 @@ class ESM2Autoencoder(TaskModel):
         self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
         if not section.residue_loss_weight:  # no loss would reach it, and weight decay alone must not move it
             self.residue_head.requires_grad_(False)
+
+    @classmethod
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> ESM2Autoencoder:
+        """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
+        backbone = residue_backbone(section.backbone, seed, empty=empty)
+        with seeded(seed + 1):  # not the backbone's stream again
+            return cls(backbone, section.autoencoder).train()
 
     @property
     def latent_size(self) -> int:

@@ -62,7 +62,9 @@ def targets_of(batch: PackedBatch) -> Tensor:
 
 
 def target_positions(batch: PackedBatch) -> Tensor:
-    """(M,) int64: where the tokens with a target are. On CUDA this waits for the device; on the CPU it is free."""
+    """(M,) int64: where the tokens with a target are. Where the batch does not say so, CUDA waits for the device."""
+    if batch.target_positions is not None:
+        return batch.target_positions
     return (targets_of(batch) != IGNORED_TARGET).nonzero().squeeze(-1)
 
 

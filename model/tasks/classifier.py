@@ -22,13 +22,17 @@ from torch import Tensor
 
 from dataset.labels.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch, has_target
+from dataset.tokens.base import SequenceTokenizer
 from model.backbones.base import PackedBackbone
+from model.backbones.loading import build_backbone, seeded
+from model.backbones.lora import adapt
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
 from model.tasks.classifier_settings import check_pooling
 from model.tasks.heads import LightAttention, TargetScale, build_head
 from model.tasks.losses import TargetLoss
 from model.tasks.pooling import first_token, last_token, max_over_residues, mean_over_residues
 from train_config.classifier_schema import ClassifierSection
+from train_config.schema import ModelSection
 
 _LEAST_VARIATION = 1e-12
 """Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
@@ -255,3 +259,43 @@ def _number_figures(sums: Mapping[str, Tensor]) -> dict[str, float]:
     if (variation_K > _LEAST_VARIATION * squares_K).all():  # false as well where a column has no number
         figures["r2"] = (1 - errors_K / variation_K).mean().item()
     return figures
+
+
+def build_classifier(
+    section: ModelSection,
+    seed: int,
+    label_space: LabelSpace,
+    tokenizer: SequenceTokenizer,
+    class_weights: Tensor | None = None,
+    target_scale: tuple[Tensor, Tensor] | None = None,
+) -> Classifier:
+    """The classifier to train, in fp32 on the CPU, in training mode.
+
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
+
+    Args:
+        section: the model.
+        seed: of the run.
+        label_space: what is predicted.
+        tokenizer: whose tokens the backbone takes.
+        class_weights: (C,) fp32 or None.
+        target_scale: (C,) means and (C,) standard deviations of a regression's targets, or None.
+
+    Raises:
+        ConfigError: the backbone, the adapter or the head is impossible.
+        DataError: the weights can't be read.
+        ResourceError: the hub can't be reached.
+    """
+    backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
+    with seeded(seed + 1):  # not the backbone's stream again
+        if section.backbone.lora.rank:
+            adapt(backbone, section.backbone.lora)
+        return Classifier(
+            backbone,
+            section.classifier,
+            label_space,
+            class_weights,
+            target_scale,
+            num_prefix=len(tokenizer.prefix),
+            num_suffix=len(tokenizer.suffix),
+        ).train()

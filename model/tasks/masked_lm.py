@@ -18,7 +18,9 @@ from torch.nn import functional
 
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
+from model.backbones.residues import residue_masked_lm
 from model.tasks.base import TaskModel, TaskOutput, scalar_sums, target_positions, targets_of
+from train_config.schema import ModelSection
 
 
 class MaskedLM(TaskModel):
@@ -35,19 +37,32 @@ class MaskedLM(TaskModel):
         self.backbone = backbone
         self.lm_head = lm_head
 
-    def forward(self, batch: PackedBatch, positions: Tensor | None = None) -> TaskOutput:
-        """Cross entropy summed over the targets.
+    @classmethod
+    def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> MaskedLM:
+        """The model to train, in fp32 on the CPU, in training mode.
+
+        Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
 
         Args:
-            batch: T tokens with targets.
-            positions: (M,) int64, :func:`model.tasks.base.target_positions` of the batch. Found here if None, which on
-                CUDA waits once for the device; a loop that must never wait finds them while the batch is on the CPU.
+            section: the model.
+            seed: of the run.
+            empty: on the meta device, without weights: to count them before any is read.
+
+        Raises:
+            ConfigError: the backbone's source or size is wrong, or it does not go with the task.
+            DataError: the weights can't be read.
+            ResourceError: the hub can't be reached.
+        """
+        return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Cross entropy summed over the targets.
 
         Returns:
             Metrics: ``targets``, ``loss`` and ``correct``.
         """
         features_TD = self.backbone(batch)
-        positions_M = target_positions(batch) if positions is None else positions
+        positions_M = target_positions(batch)
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
         targets_M = targets_of(batch).index_select(0, positions_M)
         if self.backbone.residue_ids is not None:

@@ -1,8 +1,8 @@
-"""What the machine and a worker's own processes are doing: memory, CPU, disk and network, by psutil.
+"""Memory, CPU, disk and network of the machine and of processes, by psutil.
 
-In: nothing but the machine. Out: figures by name, without a GPU or a driver. What counts up (CPU time, bytes) is told
-as a rate between two readings, so that the first reading lacks it. In a container, memory is that of its cgroup where
-this is tighter than the machine's; disk and network are the machine's, or what the container sees of them.
+What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a
+container, memory is that of its cgroup where this is tighter than the machine's; disk and network are the machine's, or
+what the container sees of them.
 
 Resident memory of a worker is summed over it and the processes that it started (its loaders). Pages that they share
 (code, the mapped store, what a fork has not written to since) are counted in each of them, as ``top`` does.
@@ -10,8 +10,9 @@ Resident memory of a worker is summed over it and the processes that it started 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ _BLOCKS = Path("/sys/block")
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the machine or the container, whichever is tighter; bytes."""
+    """Memory of the machine or the container, whichever is tighter; bytes."""
 
     total: int
     available: int
@@ -62,59 +63,66 @@ class HostSampler:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._io = Rates(clock)
-        self._cpu: tuple[float, float] | None = None
+        self._has_read = False
 
     def read(self) -> dict[str, float]:
-        """``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``; what is known."""
+        """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
         memory = memory_of_this_machine()
-        figures = {
+        metrics = {
             "mem/host_total_bytes": float(memory.total),
             "mem/host_available_bytes": float(memory.available),
             "mem/host_used_bytes": float(memory.total - memory.available),
         }
-        busy_percent = self._busy_percent()
-        if busy_percent is not None:
-            figures["cpu/percent"] = busy_percent
-        return figures | self._io.of(_counters())
-
-    def _busy_percent(self) -> float | None:
-        times = psutil.cpu_times()
-        total = (
-            sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        )  # which user and nice have
-        busy = total - times.idle - getattr(times, "iowait", 0.0)
-        earlier, self._cpu = self._cpu, (busy, total)
-        if earlier is None or total <= earlier[1]:
-            return None
-        return min(100.0, max(0.0, 100.0 * (busy - earlier[0]) / (total - earlier[1])))
+        busy_percent = psutil.cpu_percent()  # since the last call
+        if self._has_read:
+            metrics["cpu/percent"] = busy_percent
+        self._has_read = True
+        return metrics | self._io.of(_counters())
 
 
 class ProcessSampler:
-    """Reads this process and those that it started.
+    """Reads processes and all that they started, each once.
 
     Args:
+        processes: default: this one.
         clock: seconds; for tests.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._own = psutil.Process()
+    def __init__(
+        self, processes: Sequence[psutil.Process] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._processes = [psutil.Process()] if processes is None else list(processes)
         self._cpu = Rates(clock)
 
+    def running(self) -> list[psutil.Process]:
+        """Return those of the given processes that have not ended, zombies left out."""
+        found = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def tree(self) -> dict[int, psutil.Process]:
+        """Return the running ones and all that they started, by id."""
+        found = {}
+        for process in self.running():
+            found[process.pid] = process
+            with contextlib.suppress(psutil.Error):  # it has ended since
+                found |= {child.pid: child for child in process.children(recursive=True)}
+        return found
+
     def read(self) -> dict[str, float]:
-        """``rss_bytes`` and ``cpu_percent`` (100 a core), each summed over the processes."""
+        """Return ``rss_bytes`` and ``cpu_percent`` (100 a core; not in the first reading), summed over the tree."""
         rss_bytes, cpu_s = 0, {}
-        for process in (self._own, *descendants(self._own)):
-            try:
+        for pid, process in self.tree().items():
+            with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
                 rss_bytes += process.memory_info().rss
                 times = process.cpu_times()
-            except psutil.Error:
-                continue  # it has ended since
-            cpu_s[str(process.pid)] = times.user + times.system
-        figures = {"rss_bytes": float(rss_bytes)}
+                cpu_s[str(pid)] = times.user + times.system
+        metrics = {"rss_bytes": float(rss_bytes)}
         rates = self._cpu.of(cpu_s)
-        if rates:
-            figures["cpu_percent"] = 100.0 * sum(rates.values())
-        return figures
+        return metrics | ({"cpu_percent": 100.0 * sum(rates.values())} if rates else {})
 
 
 def memory_of_this_machine() -> Memory:
@@ -195,38 +203,3 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def descendants(process: psutil.Process) -> list[psutil.Process]:
-    """Processes that this one started, directly or not.
-
-    Linux tells them for each thread; going through all processes of the machine, as psutil does, costs more the more
-    there are.
-    """
-    threads = _PROC / str(process.pid) / "task"
-    if not (threads / str(process.pid) / "children").exists():
-        return process.children(recursive=True)
-    return [found for pid in _descendant_ids(process.pid) if (found := _process(pid)) is not None]
-
-
-def _descendant_ids(pid: int) -> list[int]:
-    try:
-        threads = list((_PROC / str(pid) / "task").iterdir())
-    except OSError:
-        return []  # it has ended since
-    children = [int(child) for thread in threads for child in _read_if_there(thread / "children").split()]
-    return children + [further for child in children for further in _descendant_ids(child)]
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:
-        return None
-
-
-def _read_if_there(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""  # the thread, or the process, has ended since

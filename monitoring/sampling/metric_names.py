@@ -1,8 +1,7 @@
-"""What each monitored figure is called, its unit and its meaning: the list that Prometheus, dashboards and docs share.
+"""Names, units and meanings of the sampled metrics: the list that Prometheus, dashboards and docs share.
 
-In: nothing. Out: :data:`METRICS`, in the order in which a reader meets them, and :func:`find`, which tells the metric
-of a figure's full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is NVML's index on its
-machine, ``{worker}`` the rank.
+:func:`find` gives the metric of a full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is
+NVML's index on its machine, ``{worker}`` the rank.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Unit = Literal[
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure, of every GPU or worker that has it.
+    """One metric, of every GPU or worker that has it.
 
     Attributes:
         name: with ``{gpu}`` or ``{worker}`` where there is one for each.
@@ -33,7 +32,7 @@ class Metric:
 
     @property
     def per(self) -> Literal["gpu", "worker", "host", "run"]:
-        """Of what there is one: a GPU, a worker, a machine, or the run."""
+        """The thing that it is measured of."""
         if "{gpu}" in self.name:
             return "gpu"
         if "{worker}" in self.name:
@@ -47,12 +46,12 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """As it is given to Ray, which prefixes ``ray_``."""
+        """Name given to Ray, which prefixes ``ray_``."""
         parts = [part for part in self.name.split("/") if not part.startswith("{")]
         return "esmeray_" + "_".join(parts)
 
     def of(self, index: int) -> str:
-        """The full name of this GPU's or worker's figure."""
+        """The full name of this GPU's or worker's metric."""
         return self.name.format(gpu=index, worker=index)
 
 
@@ -118,17 +117,17 @@ RUN_METRICS = (
     Metric("train/loss", "number", "Training loss of the last logged step"),
 )
 METRICS = GPU_METRICS + HOST_METRICS + PROCESS_METRICS + TORCH_METRICS + LOOP_METRICS + RUN_METRICS
-"""All of them."""
+"""All metrics."""
 
 
 def last_part(metric: Metric) -> str:
-    """The name of a figure in its group: ``forward_s``."""
+    """Return the name in its group: ``forward_s``."""
     return metric.name.rpartition("/")[2]
 
 
 @lru_cache(maxsize=4096)
 def find(name: str) -> tuple[Metric, int | None] | None:
-    """The metric of a figure's full name and the GPU or worker that it is of; None for an unknown name."""
+    """Return the metric of a full name and its GPU or worker; None for an unknown name."""
     for metric, pattern in _patterns():
         if (match := pattern.fullmatch(name)) is not None:
             return metric, int(match[1]) if pattern.groups else None
@@ -138,7 +137,7 @@ def find(name: str) -> tuple[Metric, int | None] | None:
 def metrics_table() -> str:
     """The list as a table in Markdown, for docs/monitoring.md."""
     rows = (f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in METRICS)
-    return "| figure | unit | meaning |\n|---|---|---|\n" + "".join(rows)
+    return "| metric | unit | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,7 @@
-"""What every GPU of this machine does, as its driver says: load, memory, temperature, power, clocks, traffic, errors.
+"""State of every GPU of this machine, from its driver: load, memory, temperature, power, clocks, traffic, errors.
 
-In: nothing but the machine. Out: a :class:`GpuSample` for each GPU, whichever process uses it and whatever
-CUDA_VISIBLE_DEVICES says; indices are NVML's, as ``nvidia-smi`` shows them. What a process holds in torch's allocator
-is left to :mod:`monitoring.sampling.sampler`.
+GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as in
+``nvidia-smi``.
 
 NVML may be absent, not fit its driver, or lose a GPU in mid-run: that is one warning, and what is left is read on. What
 a model of GPU can't say at all (one cut into MIG slices has no load) is left out without one. No call waits for a
@@ -19,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from monitoring.sampling.host import Rates
 
 PCIE_EVERY_S = 5.0
 """Seconds between measurements of PCIe traffic, of one GPU each."""
@@ -57,7 +58,7 @@ _DRIVER_NODE = Path("/dev/nvidiactl")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"
 
-Figures = dict[str, float | int | None]
+Metrics = dict[str, float | int | None]
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,14 @@ class GpuSample:
     ecc_uncorrected: int | None = None
     processes: int | None = None
 
-    def figures(self) -> dict[str, float]:
-        """Those that are known, by name."""
+    def metrics(self) -> dict[str, float]:
+        """Return the known values by name."""
         described = ("index", "uuid", "name")
         return {name: value for name, value in asdict(self).items() if name not in described and value is not None}
 
 
 def describe_throttling(reasons: int) -> list[str]:
-    """The bits that are set in words, but for those that lower no clock by force (idle, settings)."""
+    """Return the bits that are set in words, but for those that lower no clock by force (idle, settings)."""
     forced = reasons & (THERMAL_REASONS | POWER_REASONS | SLOWDOWN)
     return [words for bit, words in THROTTLE_REASONS.items() if forced & bit]
 
@@ -210,31 +211,15 @@ class NvmlDevices:
 
 
 @dataclass
-class _Counter:
-    """A figure that only grows, and when it was read; the difference to the next reading is a rate."""
-
-    value: float | None = None
-    at_s: float = 0.0
-
-    def rate(self, value: float, now_s: float) -> float | None:
-        """Units a second since the last call; None for the first, and after the counter began anew."""
-        earlier, elapsed_s = self.value, now_s - self.at_s
-        self.value, self.at_s = value, now_s
-        if earlier is None or elapsed_s <= 0 or value < earlier:
-            return None
-        return (value - earlier) / elapsed_s
-
-
-@dataclass
 class _Questions:
-    """What is asked of a GPU; what it can't say is asked once only."""
+    """Questions to a GPU; what it does not support is asked once only."""
 
     library: Any
-    asked: dict[str, Callable[[], Figures]] = field(default_factory=dict)
+    asked: dict[str, Callable[[], Metrics]] = field(default_factory=dict)
 
-    def ask(self) -> Figures:
+    def ask(self) -> Metrics:
         """All answers. Raises NVMLError where the GPU is lost, or nothing could be had of it."""
-        library, found, failure = self.library, Figures(), None
+        library, found, failure = self.library, Metrics(), None
         for name, question in list(self.asked.items()):
             try:
                 found |= question()
@@ -258,16 +243,15 @@ class _Gpu:
     def __init__(self, library: Any, index: int, clock: Callable[[], float]) -> None:
         self.index = index
         self._library = library
-        self._clock = clock
         self._handle = library.nvmlDeviceGetHandleByIndex(index)
         self._uuid = library.nvmlDeviceGetUUID(self._handle)
         self._name = library.nvmlDeviceGetName(self._handle)
-        self._links = {"nvlink_tx_bytes_per_s": _Counter(), "nvlink_rx_bytes_per_s": _Counter()}
+        self._links = Rates(clock)
         self._questions = _Questions(library, self._all_questions())
         self._pcie = _Questions(library, {"pcie": self._pcie_traffic})
 
     def read(self) -> GpuSample:
-        """Everything but PCIe traffic."""
+        """Read everything but PCIe traffic."""
         return GpuSample(self.index, self._uuid, self._name, **self._questions.ask())  # type: ignore[arg-type]
 
     def with_pcie(self, sample: GpuSample) -> GpuSample:
@@ -278,7 +262,7 @@ class _Gpu:
             return sample  # what is wrong with the GPU, its next reading tells
 
     def is_used_by(self, pids: Container[int]) -> bool:
-        """Whether any of these processes computes on it, by MPS or without, or draws."""
+        """Test whether any of these processes computes on it, by MPS or without, or draws."""
         for use in ("Compute", "MPSCompute", "Graphics"):
             try:
                 running = getattr(self._library, f"nvmlDeviceGet{use}RunningProcesses_v3")(self._handle)
@@ -288,7 +272,7 @@ class _Gpu:
                 return True
         return False
 
-    def _all_questions(self) -> dict[str, Callable[[], Figures]]:
+    def _all_questions(self) -> dict[str, Callable[[], Metrics]]:
         nvml, handle = self._library, self._handle
         return {
             "load": self._load,
@@ -306,23 +290,23 @@ class _Gpu:
             "processes": lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
         }
 
-    def _load(self) -> Figures:
+    def _load(self) -> Metrics:
         rates = self._library.nvmlDeviceGetUtilizationRates(self._handle)
         return {"util_percent": rates.gpu, "mem_util_percent": rates.memory}
 
-    def _memory(self) -> Figures:
+    def _memory(self) -> Metrics:
         memory = self._library.nvmlDeviceGetMemoryInfo(self._handle)
         return {"mem_used_bytes": memory.used, "mem_total_bytes": memory.total}
 
-    def _throttling(self) -> Figures:
-        """By the present name, or the one that drivers before CUDA 12.2 know."""
+    def _throttling(self) -> Metrics:
+        """Throttle reasons by the present name, or by that of drivers before CUDA 12.2."""
         nvml = self._library
         try:
             return {"throttle_reasons": nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)}
         except nvml.NVMLError_FunctionNotFound:
             return {"throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)}
 
-    def _ecc(self) -> Figures:
+    def _ecc(self) -> Metrics:
         nvml, handle = self._library, self._handle
         since_load = nvml.NVML_VOLATILE_ECC
         corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -331,21 +315,19 @@ class _Gpu:
             "ecc_uncorrected": nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_load),
         }
 
-    def _nvlink_traffic(self) -> Figures:
+    def _nvlink_traffic(self) -> Metrics:
         """Payload over all links; NVML counts it in KiB."""
         nvml = self._library
         fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        values = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in fields])
-        now_s = self._clock()
-        figures: Figures = {}
-        for (name, counter), value in zip(self._links.items(), values, strict=True):
+        sent, received = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in fields])
+        for value in (sent, received):
             if value.nvmlReturn != nvml.NVML_SUCCESS:
                 raise nvml.NVMLError(value.nvmlReturn)
-            rate = counter.rate(value.value.ullVal, now_s)
-            figures[name] = None if rate is None else rate * 1024
-        return figures
+        counters = {"nvlink_tx_bytes_per_s": sent, "nvlink_rx_bytes_per_s": received}
+        rates = self._links.of({name: value.value.ullVal * 1024.0 for name, value in counters.items()})
+        return Metrics(rates)
 
-    def _pcie_traffic(self) -> Figures:
+    def _pcie_traffic(self) -> Metrics:
         """NVML gives KB/s."""
         nvml, handle = self._library, self._handle
         return {
@@ -355,7 +337,7 @@ class _Gpu:
 
 
 def _is_amiss(library: Any, error: Any) -> bool:
-    """Whether NVML should work here: not without a GPU, nor in a container that was given none."""
+    """Test whether NVML should work here: not without a GPU, nor in a container that was given none."""
     if error.value == library.NVML_ERROR_LIBRARY_NOT_FOUND:
         return _DRIVER_NODE.exists()
     if error.value == library.NVML_ERROR_DRIVER_NOT_LOADED:  # its library is in many a machine image

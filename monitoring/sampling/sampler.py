@@ -1,13 +1,11 @@
-"""The thread that looks at a worker, and on one worker of each machine at the machine and its GPUs, while it trains.
+"""Thread that samples a worker while it trains, and on one worker of each machine the machine and its GPUs.
 
-In: an interval, and what the loop says of its last step (:meth:`Sampler.note`). Out: a line a sample in
-``<run>/monitoring/worker-00000.jsonl``, and the same figures to Prometheus. What they are called is in
-:mod:`monitoring.sampling.metric_names`; where they go from the file (W&B, alerts, pictures) is left to those who follow
-it.
+A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
+noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``figures``: values by the names of
+:mod:`monitoring.sampling.metric_names`. The same values go to Prometheus. W&B, alerts and the live view follow
+the file.
 
-A sample has a ``kind`` ("sample"), the ``step`` and ``epoch`` last noted, a ``time`` (Unix seconds), the ``host``, the
-``worker``, and ``figures``: what could be read, by name. Nothing here raises into the run or waits for a GPU's kernels:
-what goes wrong is one warning, and the other figures go on.
+Nothing here raises into the run or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,41 +23,66 @@ import torch
 from monitoring.sampling.host import HostSampler, ProcessSampler
 from monitoring.sampling.metric_names import LOOP_METRICS, last_part
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
-from monitoring.sampling.peak_flops import flops_utilization, matrix_precision
-from monitoring.sampling.peak_flops import peak_tflops as known_peak_tflops
+from monitoring.sampling.peak_flops import flops_utilization, matrix_precision, peak_tflops
 from monitoring.sampling.prometheus import PrometheusExporter
 from run_folder.metrics_log import MetricsLog
 
 CLOSE_LIMIT_S = 5.0
 """Seconds that close() waits for a sample in progress; a driver that hangs must not hold up the end of a run."""
-_LOOP_FIGURES = tuple(last_part(metric) for metric in LOOP_METRICS)
-_RUN_FIGURES = {
+_LOOP_METRICS = tuple(last_part(metric) for metric in LOOP_METRICS)
+_RUN_METRICS = {
     "tokens_per_s": "perf/tokens_per_s",
     "step_s": "perf/step_s",
     "padding_share": "perf/padding_share",
     "loss": "train/loss",
 }
-_GPU_FIGURES = {"util_percent": "util", "mem_util_percent": "mem_util"}
-"""Fields of a GpuSample whose figures have another name."""
+_GPU_METRICS = {"util_percent": "util", "mem_util_percent": "mem_util"}
+"""Fields of a GpuSample whose metrics have another name."""
 
-Figures = dict[str, float]
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Inputs of the model FLOPs utilisation beside the speed.
+
+    Attributes:
+        flops_per_token: of forward and backward pass; None where it is not known.
+        peak_tflops: of one device; None for that of this GPU's data sheet.
+        amp_dtype, tf32: as in section training.
+        world_size: workers, one a device.
+    """
+
+    flops_per_token: float | None = None
+    peak_tflops: float | None = None
+    amp_dtype: str = "bf16"
+    tf32: bool = True
+    world_size: int = 1
+
+    def on(self, device: torch.device) -> Utilization:
+        """Fill in the peak of this GPU where it is known."""
+        if self.peak_tflops is not None or device.type != "cuda":
+            return self
+        known = peak_tflops(torch.cuda.get_device_name(device), matrix_precision(self.amp_dtype, self.tf32))
+        return replace(self, peak_tflops=known)
+
+    def share(self, step: Mapping[str, float]) -> Values:
+        """Return ``perf/mfu``, or nothing where something is not known."""
+        flops_per_token = step.get("flops_per_token", self.flops_per_token)
+        if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in step:
+            return {}
+        rate = step["tokens_per_s"]
+        return {"perf/mfu": flops_utilization(rate, flops_per_token, self.peak_tflops, self.world_size)}
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """What the loop last said."""
+    """The last step that the loop noted; ``peak_bytes`` of torch's memory if an epoch has ended with it."""
 
     step: int = 0
     epoch: int = 0
-    figures: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _EpochEnd:
-    """What the loop had said when an epoch ended, and the peak of it."""
-
-    noted: _Noted
-    peak_bytes: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
 
 
 class Sampler:
@@ -71,13 +94,9 @@ class Sampler:
         device: what it computes on.
         node: also look at the machine and all its GPUs: one worker of each machine does.
         interval_s: seconds between samples.
-        prometheus: also export the figures through Ray, where it runs.
+        prometheus: also export the values through Ray, where it runs.
         warn: called from the thread with one line where something can't be read or written, once for each cause.
-        flops_per_token: of forward and backward pass, to tell the model FLOPs utilisation; None leaves it out.
-        peak_tflops: of one device; None for what is known of this GPU in this precision.
-        amp_dtype: ``training.amp_dtype``.
-        tf32: ``training.tf32``.
-        world_size: workers, one a device.
+        utilization: for the model FLOPs utilisation.
         clock: Unix seconds; for tests.
     """
 
@@ -91,27 +110,24 @@ class Sampler:
         interval_s: float,
         prometheus: bool,
         warn: Callable[[str], None],
-        flops_per_token: float | None = None,
-        peak_tflops: float | None = None,
-        amp_dtype: str = "bf16",
-        tf32: bool = True,
-        world_size: int = 1,
+        utilization: Utilization | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._logged = warn
-        self._warnings = _Warnings(self._tell)
-        self._worker, self._device, self._interval_s, self._clock = worker, device, interval_s, clock
+        self._path, self._worker, self._device = path, worker, device
+        self._interval_s, self._clock, self._log_warning = interval_s, clock, warn
         self._host_name = socket.gethostname()
-        self._file = _SampleFile(path)
         self._exporter = PrometheusExporter(worker, self._host_name) if prometheus else None
-        self._utilization = _Utilization(flops_per_token, peak_tflops, amp_dtype, tf32, world_size, device)
+        self._utilization = (utilization or Utilization()).on(device)
         self._process = ProcessSampler()
-        self._node = _Node(self._warnings.tell) if node else None
-        self._gpu = _uuid(device)
+        self._host = HostSampler() if node else None
+        self._devices: NvmlDevices | None = None
+        self._uuid = _uuid(device)
+        self._uuids: dict[str, str] = {}
+        self._warned: set[str] = set()
         self._noted = _Noted()
         self._epoch: int | None = None
-        self._epoch_ends: deque[_EpochEnd] = deque()
-        self._closing, self._wake = threading.Event(), threading.Event()
+        self._epoch_ends: deque[_Noted] = deque()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
     def start(self) -> Sampler:
@@ -119,83 +135,53 @@ class Sampler:
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads
-            self._warnings.tell(f"the run is not monitored: {error}")
+            self._warn(f"the run is not monitored: {error}")
         return self
 
-    def note(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
-        """Take what the loop says of its last logged step: ``tokens_per_s``, ``loss``, ``forward_s`` and the like.
-
-        Costs nothing: the next sample has it.
-        """
-        self._noted = _Noted(step, epoch, dict(figures))
+    def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Take the values of the last logged step for the next sample: ``tokens_per_s``, ``loss``, ``forward_s`` ..."""
+        self._noted = _Noted(step, epoch, dict(values))
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
     def new_epoch(self) -> None:
-        """Peaks begin anew; a sample tells those of the epoch that has ended.
+        """Reset torch's peak of memory; a sample of its own reports that of the epoch that has ended.
 
-        The last step of an epoch may be noted under the next one, as the position from which the run would go on.
+        The last step of an epoch may be noted under the next one, as the position from which the run would resume.
         """
         ended = self._noted.epoch if self._epoch is None else self._epoch
         self._epoch = max(self._noted.epoch, ended + 1)
-        if self._device.type != "cuda":
-            return
-        peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        noted = _Noted(self._noted.step, ended, self._noted.figures)
-        self._epoch_ends.append(_EpochEnd(noted, peak_bytes))
-        self._wake.set()
+        if self._device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._epoch_ends.append(replace(self._noted, epoch=ended, peak_bytes=peak_bytes))
 
     def sample(self) -> None:
         """Look once, now, and write it. Never raises. Called by the thread; by others only where it is not started."""
         while self._epoch_ends:
-            end = self._epoch_ends.popleft()
-            self._write(end.noted, self._read(end.noted, end.peak_bytes))
-        noted = self._noted
-        self._write(noted, self._read(noted, None))
+            self._write(self._epoch_ends.popleft())
+        self._write(self._noted)
 
     def close(self) -> None:
         """Take a last sample and end. Never raises; may be called again."""
         self._closing.set()
-        self._wake.set()
-        if self._thread.ident is None or self._thread is threading.current_thread():
+        if self._thread.ident is None:
             return
         self._thread.join(CLOSE_LIMIT_S)
         if self._thread.is_alive():
-            self._warnings.tell(f"monitoring hangs: its last sample did not come within {CLOSE_LIMIT_S:g} s")
+            self._warn(f"monitoring hangs: its last sample did not come within {CLOSE_LIMIT_S:g} s")
 
     def _work(self) -> None:
-        due_s = time.monotonic()
-        while True:
-            last = self._closing.is_set()
-            self._wake.clear()
+        self.sample()
+        due_s = time.monotonic() + self._interval_s
+        while not self._closing.wait(max(0.0, due_s - time.monotonic())):
             self.sample()
-            if last:
-                break
-            if time.monotonic() >= due_s:  # else the end of an epoch woke it
-                due_s = max(due_s + self._interval_s, time.monotonic())
-            self._wake.wait(due_s - time.monotonic())
-        self._guarded("NVML", self._node.close if self._node else lambda: None)
-        self._guarded("the file of samples", self._file.close)
+            due_s = max(due_s + self._interval_s, time.monotonic())
+        self.sample()
+        if self._devices is not None:
+            self._guarded("NVML", self._devices.close)
 
-    def _read(self, noted: _Noted, peak_bytes: int | None) -> Figures:
-        """Everything that can be read, by name."""
-        figures: Figures = {}
-        own = f"worker/{self._worker}"
-        process = self._guarded("psutil", self._process.read)
-        memory = self._guarded("torch", lambda: torch_figures(self._device, peak_bytes))
-        loop = {name: noted.figures[name] for name in _LOOP_FIGURES if name in noted.figures}
-        figures |= {f"{own}/{name}": value for name, value in (process | memory | loop).items()}
-        if self._worker == 0:
-            figures |= {name: noted.figures[key] for key, name in _RUN_FIGURES.items() if key in noted.figures}
-            figures |= self._guarded("the model FLOPs utilisation", lambda: self._utilization.figures(noted.figures))
-        if self._node is not None:
-            if "rss_bytes" in process:
-                figures["mem/host_rss_bytes"] = process["rss_bytes"]
-            figures |= self._guarded("psutil", self._node.host.read)
-            figures |= self._guarded("NVML", self._node.gpus)
-        return {name: value for name, value in figures.items() if isinstance(value, int | float)}
-
-    def _write(self, noted: _Noted, figures: Figures) -> None:
+    def _write(self, noted: _Noted) -> None:
+        values = self._read(noted)
         record: dict[str, object] = {
             "kind": "sample",
             "step": noted.step,
@@ -203,44 +189,72 @@ class Sampler:
             "time": self._clock(),
             "host": self._host_name,
             "worker": self._worker,
-            "figures": figures,
+            "figures": values,
         }
-        if self._gpu is not None:
-            record["gpu"] = self._gpu
-        if self._node is not None and self._node.uuids:
-            record["gpus"] = self._node.uuids
-        self._guarded("the file of samples", lambda: self._file.append(record))
+        record |= {"gpu": self._uuid} if self._uuid is not None else {}
+        record |= {"gpus": self._uuids} if self._uuids else {}
+        self._guarded("the file of samples", lambda: self._append(record))
         if self._exporter is not None:
             exporter = self._exporter
-            self._guarded("Prometheus", lambda: exporter.export(figures))
+            self._guarded("Prometheus", lambda: exporter.export(values))
 
-    def _tell(self, message: str) -> None:
-        """To this worker's log and, for who follows the run, to the file: other workers' logs are not looked at."""
-        self._logged(message)
-        told = {"step": self._noted.step, "time": self._clock(), "message": f"worker {self._worker}: {message}"}
-        self._file.append({"kind": "event", "event": "warning", **told})
+    def _read(self, noted: _Noted) -> Values:
+        """All values that can be read, by name."""
+        process = self._guarded("psutil", self._process.read)
+        memory = self._guarded("torch", lambda: _torch_memory(self._device, noted.peak_bytes))
+        loop = {name: noted.values[name] for name in _LOOP_METRICS if name in noted.values}
+        values = {f"worker/{self._worker}/{name}": value for name, value in (process | memory | loop).items()}
+        if self._worker == 0:
+            values |= {name: noted.values[key] for key, name in _RUN_METRICS.items() if key in noted.values}
+            values |= self._utilization.share(noted.values)
+        if self._host is not None:
+            if "rss_bytes" in process:
+                values["mem/host_rss_bytes"] = process["rss_bytes"]
+            values |= self._guarded("psutil", self._host.read)
+            values |= self._guarded("NVML", self._gpus)
+        return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
-    def _guarded(self, what: str, call: Callable[[], Figures | None]) -> Figures:
-        """What ``call`` gives; nothing and one warning where it fails."""
+    def _gpus(self) -> Values:
+        """Values of all GPUs of the machine, whose driver is opened by the first look."""
+        self._devices = self._devices or NvmlDevices.open(self._warn)
+        values: Values = {}
+        for sample in self._devices.read():
+            values |= gpu_values(sample)
+            self._uuids[str(sample.index)] = sample.uuid
+        return values
+
+    def _append(self, record: Mapping[str, object]) -> None:
+        with MetricsLog(self._path) as log:
+            log.append(record)
+
+    def _guarded(self, what: str, call: Callable[[], Values | None]) -> Values:
+        """Return the result of ``call``; nothing and one warning where it fails."""
         try:
             return call() or {}
-        except Exception as error:  # noqa: BLE001 - told once; a run does not end for its monitoring
-            self._warnings.tell(f"monitoring: {what} failed ({type(error).__name__}: {error})", cause=what)
+        except Exception as error:  # noqa: BLE001 - reported once; a run does not end for its monitoring
+            self._warn(f"monitoring: {what} failed ({type(error).__name__}: {error})", cause=what)
             return {}
 
+    def _warn(self, message: str, cause: str = "") -> None:
+        """Report to the log and, for who follows the run, to the file, unless this cause was reported. Never raises."""
+        if (cause or message) in self._warned:
+            return
+        self._warned.add(cause or message)
+        event = {"kind": "event", "event": "warning", "step": self._noted.step, "time": self._clock()}
+        try:
+            self._log_warning(message)
+            self._append({**event, "message": f"worker {self._worker}: {message}"})
+        except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
+            return
 
-def gpu_figures(sample: GpuSample) -> Figures:
-    """The figures of a GPU by their full names."""
-    return {f"gpu/{sample.index}/{_GPU_FIGURES.get(name, name)}": value for name, value in sample.figures().items()}
+
+def gpu_values(sample: GpuSample) -> Values:
+    """Return the values of a GPU by their full names."""
+    return {f"gpu/{sample.index}/{_GPU_METRICS.get(name, name)}": value for name, value in sample.metrics().items()}
 
 
-def torch_figures(device: torch.device, peak_bytes: int | None = None) -> Figures:
-    """What torch's allocator says of a GPU, without waiting for it; nothing on the CPU.
-
-    Args:
-        device: of the worker.
-        peak_bytes: most that was in tensors; None for what torch says.
-    """
+def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:
+    """State of torch's allocator on a GPU, without waiting for it; nothing on the CPU."""
     if device.type != "cuda":
         return {}
     stats = torch.cuda.memory_stats(device)
@@ -255,99 +269,10 @@ def torch_figures(device: torch.device, peak_bytes: int | None = None) -> Figure
 
 
 def _uuid(device: torch.device) -> str | None:
-    """Of the GPU on which a worker computes, as NVML writes it."""
+    """The UUID of a worker's GPU, as NVML writes it."""
     if device.type != "cuda":
         return None
     try:
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     except (RuntimeError, AssertionError, AttributeError):  # without it, alerts are of every GPU of the machine
         return None
-
-
-class _Node:
-    """The machine and its GPUs, whose driver is opened by the first look."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self.host = HostSampler()
-        self.uuids: dict[str, str] = {}
-        self._warn = warn
-        self._devices: NvmlDevices | None = None
-
-    def gpus(self) -> Figures:
-        if self._devices is None:
-            self._devices = NvmlDevices.open(self._warn)
-        figures: Figures = {}
-        for sample in self._devices.read():
-            figures |= gpu_figures(sample)
-            self.uuids[str(sample.index)] = sample.uuid
-        return figures
-
-    def close(self) -> None:
-        if self._devices is not None:
-            self._devices.close()
-
-
-@dataclass
-class _Utilization:
-    """Model FLOPs utilisation, where the model's operations and the devices' peak are known."""
-
-    flops_per_token: float | None
-    peak_tflops: float | None
-    amp_dtype: str
-    tf32: bool
-    world_size: int
-    device: torch.device
-    _looked: bool = False
-
-    def figures(self, noted: Mapping[str, float]) -> Figures:
-        if not self._looked:
-            self._looked = True
-            if self.peak_tflops is None and self.device.type == "cuda":
-                precision = matrix_precision(self.amp_dtype, self.tf32)
-                self.peak_tflops = known_peak_tflops(torch.cuda.get_device_name(self.device), precision)
-        flops_per_token = noted.get("flops_per_token", self.flops_per_token)
-        if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in noted:
-            return {}
-        rate = noted["tokens_per_s"]
-        return {"perf/mfu": flops_utilization(rate, flops_per_token, self.peak_tflops, self.world_size)}
-
-
-class _SampleFile:
-    """A MetricsLog that is opened when it is needed, and again after it failed: the disk may have room by then."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = Path(path)
-        self._log: MetricsLog | None = None
-
-    def append(self, record: Mapping[str, object]) -> None:
-        log = self._log or MetricsLog(self._path)
-        self._log = None
-        try:
-            log.append(record)
-        except OSError:
-            log.close()
-            raise
-        self._log = log
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
-
-class _Warnings:
-    """Each cause is told once."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._told: set[str] = set()
-
-    def tell(self, message: str, cause: str | None = None) -> None:
-        """Pass on, unless this cause (by default, this message) was told. Never raises."""
-        cause = cause or message
-        if cause in self._told:
-            return
-        self._told.add(cause)
-        try:
-            self._warn(message)
-        except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to tell
-            return

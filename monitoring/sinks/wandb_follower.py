@@ -31,7 +31,7 @@ import yaml
 from monitoring.sinks.wandb_names import AXES, WandbRows
 from run_folder.metrics_log import Record
 from run_folder.paths import RunFolder
-from run_folder.sample_tail import RunTail
+from run_folder.tail import RunTail
 from train_config.schema import WandbSection
 
 POLL_S = 0.5
@@ -94,8 +94,13 @@ class _Follower:
                 run.define_metric(namespace, step_metric=axis)
         known = _Known(run)
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
+        seen: set[tuple[object, ...]] = set()
         for record in self._records():
             row = rows.row(record)
+            repeats = (record["kind"], record["step"], record.get("event"))  # of a resumed run
+            if row.position == "step" and repeats in seen:
+                continue
+            seen.add(repeats)
             if self._is_own(record) and not known.has(row.position, row.values):
                 run.log(row.values)
                 if row.alert is not None:

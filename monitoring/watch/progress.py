@@ -1,8 +1,8 @@
-"""What a person at the terminal sees of a run: one line that is kept up to date.
+"""Progress of a run at the terminal: one line that is kept up to date.
 
-In: records of metrics.jsonl and alerts as they are written. Out: on a terminal one line (step, loss, tokens/s, learning
-rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and then, one for each
-validation, one for each event and one for each alert.
+It takes the records of metrics.jsonl and the alerts as they are written. On a terminal it shows one line (step, loss,
+tokens/s, learning rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and
+then, one for each validation, one for each event and one for each alert.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
@@ -19,12 +18,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
 
+from common.text import amount, duration
+from monitoring.watch.pace import Pace
 from run_folder.metrics_log import Record
 
-RATE_STEPS = 50
-"""Steps over which tokens/s and the time left are averaged."""
 MIN_BAR_COLUMNS = 150
-"""Terminal width below which the bar gives way to the figures."""
+"""Terminal width below which the bar gives way to the metrics."""
 BAR_COLUMNS = 20
 
 _METRICS = {
@@ -56,12 +55,12 @@ class ProgressSink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stdout if stream is None else stream
-        figures = _Figures(total_steps)
+        state = _State(total_steps)
         self._view: _Line | _PlainLines
         if stream.isatty():
-            self._view = _Line(figures, Console(file=stream))
+            self._view = _Line(state, Console(file=stream))
         else:
-            self._view = _PlainLines(figures, stream, plain_every_s, clock)
+            self._view = _PlainLines(state, stream, plain_every_s, clock)
 
     def write(self, record: Record) -> None:
         """Show one record."""
@@ -72,22 +71,21 @@ class ProgressSink:
         self._view.close()
 
 
-class _Figures:
+class _State:
     """The run's state in words."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
         self.step = 0
-        self._steps: deque[Record] = deque(maxlen=RATE_STEPS)
+        self._last: Record | None = None
+        self._pace = Pace()
         self._validation: Record | None = None
         self._defined = False
 
     def take(self, record: Record) -> None:
+        self._pace.take(record)
         if record["kind"] == "train":
-            if record["step"] <= self.step:  # resumed: what was before says nothing about the time to come
-                self._steps.clear()
-            self.step = record["step"]
-            self._steps.append(record)
+            self.step, self._last = record["step"], record
         elif record["kind"] == "validation":
             self._validation = record
         elif record["kind"] == "event":  # the workers know the number of steps exactly, the driver from an estimate
@@ -99,14 +97,13 @@ class _Figures:
         Of a line longer than ``columns`` the learning rate is left out, then the speed, the loss and the time left.
         """
         parts = {"step": f"step {self.step}/{self.total_steps}"}
-        if self._steps:
-            last = self._steps[-1]
+        if (last := self._last) is not None:
             parts["loss"] = f"loss {_number(last.get('loss'))}"
-            parts["speed"] = f"{_thousands(self._tokens_per_s())} tokens/s"
+            parts["speed"] = f"{amount(self._pace.tokens_per_s() or 0.0)} tokens/s"
             if last.get("learning_rate") is not None:
                 parts["rate"] = f"lr {last['learning_rate']:.2e}"
-            if left_s := self._seconds_left():
-                parts["left"] = f"{_duration(left_s)} left"
+            if left_s := self._pace.seconds_left(self.total_steps):
+                parts["left"] = f"{duration(left_s)} left"
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
             if self._validation is not None:
@@ -125,61 +122,44 @@ class _Figures:
         known = [f"  {word}: {what}" for name, (word, what) in _METRICS.items() if what and name in self._validation]
         return "\n".join(known) or None
 
-    def _seconds_left(self) -> float | None:
-        """At the pace of the last steps; None while that is unknown."""
-        if not self._steps:
-            return None
-        if len(self._steps) > 1:
-            first, last = self._steps[0], self._steps[-1]
-            step_s = (last["time"] - first["time"]) / max(1, last["step"] - first["step"])
-        else:
-            step_s = self._steps[0].get("step_s")
-            if step_s is None:
-                return None
-        return max(0.0, step_s * (self.total_steps - self.step))
-
-    def _tokens_per_s(self) -> float:
-        rates = [record["tokens_per_s"] for record in self._steps if record.get("tokens_per_s")]
-        return len(rates) / sum(1 / rate for rate in rates) if rates else 0.0  # harmonic: steps of like size, summed
-
 
 class _Line:
     """One line on a terminal, by rich, which also keeps what others print above it."""
 
-    def __init__(self, figures: _Figures, console: Console) -> None:
-        self._figures = figures
-        columns: list[ProgressColumn] = [_FigureColumn(figures, console)]
+    def __init__(self, state: _State, console: Console) -> None:
+        self._state = state
+        columns: list[ProgressColumn] = [_StateColumn(state, console)]
         if console.width >= MIN_BAR_COLUMNS:
             columns.insert(0, BarColumn(bar_width=BAR_COLUMNS, table_column=Column(min_width=BAR_COLUMNS)))
         self._progress = Progress(*columns, console=console, refresh_per_second=4)
-        self._task = self._progress.add_task("", total=figures.total_steps)
+        self._task = self._progress.add_task("", total=state.total_steps)
         self._progress.start()
 
     def show(self, record: Record) -> None:
-        self._figures.take(record)
+        self._state.take(record)
         if record["kind"] == "event" and record["event"] != "checkpoint" and (line := describe_event(record)):
             self._progress.console.print(line, markup=False, highlight=False)
         elif record["kind"] == "alert":
             style = "yellow" if record["state"] == "raised" else None
             self._progress.console.print(describe_alert(record), markup=False, highlight=False, style=style)
-        elif definitions := self._figures.definitions():
+        elif definitions := self._state.definitions():
             self._progress.console.print(definitions, markup=False, highlight=False, style="dim")
-        self._progress.update(self._task, completed=self._figures.step, total=self._figures.total_steps)
+        self._progress.update(self._task, completed=self._state.step, total=self._state.total_steps)
 
     def close(self) -> None:
         self._progress.stop()
 
 
-class _FigureColumn(ProgressColumn):
-    """The figures, in one line of the terminal."""
+class _StateColumn(ProgressColumn):
+    """The state, in one line of the terminal."""
 
-    def __init__(self, figures: _Figures, console: Console) -> None:
+    def __init__(self, state: _State, console: Console) -> None:
         super().__init__()
-        self._figures, self._console = figures, console
+        self._state, self._console = state, console
 
     def render(self, task: Task) -> Text:
         beside = BAR_COLUMNS + 1 if self._console.width >= MIN_BAR_COLUMNS else 0
-        return Text(self._figures.describe(self._console.width - beside))
+        return Text(self._state.describe(self._console.width - beside))
 
     def get_table_column(self) -> Column:
         """One row, whatever the width."""
@@ -189,8 +169,8 @@ class _FigureColumn(ProgressColumn):
 class _PlainLines:
     """Lines for a log file or a pipe."""
 
-    def __init__(self, figures: _Figures, stream: TextIO, every_s: float, clock: Callable[[], float]) -> None:
-        self._figures = figures
+    def __init__(self, state: _State, stream: TextIO, every_s: float, clock: Callable[[], float]) -> None:
+        self._state = state
         self._stream = stream
         self._every_s = every_s
         self._clock = clock
@@ -198,13 +178,13 @@ class _PlainLines:
         self._shown_step = 0
 
     def show(self, record: Record) -> None:
-        self._figures.take(record)
+        self._state.take(record)
         if record["kind"] == "train":
-            if self._clock() >= self._next_s or record["step"] >= self._figures.total_steps:
+            if self._clock() >= self._next_s or record["step"] >= self._state.total_steps:
                 self._print_state()
         elif record["kind"] == "validation":
             self._print(f"step {record['step']}: {describe_validation(record)}")
-            if definitions := self._figures.definitions():
+            if definitions := self._state.definitions():
                 self._print(definitions)
         elif record["kind"] == "event" and (line := describe_event(record)):
             self._print(line)
@@ -212,12 +192,12 @@ class _PlainLines:
             self._print(describe_alert(record))
 
     def close(self) -> None:
-        if self._figures.step != self._shown_step:
+        if self._state.step != self._shown_step:
             self._print_state()
 
     def _print_state(self) -> None:
-        self._print(self._figures.describe())
-        self._shown_step = self._figures.step
+        self._print(self._state.describe())
+        self._shown_step = self._state.step
         self._next_s = self._clock() + self._every_s
 
     def _print(self, line: str) -> None:
@@ -225,9 +205,9 @@ class _PlainLines:
 
 
 def describe_validation(record: Record) -> str:
-    """The figures of a validation record in one phrase."""
-    figures = [f"{word} {record[name]:.3f}" for name, (word, _) in _METRICS.items() if record.get(name) is not None]
-    return ", ".join([f"validation loss {_number(record.get('loss'))}", *figures])
+    """Return the metrics of a validation record in one phrase."""
+    metrics = [f"{word} {record[name]:.3f}" for name, (word, _) in _METRICS.items() if record.get(name) is not None]
+    return ", ".join([f"validation loss {_number(record.get('loss'))}", *metrics])
 
 
 def describe_event(record: Record) -> str | None:
@@ -258,15 +238,3 @@ def describe_alert(record: Record) -> str:
 
 def _number(value: float | None) -> str:
     return "NaN" if value is None else f"{value:.4f}"
-
-
-def _thousands(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.2f}M"
-    return f"{value / 1e3:.1f}k" if value >= 1e4 else f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,41 +1,38 @@
-"""What is known of a run from its files, at a moment: how far it is, how fast, on what, and what was warned of.
+"""State of a run as its files show it: how far it is, how fast, on what, and its alerts.
 
-In: the folder of a run, which need not be there yet, may be written to meanwhile, and may be on another machine. Out:
-:class:`RunState`, brought up to date by :meth:`RunState.update`. How it looks on a terminal is left to
-:mod:`monitoring.watch.run_view`.
+The folder need not be there yet, may be written to meanwhile, and may be on another machine.
+:mod:`monitoring.watch.run_view` draws it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from monitoring.watch.pace import Pace
 from run_folder.metrics_log import Record
-from run_folder.recent_records import RecentRecords
+from run_folder.paths import Outcome, RunFolder, sample_files
+from run_folder.tail import RecordTail
 
-RATE_STEPS = 50
-"""Logged steps over which speed, the split of a step and the time left are averaged."""
-MOST_STEPS = 20_000
+_RECENT_BYTES, _SAMPLES_BYTES = 4 << 20, 1 << 18
+"""Ends of the metrics and of a worker's samples that are read; of the latter the last one alone is shown."""
+_MOST_STEPS = 20_000
 """Logged steps that are kept for the curves."""
-SAMPLES_BYTES = 1 << 18
-"""Of a worker's samples, of which the last alone is shown."""
-QUIET_S = 60.0
-"""Without news for this long, a run that has not ended is said to be quiet; or three times the usual, if longer."""
-LOCK = ".lock"
-"""The file that the process which trains holds a lock on."""
+_QUIET_S = 60.0
+"""Without news for this long, or three usual steps if longer, a run that has not ended is quiet."""
 STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a run stands.
+    """Status of a run.
 
     Attributes:
         word: "not begun", "starting", "running", "quiet", "broken off", or how it ended.
@@ -46,104 +43,88 @@ class Status:
     note: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Worker:
-    """The last sample of a worker, and when it and the one before were taken (Unix seconds)."""
+    """The last sample of a worker, taken at ``time`` (Unix seconds)."""
 
     rank: int
     host: str
     step: int
     time: float
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 class RunState:
-    """A run as its files tell.
+    """A run; :meth:`update` reads what is new.
 
-    Args:
-        folder: of the run.
+    Attributes:
+        files: paths of the run.
+        config: its config.yaml; empty while it can't be read.
+        outcome: how it ended.
+        broken_off: the process that trained has ended without an outcome.
+        steps: records of training steps, in order; of a long run the recent ones.
+        pace: speed of the last ones.
+        total_steps: of the whole run; None while it is not known.
+        validation, event: the last records of these kinds.
+        workers: the last sample of each, by rank.
+        hosts: the last sample of each machine, by name.
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-        self._metrics = RecentRecords(self.folder / "metrics.jsonl")
-        self._alerts = RecentRecords(self.folder / "alerts.jsonl")
-        self._samples: dict[Path, RecentRecords] = {}
-        self._config_text = ""
+        folder = Path(folder).resolve()
+        self.files = RunFolder(folder.parent, folder.name)
         self.config: Mapping[str, Any] = {}
-        self.outcome: Mapping[str, Any] | None = None
+        self.outcome: Outcome | None = None
         self.broken_off = False
-        """The process that trained has ended without an outcome."""
+        self.steps: list[Record] = []
+        self.pace = Pace()
+        self.total_steps: int | None = None
+        self.validation: Record | None = None
+        self.event: Record | None = None
         self.workers: dict[int, Worker] = {}
         self.hosts: dict[str, Mapping[str, float]] = {}
-        self._seen = _Seen()
+        self._alerts: dict[tuple[str, str], Record] = {}
+        self._first_s, self._last_s = float("inf"), 0.0
+        self._tails = {
+            path: RecordTail(path, recent_bytes=_RECENT_BYTES) for path in (self.files.metrics, self.files.alerts)
+        }
 
     def update(self) -> None:
         """Read what is new."""
-        restarts = self._metrics.restarts
-        records = self._metrics.poll()
-        if self._metrics.restarts > restarts:
-            self._seen.forget_metrics()
-        for record in records:
-            self._seen.take(record)
-        for record in self._alerts.poll():
-            self._seen.take_alert(record)
-        for path in self._sample_files():
-            tail = self._samples.setdefault(path, RecentRecords(path, SAMPLES_BYTES))
+        for path in sample_files(self.files.monitoring):
+            self._tails.setdefault(path, RecordTail(path, recent_bytes=_SAMPLES_BYTES))
+        for tail in self._tails.values():
             for record in tail.poll():
-                self._take_sample(record)
-        self._read_config()
-        # Before the outcome, which is written while the lock is held.
-        lock_is_free = _is_unlocked(self.folder / LOCK)
-        self.outcome = _read_object(self.folder / "outcome.json")
+                self._take(record)
+        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # half-written: it is read again
+            config = yaml.safe_load(self.files.config.read_text(encoding="utf-8"))
+            self.config = config if isinstance(config, dict) else {}
+        lock_is_free = _is_unlocked(self.files.lock)  # before the outcome, which is written while it is held
+        with contextlib.suppress(OSError):
+            self.outcome = self.files.read_outcome()
         self.broken_off = lock_is_free and self.outcome is None
 
     @property
     def name(self) -> str:
-        """Of the run."""
-        return str(_at(self.config, "run", "name") or self.folder.resolve().name)
+        """Name of the run."""
+        section = self.config.get("run")
+        return str((section.get("name") if isinstance(section, dict) else None) or self.files.path.name)
 
     @property
     def step(self) -> int:
-        """The last that was logged."""
+        """The last logged step."""
         return int(self.steps[-1]["step"]) if self.steps else 0
 
     @property
-    def total_steps(self) -> int | None:
-        """Of the whole run; None while it is not known."""
-        return self._seen.total_steps
-
-    @property
-    def epoch(self) -> int | None:
-        """Of the last step, from 0."""
-        return self.steps[-1].get("epoch") if self.steps else None
-
-    @property
-    def steps(self) -> Sequence[Record]:
-        """Records of training steps, in order; of a long run the recent ones."""
-        return self._seen.steps
-
-    @property
-    def validation(self) -> Record | None:
-        """The last."""
-        return self._seen.validation
-
-    @property
-    def event(self) -> Record | None:
-        """The last."""
-        return self._seen.event
-
-    @property
     def alerts(self) -> list[Record]:
-        """The last of each name and subject: those that still hold first, then by time, latest first."""
-        return sorted(self._seen.alerts.values(), key=lambda alert: (alert.get("state") == "cleared", -_time(alert)))
+        """The last alert of each name and subject: those that still hold first, then the latest first."""
+        return sorted(self._alerts.values(), key=lambda alert: (alert.get("state") == "cleared", -alert["time"]))
 
     @property
-    def troubles(self) -> list[str]:
-        """What of the files could not be read."""
-        tails = [self._metrics, self._alerts, *self._samples.values()]
-        found = [tail.failure for tail in tails if tail.failure]
-        damaged = sum(tail.damaged for tail in tails)
+    def problems(self) -> list[str]:
+        """Files and lines that could not be read, in words."""
+        found = [tail.failure for tail in self._tails.values() if tail.failure]
+        damaged = sum(tail.damaged for tail in self._tails.values())
         return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} passed over"] if damaged else [])
 
     @property
@@ -151,177 +132,88 @@ class RunState:
         """True when nothing more comes, unless the run is resumed."""
         return self.outcome is not None or self.broken_off
 
-    def last_news(self) -> float | None:
-        """Unix seconds of the latest record."""
-        times = [self._seen.last_s, *(worker.time for worker in self.workers.values())]
-        latest = max(times)
-        return latest if latest > 0 else None
-
     def moment(self, now: float) -> float:
-        """What ages are counted to: now, or the end of a run that has ended."""
-        news = self.last_news()
-        return news if self.has_ended and news is not None else max(now, news or now)
+        """Return the time to which ages are counted: now, or the end of a run that has ended."""
+        return self._last_s if self.has_ended and self._last_s else max(now, self._last_s)
 
     def status(self, now: float) -> Status:
-        """How the run stands at ``now`` (Unix seconds)."""
+        """Return the status at ``now`` (Unix seconds)."""
         if self.outcome is not None:
-            return Status(str(self.outcome.get("status", "ended")), str(self.outcome.get("message", "")))
+            return Status(self.outcome.status, self.outcome.message)
         if self.broken_off:
             return Status("broken off", "its process ended without an outcome (killed?); the same command resumes it")
-        news = self.last_news()
-        if news is None:
-            if self._config_text:
+        if not self._last_s:
+            if self.files.exists:
                 return Status("starting", "no step is done yet")
-            there = "it has no config.yaml yet" if self.folder.is_dir() else "its folder is not there yet"
-            return Status("not begun", there)
-        usual = 3 * (self.seconds_per_step() or 0.0)
-        if now - news > max(QUIET_S, usual):
-            return Status("quiet", "validating for long, or gone without a word")
+            there = self.files.path.is_dir()
+            return Status("not begun", "it has no config.yaml yet" if there else "its folder is not there yet")
+        if now - self._last_s > max(_QUIET_S, 3 * (self.pace.seconds_per_step() or 0.0)):
+            return Status("quiet", "validating for long, or ended without notice")
         return Status("running" if self.steps else "starting")
 
     def elapsed_s(self, now: float) -> float | None:
-        """Since the first record."""
-        return None if self._seen.first_s is None else max(0.0, self.moment(now) - self._seen.first_s)
+        """Return the time since the first record."""
+        return max(0.0, self.moment(now) - self._first_s) if self._last_s else None
 
     def left_s(self) -> float | None:
-        """At the pace of the last steps; None while it is unknown, or nothing is left."""
-        step_s = self.seconds_per_step()
-        if step_s is None or self.total_steps is None or self.has_ended:
-            return None
-        return max(0.0, step_s * (self.total_steps - self.step))
+        """Return the time left at the pace of the last steps; None while it is not known, or nothing is left."""
+        return None if self.has_ended or not self.steps else self.pace.seconds_left(self.total_steps)
 
-    def seconds_per_step(self) -> float | None:
-        """By the clock, validations and checkpoints included."""
-        recent = self._recent()
-        if len(recent) < 2:
-            return recent[0].get("step_s") if recent else None
-        return max(0.0, (_time(recent[-1]) - _time(recent[0])) / max(1, recent[-1]["step"] - recent[0]["step"]))
-
-    def tokens_per_s(self) -> float | None:
-        """Harmonic mean of the last steps: tokens over time, as they are of like size."""
-        rates = [rate for record in self._recent() if (rate := record.get("tokens_per_s"))]
-        return len(rates) / sum(1 / rate for rate in rates) if rates else None
-
-    def figure(self, name: str) -> float | None:
-        """A figure of the run (``perf/mfu``) from the samples of worker 0."""
-        worker = self.workers.get(0)
-        return None if worker is None else worker.figures.get(name)
+    def metric(self, name: str) -> float | None:
+        """Return a metric of the run (``perf/mfu``) from the samples of worker 0."""
+        return self.workers[0].metrics.get(name) if 0 in self.workers else None
 
     def step_split(self) -> dict[str, float]:
-        """Seconds of a step that each part takes, on average of the last ones; "other" is what no part covers."""
-        recent = self._recent()
-        whole = _mean([record.get("step_s") for record in recent])
+        """Return the seconds of a step that each part takes, by the last steps, or else the workers' samples.
+
+        "other" is what no part covers; checkpoints lie between steps.
+        """
+        whole = self.pace.mean("step_s")
         if whole is None:
             return {}
-        parts = {name: _mean([record.get(f"{name}_s") for record in recent]) for name in STEP_PARTS}
-        for name in STEP_PARTS:
-            if parts[name] is None:
-                parts[name] = _mean(
-                    [worker.figures.get(f"worker/{rank}/{name}_s") for rank, worker in self.workers.items()]
-                )
-        known = {name: value for name, value in parts.items() if value is not None}
-        within = sum(value for name, value in known.items() if name != "checkpoint")  # which lies between steps
-        return {**known, "other": max(0.0, whole - within)}
+        split: dict[str, float] = {}
+        for part in STEP_PARTS:
+            sampled = [worker.metrics.get(f"worker/{rank}/{part}_s") for rank, worker in self.workers.items()]
+            known = [value for value in sampled if value is not None]
+            value = self.pace.mean(f"{part}_s")
+            if value is not None or known:
+                split[part] = sum(known) / len(known) if value is None else value
+        within = sum(value for part, value in split.items() if part != "checkpoint")
+        return {**split, "other": max(0.0, whole - within)}
 
-    def _recent(self) -> Sequence[Record]:
-        """The last steps, without those from before a restart: what lies between is no part of a step."""
-        recent = self.steps[-RATE_STEPS:]
-        return [record for record in recent if _time(record) >= self._seen.begun_s] or recent[-1:]
-
-    def _sample_files(self) -> list[Path]:
-        try:
-            return sorted((self.folder / "monitoring").glob("worker-*.jsonl"))
-        except OSError:  # a remote folder that is away for a while
-            return list(self._samples)
-
-    def _take_sample(self, record: Record) -> None:
-        figures, rank = record.get("figures"), record.get("worker")
-        if not isinstance(figures, dict) or not isinstance(rank, int):
-            return
-        known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-        host = str(record.get("host", ""))
-        self.workers[rank] = Worker(rank, host, record["step"], _time(record), known)
-        there = {worker.host for worker in self.workers.values()}
-        self.hosts = {name: figures for name, figures in self.hosts.items() if name in there}
-        if any(name.startswith(("gpu/", "mem/host_total")) for name in known):
-            self.hosts[host] = known
-
-    def _read_config(self) -> None:
-        try:
-            text = (self.folder / "config.yaml").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return
-        if text != self._config_text:
-            self._config_text = text
-            try:
-                config = yaml.safe_load(text)
-            except yaml.YAMLError:
-                return  # half-written: it will be read again when it is whole
-            self.config = config if isinstance(config, dict) else {}
-
-
-@dataclass
-class _Seen:
-    """What the records so far amount to."""
-
-    total_steps: int | None = None
-    steps: list[Record] = field(default_factory=list)
-    validation: Record | None = None
-    event: Record | None = None
-    alerts: dict[tuple[str, str], Record] = field(default_factory=dict)
-    first_s: float | None = None
-    begun_s: float = 0.0
-    """When the workers began the last time."""
-    last_s: float = 0.0
-
-    def forget_metrics(self) -> None:
-        """metrics.jsonl begins anew."""
-        self.steps, self.validation, self.event, self.first_s = [], None, None, None
-
-    def take(self, record: Record) -> None:
-        self._note_time(record)
+    def _take(self, record: Record) -> None:
+        self.pace.take(record)
+        if time_s := record.get("time"):
+            self._first_s, self._last_s = min(self._first_s, time_s), max(self._last_s, time_s)
         if record["kind"] == "train":
-            while self.steps and self.steps[-1]["step"] >= record["step"]:  # resumed, and done again
-                self.steps.pop()
+            self._forget_steps(record["step"] - 1)  # resumed, and done again
             self.steps.append(record)
-            if len(self.steps) > MOST_STEPS:
-                del self.steps[: MOST_STEPS // 10]
+            if len(self.steps) > _MOST_STEPS:
+                del self.steps[: _MOST_STEPS // 10]
         elif record["kind"] == "validation":
             self.validation = record
         elif record["kind"] == "event":
             self.event = record
-            if record.get("event") in ("started", "resumed"):
-                self.begun_s = _time(record)
             self.total_steps = record.get("total_steps", self.total_steps)
+            if record.get("event") == "resumed":
+                self._forget_steps(record["step"])
+        elif record["kind"] == "alert":
+            self._alerts[str(record.get("name")), str(record.get("subject", ""))] = record
+        elif record["kind"] == "sample":
+            self._take_sample(record)
 
-    def take_alert(self, record: Record) -> None:
-        self._note_time(record)
-        if record["kind"] == "alert":
-            self.alerts[str(record.get("name")), str(record.get("subject", ""))] = record
+    def _forget_steps(self, after: int) -> None:
+        while self.steps and self.steps[-1]["step"] > after:
+            self.steps.pop()
 
-    def _note_time(self, record: Record) -> None:
-        time_s = _time(record)
-        if time_s > 0:
-            self.first_s = time_s if self.first_s is None else min(self.first_s, time_s)
-            self.last_s = max(self.last_s, time_s)
-
-
-def _time(record: Record) -> float:
-    value = record.get("time")
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _read_object(path: Path) -> Mapping[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # not there, or half-written: it is read again
-    return value if isinstance(value, dict) else None
+    def _take_sample(self, record: Record) -> None:
+        known = {name: value for name, value in record["figures"].items() if isinstance(value, int | float)}
+        host, rank = str(record["host"]), record["worker"]
+        self.workers[rank] = Worker(rank, host, record["step"], record["time"], known)
+        there = {worker.host for worker in self.workers.values()}
+        self.hosts = {name: metrics for name, metrics in self.hosts.items() if name in there}
+        if any(name.startswith(("gpu/", "mem/host_total")) for name in known):
+            self.hosts[host] = known
 
 
 def _is_unlocked(path: Path) -> bool:
@@ -337,10 +229,3 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:  # held, or no such file, or a storage without locks
         return False
     return True
-
-
-def _at(config: Mapping[str, Any], *keys: str) -> Any:
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

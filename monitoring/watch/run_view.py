@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from common.text import amount, duration
 from monitoring.sampling.nvml import describe_throttling
 from monitoring.watch.progress import describe_event, describe_validation
 from monitoring.watch.run_state import RunState, Worker
@@ -96,8 +97,8 @@ def _header(state: RunState, now: float) -> Panel:
         table.add_row(_progress(state, share), Text(" · ".join(_times(state, now))))
     if (news := _news(state)) is not None:
         table.add_row(Text(news, style="dim", overflow="ellipsis", no_wrap=True), "")
-    for trouble in state.troubles:
-        table.add_row(Text(trouble, style="yellow"), "")
+    for problem in state.problems:
+        table.add_row(Text(problem, style="yellow"), "")
     return _panel(table, state.name, colour)
 
 
@@ -107,8 +108,8 @@ def _progress(state: RunState, share: float | None) -> Text:
     text.append(f"  step {state.step:,}{total}", "bold")
     if share is not None:
         text.append(f"  {share:.0%}")
-    if state.epoch is not None:
-        text.append(f"  epoch {state.epoch}", "dim")
+    if state.steps and "epoch" in state.steps[-1]:
+        text.append(f"  epoch {state.steps[-1]['epoch']}", "dim")
     return text
 
 
@@ -138,14 +139,14 @@ def _model(state: RunState) -> str:
 
 
 def _throughput(state: RunState, width: int) -> Panel | None:
-    speed = state.tokens_per_s()
+    speed = state.pace.tokens_per_s()
     if speed is None:
         return None
     rates = [record.get("tokens_per_s") for record in state.steps]
     said = [Text.assemble((f"{amount(speed)} tokens/s", "bold"), f"  highest {amount(_highest(rates))}")]
-    if (mfu := state.figure("perf/mfu")) is not None:
+    if (mfu := state.metric("perf/mfu")) is not None:
         said[0].append(f"  {mfu:.1%} MFU")
-    step_s = state.seconds_per_step()
+    step_s = state.pace.seconds_per_step()
     if step_s:
         said[0].append(f"  {step_s:.3g} s/step", "dim")
     return _panel(Group(*said, chart(rates, width - 4, _CHART_LINES, "green", low=0.0)), "throughput")
@@ -174,32 +175,32 @@ def _devices(state: RunState, width: int) -> Panel | None:
         return None
     length = max(6, min(16, (width - 44) // 2))
     lines: list[Text] = []
-    for host, figures in sorted(state.hosts.items()):
+    for host, metrics in sorted(state.hosts.items()):
         if len(state.hosts) > 1:
             lines.append(Text(host, style="bold"))
-        for gpu in sorted({int(name.split("/")[1]) for name in figures if name.startswith("gpu/")}):
-            own = {name.split("/")[2]: value for name, value in figures.items() if name.startswith(f"gpu/{gpu}/")}
+        for gpu in sorted({int(name.split("/")[1]) for name in metrics if name.startswith("gpu/")}):
+            own = {name.split("/")[2]: value for name, value in metrics.items() if name.startswith(f"gpu/{gpu}/")}
             lines += _gpu(gpu, own, length, width - 4)
-        lines += _host(figures, length, width - 4)
+        lines += _host(metrics, length, width - 4)
     return _panel(Group(*lines), "devices")
 
 
-def _gpu(gpu: int, figures: Mapping[str, float], length: int, room: int) -> list[Text]:
+def _gpu(gpu: int, metrics: Mapping[str, float], length: int, room: int) -> list[Text]:
     """Load, memory and the rest, which goes below where it has no room; a further line where something slows it."""
     forms = (("temperature_c", "{:.0f}°C"), ("power_w", "{:.0f}W"), ("sm_clock_mhz", "{:.0f}MHz"))
-    details = " ".join(form.format(figures[name]) for name, form in forms if name in figures)
-    used, total = figures.get("mem_used_bytes"), figures.get("mem_total_bytes")
-    lines = _with_details(_device(f"GPU {gpu}", figures.get("util"), used, total, length), details, room)
-    if throttled := describe_throttling(int(figures.get("throttle_reasons", 0))):
+    details = " ".join(form.format(metrics[name]) for name, form in forms if name in metrics)
+    used, total = metrics.get("mem_used_bytes"), metrics.get("mem_total_bytes")
+    lines = _with_details(_device(f"GPU {gpu}", metrics.get("util"), used, total, length), details, room)
+    if throttled := describe_throttling(int(metrics.get("throttle_reasons", 0))):
         lines.append(Text(f"{_DEVICE_INDENT}slowed: {', '.join(throttled)}", style="bold red"))
     return lines
 
 
-def _host(figures: Mapping[str, float], length: int, room: int) -> list[Text]:
+def _host(metrics: Mapping[str, float], length: int, room: int) -> list[Text]:
     """The machine, which is all that there is to see without a GPU; a second line where its disk has no room."""
-    used, total = figures.get("mem/host_used_bytes"), figures.get("mem/host_total_bytes")
-    line = _device("CPU", figures.get("cpu/percent"), used, total, length)
-    rates = [figures.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
+    used, total = metrics.get("mem/host_used_bytes"), metrics.get("mem/host_total_bytes")
+    line = _device("CPU", metrics.get("cpu/percent"), used, total, length)
+    rates = [metrics.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
     if None in rates:
         return [line]
     disk = f"disk {_megabytes(rates[0])}/{_megabytes(rates[1])} MB/s"  # read, written
@@ -295,7 +296,7 @@ def _seen(worker: Worker, moment: float, ended: bool) -> Text:
 
 
 def _said(worker: Worker, name: str, form: str, factor: float = 1.0) -> str:
-    value = worker.figures.get(f"worker/{worker.rank}/{name}")
+    value = worker.metrics.get(f"worker/{worker.rank}/{name}")
     return "" if value is None else form.format(value * factor)
 
 
@@ -337,21 +338,3 @@ def _highest(values: Sequence[float | None]) -> float:
 
 def _megabytes(count: float | None) -> str:
     return f"{(count or 0.0) / 1e6:.0f}"
-
-
-def amount(value: float) -> str:
-    """Tokens in three digits or so: 345, 12.3k, 1.23M."""
-    if value >= 999_950:
-        return f"{value / 1e6:.2f}M"
-    return f"{value / 1e3:.1f}k" if value >= 1000 else f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """45 s, 12:05 (minutes), 3:12:05 (hours), 2 d 3 h."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

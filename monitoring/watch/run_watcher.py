@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from run_folder.metrics_log import Record
-from run_folder.sample_tail import RunTail
+from run_folder.tail import RunTail
 
 logger = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ def test_parts_put_together_are_the_batch(lengths, layout, count):
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12))
 def test_halves_differ_by_no_more_than_the_longest_sequence(lengths):
-    first, second = batch_of(lengths, "classes").halves()
+    first, second = batch_of(lengths, "classes").pieces(2)
     assert abs(first.num_tokens - second.num_tokens) <= max(lengths)
 
 

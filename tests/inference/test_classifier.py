@@ -82,20 +82,12 @@ def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
         return forward(batch)
 
     monkeypatch.setattr(made, "forward", watched)
-    made.predict(PROTEINS)
+    progress = []
+    made.predict(PROTEINS, progress=lambda done, total: progress.append((done, total)))
     assert seen == [[92], [92], [32, 14, 7, 3]]
-
-
-def test_no_texts_give_no_predictions():
-    found = shared().predict([])
+    assert progress == [(1, 6), (2, 6), (6, 6)]
+    found = made.predict([])
     assert found.probabilities.shape == (0, 3) and found.labels() == [] and len(found) == 0
-
-
-def test_progress_ends_with_all_texts():
-    seen: list[tuple[int, int]] = []
-    made = pipeline(batch_tokens=100)
-    made.predict(PROTEINS, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 6), (2, 6), (6, 6)]
 
 
 @pytest.mark.parametrize(("amp_dtype", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
@@ -189,12 +181,7 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
     assert (made.max_length, made.crop) == (20, "ends")
     expected = pipeline(max_length=20, crop="ends").predict(PROTEINS).probabilities
     np.testing.assert_array_equal(made.predict(PROTEINS).probabilities, expected)
-
-
-def test_settings_of_the_run_can_be_given_anew(tmp_path):
-    folder = export_tiny(tmp_path / "model", classifier_config(max_length=20))
     config = config_of(folder, {("data", "max_length"): "10"})
-    assert config.data.max_length == 10
     assert ClassifierPipeline.load(folder, config=config, device="cpu").max_length == 10
 
 

@@ -61,18 +61,12 @@ def test_no_text_of_the_confusion_matrix_is_clipped(figures, classes):
         assert left >= 0 and bottom >= 0 and right <= figures[0].bbox.x1 and top <= figures[0].bbox.y1, text.get_text()
 
 
-def test_seventy_seven_classes_have_room_for_their_names(tmp_path):
-    names = tuple(f"request_refund_not_showing_up_{c}" for c in range(77))
-    draw_confusion(tmp_path / "confusion.png", np.eye(77, dtype=int) * 20 + np.eye(77, k=5, dtype=int), names)
-    height, width, _ = drawn(tmp_path / "confusion.png").shape
-    assert min(height, width) / 77 > 12  # pixels a line; at 7 points a letter is 12 high
-
-
-def test_of_very_many_classes_the_most_confused_are_shown(tmp_path):
+def test_of_very_many_classes_the_most_confused_are_shown_with_room_for_their_names(tmp_path):
     counts = np.eye(300, dtype=int)
     counts[7, 299] = 4
-    draw_confusion(tmp_path / "confusion.png", counts, tuple(map(str, range(300))))
-    assert max(drawn(tmp_path / "confusion.png").shape) < 5000
+    draw_confusion(tmp_path / "confusion.png", counts, tuple(f"request_refund_not_showing_up_{c}" for c in range(300)))
+    height, width, _ = drawn(tmp_path / "confusion.png").shape
+    assert 12 < min(height, width) / 100 < 50  # pixels a class; at 7 points a letter is 12 high
 
 
 def test_labels_and_numbers_have_pictures(tmp_path):
@@ -83,7 +77,7 @@ def test_labels_and_numbers_have_pictures(tmp_path):
     names = tuple(f"GO:{c}" for c in range(12))
     draw_roc_pr(tmp_path / "ranking.png", scores, targets, names)
     draw_reliability(tmp_path / "reliability.png", scores, targets)
-    draw_predictions(tmp_path / "predictions.png", scores, targets, names)
+    draw_predictions(tmp_path / "predictions.png", scores[:, :2], targets[:, :2], names[:2])
     draw_predictions(tmp_path / "many.png", generator.random((4000, 1)), generator.random((4000, 1)), ("stability",))
     for name in ("ranking", "reliability", "predictions", "many"):
         drawn(tmp_path / f"{name}.png")

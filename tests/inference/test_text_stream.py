@@ -42,12 +42,6 @@ def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp
     assert [record_id for record_id, _ in records(found)] == ["p1", "p2", "p3", "row1", "row2", "row3"]
 
 
-def test_text_is_taken_as_it_stands(tmp_path):
-    (tmp_path / "a.csv").write_text('name,said\nx,"Grüße, *Ünï* j"\n')
-    found = stream(tmp_path / "a.csv", content="text", labels={"id_column": "name", "text_column": "said"})
-    assert records(found) == [("x", "Grüße, *Ünï* j")]
-
-
 def test_a_repeated_id_is_refused_with_both_places(tmp_path):
     path = tmp_path / "a.fasta"
     path.write_text(">p1\nMK\n>p2\nMK\n>p1\nTA\n")

@@ -16,6 +16,9 @@ from transformers import EsmConfig, EsmForMaskedLM
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import MASK, pack_sequences
+from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.base import TaskModel
+from model.tasks.masked_lm import MaskedLM
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
@@ -27,6 +30,12 @@ def tiny_section(task: str = "autoencoder", *, frozen: bool = False, checkpointi
     """A model that runs in milliseconds."""
     backbone = TINY.model_copy(update={"frozen": frozen, "gradient_checkpointing": checkpointing})
     return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
+
+
+def build_model(section: ModelSection, seed: int) -> TaskModel:
+    """The model on residues that the section names."""
+    kinds: dict[str, type[MaskedLM] | type[ESM2Autoencoder]] = {"masked_lm": MaskedLM, "autoencoder": ESM2Autoencoder}
+    return kinds[section.task].build(section, seed)
 
 
 def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:

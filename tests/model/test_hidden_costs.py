@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,7 @@ from dataset.tokens.esm import pack_sequences
 from model.backbones import esm2 as encoder
 from model.tasks.base import target_positions
 from model.tasks.embedding import embed, optimize_for_inference
-from model.tasks.registry import build_model
-from tests.model.support import Operators, masked_batch, random_sequences, tiny_section
+from tests.model.support import Operators, build_model, masked_batch, random_sequences, tiny_section
 
 
 @pytest.fixture
@@ -89,12 +89,11 @@ def test_a_compiled_model_is_traced_for_no_further_shape(masked_lm):
 def test_a_step_never_waits_for_the_device(task):
     model = build_model(tiny_section(task), seed=0).cuda().bfloat16()
     host = masked_batch(random_sequences([40, 7, 90]), [0.2] * 3)
-    known = [target_positions(host).cuda()] if task == "masked_lm" else []
-    batch = host.to("cuda")
-    model(batch, *known).loss_sum.backward()  # what is set up once
+    batch = replace(host, target_positions=target_positions(host)).to("cuda")
+    model(batch).loss_sum.backward()  # what is set up once
     torch.cuda.set_sync_debug_mode("error")
     try:
-        model(batch, *known).loss_sum.backward()
+        model(batch).loss_sum.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

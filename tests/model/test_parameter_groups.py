@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model.parameter_groups import RATE_SHARE, decayed_rates, parameter_groups
-from model.tasks.registry import build_model
-from tests.model.support import tiny_section
+from tests.model.support import build_model, tiny_section
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "masked_lm"])

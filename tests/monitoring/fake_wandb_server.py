@@ -1,11 +1,7 @@
-"""A W&B server for tests and benchmarks, on 127.0.0.1, and ways in which it fails.
+"""A W&B server for tests, on 127.0.0.1, that answers what wandb 0.31 needs to record a run.
 
-It answers what wandb 0.31 needs to record a run or to save a workspace.
-
-``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "close" drops the
-connection; "unauthorised" answers 401, "broken" 500; "slow" takes :data:`SLOW_S` for each call.
-``behaviour_at_history`` takes over when the first values arrive, which W&B sends 15 s after the start or when the run
-ends.
+``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "unauthorised" answers
+401.
 """
 
 from __future__ import annotations
@@ -17,9 +13,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-SLOW_S = 10.0
-"""Seconds."""
-
 
 class FakeWandbServer(ThreadingHTTPServer):
     """The server; what it was asked and told, and how it behaves from now on."""
@@ -30,14 +23,11 @@ class FakeWandbServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behaviour = "answer"
-        self.behaviour_at_history = "answer"
         self.stopping = threading.Event()
         self.requests: list[str] = []
         self.history: list[dict[str, Any]] = []
         """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
         self.known_run: dict[str, Any] | None = None
-        self.views: list[dict[str, Any]] = []
-        """Workspaces that were saved."""
 
     @property
     def url(self) -> str:
@@ -53,10 +43,9 @@ class FakeWandbServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def fake_wandb_server(behaviour: str = "answer") -> Iterator[FakeWandbServer]:
+def fake_wandb_server() -> Iterator[FakeWandbServer]:
     """A server in threads of this process, for the length of the block."""
     server = FakeWandbServer()
-    server.behaviour = behaviour
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -74,20 +63,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if b"wandb-history.jsonl" in body and self.server.behaviour_at_history != "answer":
-            self.server.behaviour = self.server.behaviour_at_history
-        behaviour = self.server.behaviour
-        if behaviour == "silent":
+        if self.server.behaviour == "silent":
             self.server.stopping.wait()
-        if behaviour in ("silent", "close"):
             self.close_connection = True
             return
-        if behaviour == "slow":
-            self.server.stopping.wait(SLOW_S)
-        if behaviour == "broken":
-            self._answer(500, {"errors": [{"message": "internal error"}]})
-            return
-        if behaviour == "unauthorised":
+        if self.server.behaviour == "unauthorised":
             self._answer(401, {"errors": [{"message": "permission denied"}]})
             return
         self._answer(200, self._result(body))
@@ -124,9 +104,6 @@ class _Handler(BaseHTTPRequestHandler):
         if operation in ("Viewer", "GetDefaultEntity"):
             teams: dict[str, Any] = {"edges": []}
             return {"viewer": {"id": "dQ==", "username": "tester", "entity": "tester", "flags": "{}", "teams": teams}}
-        if operation == "UpsertView2":
-            self.server.views.append(variables)
-            return {"upsertView": {"view": {"id": "dg==", "name": variables["name"]}, "inserted": True}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.server.url}/upload/{name}"} for name in variables["files"]]
             return {"createRunFiles": {"runID": "cg==", "uploadHeaders": [], "files": files}}

@@ -27,6 +27,12 @@ def model(tmp_path_factory) -> Path:
     return export_tiny(tmp_path_factory.mktemp("model") / "model", classifier_config(labels=HEADER))
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch) -> None:
+    """Tests of the report draw them."""
+    monkeypatch.setattr("inference.report._draw", lambda *_: [])
+
+
 @pytest.fixture
 def proteins(tmp_path) -> Path:
     return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
@@ -65,17 +71,6 @@ def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(
     assert command("evaluate", run / "export", proteins, "--overwrite").code == 0
     assert (run / "evaluations" / "proteins" / "report.md").stat().st_ino != before
     assert [path.name for path in (run / "evaluations").iterdir()] == ["proteins"]
-
-
-def test_settings_can_be_overridden(command, model, tmp_path):
-    sequences = random_sequences(LENGTHS)
-    lines = [f"{text},{NAMES['multiclass'][number % 3]}" for number, text in enumerate(sequences)]
-    (tmp_path / "a.csv").write_text("sequence,where\n" + "\n".join(lines) + "\n")
-    arguments = ("evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
-    assert command(*arguments, "--data.labels.label_columns", "where").code == 0
-    assert evaluation(tmp_path / "r")["records"] == 9
-    outcome = command(*arguments, "--overwrite")
-    assert outcome.code == 3 and "data.labels.label_columns" in outcome.err
 
 
 def test_a_label_that_the_model_does_not_know_is_refused_or_left_out(command, model, proteins, tmp_path):

@@ -66,12 +66,6 @@ def test_verify_finds_what_a_quick_look_can_not(command, store):
     assert outcome.err.count("\n") == 1
 
 
-def test_help_teaches_by_example(command):
-    outcome = command("inspect", "--help")
-    assert outcome.code == 0
-    assert "python -m tools inspect uniref50_store --json | jq" in outcome.out
-
-
 def test_for_a_fasta_file_the_command_that_makes_a_store_of_it_is_given(command, tmp_path):
     source = tmp_path / "my.proteins.fasta.gz"
     source.touch()

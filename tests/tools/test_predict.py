@@ -69,6 +69,13 @@ def test_parquet_and_tsv_hold_the_same(command, model, proteins, tmp_path):
         assert float(shown["probability_nucleus"]) == pytest.approx(exact["probability_nucleus"], rel=1e-5)
 
 
+def test_regression_has_numbers_alone(command, proteins, tmp_path):
+    labels = {"label_columns": ["stability", "activity"]}
+    model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
+    assert command("predict", model, proteins, "--output", tmp_path / "a.csv").code == 0
+    assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
+
+
 def test_each_residue_has_its_letter_and_its_numbers(command, tmp_path):
     model = export_tiny(tmp_path / "model", classifier_config("per_residue", max_length=20))
     proteins = labelled_fasta(tmp_path / "proteins.fasta", [30, 5], "per_residue")
@@ -81,13 +88,6 @@ def test_each_residue_has_its_letter_and_its_numbers(command, tmp_path):
     numbers = [float(number) for number in found[0]["probability_H"].split()]
     assert len(numbers) == len(exact[0]["probability_H"]) == 30 and np.isnan(numbers[20:]).all()
     np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
-
-
-def test_regression_has_numbers_alone(command, proteins, tmp_path):
-    labels = {"label_columns": ["stability", "activity"]}
-    model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
-    assert command("predict", model, proteins, "--output", tmp_path / "a.csv").code == 0
-    assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
 
 
 def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, model, tmp_path):
@@ -127,27 +127,15 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(command, model, pro
     assert list(tmp_path.iterdir()) == [proteins]
 
 
-def test_an_interrupted_prediction_leaves_nothing(command, model, proteins, tmp_path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("inference.classifier.ClassifierPipeline.predict", interrupt)
-    assert command("predict", model, proteins, "--output", tmp_path / "a.csv").code == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["proteins.fasta"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--output", "a.txt"], r"must end in .csv or .tsv or .parquet"),
-        (["--output", "absent/a.csv"], "there is no folder"),
-        (["--output", "there.csv"], "--overwrite"),
         (["--output", "a.csv", "--data.labels.kinds", "x"], "did you mean --data.labels.kind"),
     ],
 )
 def test_wrong_usage_is_one_line(command, model, proteins, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.csv").write_text("x")
     outcome = command("predict", model, proteins, *arguments)
     assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
 

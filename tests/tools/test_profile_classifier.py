@@ -12,7 +12,7 @@ import torch
 
 from inference.classifier_profile import spread
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
-from tools._profile_classifier import pictures
+from tools._profile_classifier import report
 
 FILES = [
     "baseline_metrics.json",
@@ -192,8 +192,8 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(function: str, rows: list[dict]):
         figures = []
-        monkeypatch.setattr(pictures, "save", lambda figure, _: figures.append(figure))
-        getattr(pictures, function)(tmp_path / "picture.png", rows, "batch_size", "made up")
+        monkeypatch.setattr(report, "save", lambda figure, _: figures.append(figure))
+        getattr(report, function)(tmp_path / "picture.png", rows, "batch_size", "made up")
         figures[0].canvas.draw()
         return figures[0]
 

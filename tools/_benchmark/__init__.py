@@ -1,1 +1,1 @@
-"""The parts of ``python -m tools benchmark``: stages, how they are measured, what is advised and how it is shown."""
+"""The parts of ``python -m tools benchmark``: what is measured and how, the stages, and how they are shown."""

@@ -19,7 +19,7 @@ from common.errors import ResourceError
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
 from model.parameter_groups import parameter_groups
-from model.tasks.registry import build_model
+from model.tasks.masked_lm import MaskedLM
 from train_config.schema import BackboneSection, DeepSpeedSection, ModelSection, TrainingSection
 from training.engine.device import apply_device_settings
 from training.engine.engine import TrainingEngine
@@ -53,7 +53,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
     """
     training = TrainingSection(amp_dtype=precision, learning_rate=_LEARNING_RATE)
     apply_device_settings(training)
-    model, batch = build_model(_MODEL, seed=0), _masked_batch()
+    model, batch = MaskedLM.build(_MODEL, seed=0), _masked_batch()
     with torch.no_grad():
         output = model(batch)
     targets = int(output.num_targets)

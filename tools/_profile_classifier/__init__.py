@@ -1,1 +1,1 @@
-"""The parts of ``python -m tools profile_classifier``: what is kept of a profile, and how it is shown."""
+"""A part of ``python -m tools profile_classifier``: how a profile is shown."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from common.errors import CheckpointError, ConfigError, ResourceError
 from common.publishing import is_same_file, writing
-from monitoring.watch.run_state import LOCK
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
 from train_config.schema import Config, DataSection
@@ -82,7 +81,7 @@ def locked(run: RunFolder) -> Iterator[None]:
     Raises:
         ResourceError: another process does, or the folder can't be written.
     """
-    descriptor = _take_lock(run.path)
+    descriptor = _take_lock(run.lock)
     try:
         with writing(run.path):
             os.ftruncate(descriptor, 0)
@@ -90,29 +89,29 @@ def locked(run: RunFolder) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if [*run.path.iterdir()] == [run.path / LOCK]:  # the command was refused before it began
-                (run.path / LOCK).unlink()  # while it is held: whoever waits sees the file gone
+            if [*run.path.iterdir()] == [run.lock]:  # the command was refused before it began
+                run.lock.unlink()  # while it is held: whoever waits sees the file gone
                 run.path.rmdir()
         os.close(descriptor)
 
 
-def _take_lock(folder: Path) -> int:
+def _take_lock(lock: Path) -> int:
     """Take the lock and return its descriptor. A live view of the run holds it for a moment now and then."""
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with writing(lock.parent):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_same_file(descriptor, folder / LOCK):
+            if is_same_file(descriptor, lock):
                 return descriptor
         except BlockingIOError as error:
             if time.monotonic() > deadline_s:
                 holder = os.pread(descriptor, 1024, 0).decode(errors="replace").strip()
                 os.close(descriptor)
                 raise ResourceError(
-                    f"{folder}: is being trained by process {holder}: wait, or choose another run.name"
+                    f"{lock.parent}: is being trained by process {holder}: wait, or choose another run.name"
                 ) from error
             time.sleep(0.05)
         os.close(descriptor)

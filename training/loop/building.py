@@ -14,9 +14,9 @@ import torch
 
 from model.cost.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
-from monitoring.sampling.sampler import Sampler
-from run_folder.paths import RunFolder
-from run_folder.run_log import RunLog
+from monitoring.sampling.sampler import Sampler, Utilization
+from run_folder.metrics_log import RunLog
+from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.writer import CheckpointWriter
@@ -131,16 +131,18 @@ def _make_guard(worker: Worker) -> MemoryGuard | None:
 def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
     config, context = worker.config, worker.context
     return Sampler(
-        worker.run.monitoring / f"worker-{context.rank:05d}.jsonl",
+        sample_file(worker.run.monitoring, context.rank),
         worker=context.rank,
         device=context.device,
         node=context.local_rank == 0,
         interval_s=config.training.gpu_log_interval,
         prometheus=config.monitoring.prometheus,
         warn=partial(logger.warning, "worker %d: %s", context.rank),
-        flops_per_token=flops_per_token,
-        peak_tflops=config.monitoring.peak_tflops,
-        amp_dtype=config.training.amp_dtype,
-        tf32=config.training.tf32,
-        world_size=context.world_size,
+        utilization=Utilization(
+            flops_per_token=flops_per_token,
+            peak_tflops=config.monitoring.peak_tflops,
+            amp_dtype=config.training.amp_dtype,
+            tf32=config.training.tf32,
+            world_size=context.world_size,
+        ),
     ).start()

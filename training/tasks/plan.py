@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import ConfigError
 from common.progress import ProgressCallback
 from dataset.fasta.counts import IngestCounts
 from model.cost.memory import ParameterCount
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointFolder
+from training.engine.deepspeed_settings import deepspeed_settings
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,19 @@ class TaskPlan(ABC):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    def check_stage(self, *, padded: bool) -> None:
+        """Refuse ZeRO-3 for a padded backbone.
+
+        Raises:
+            ConfigError: workers would wait for one another.
+        """
+        stage = deepspeed_settings(self.config.training, self.config.deepspeed)["zero_optimization"]["stage"]
+        if stage == 3 and padded:
+            raise ConfigError(
+                "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
+                "have different numbers, so that they would wait for one another: use stage 2"
+            )
 
     @abstractmethod
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:

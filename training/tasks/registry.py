@@ -27,8 +27,8 @@ class _Task(NamedTuple):
 
 
 TASKS = {
-    "autoencoder": _Task("residues.plan:ResiduePlan", "residues.experiment:AutoencoderExperiment"),
-    "masked_lm": _Task("residues.plan:ResiduePlan", "residues.experiment:MaskedLMExperiment"),
+    "autoencoder": _Task("residues.plan:AutoencoderPlan", "residues.experiment:AutoencoderExperiment"),
+    "masked_lm": _Task("residues.plan:MaskedLMPlan", "residues.experiment:MaskedLMExperiment"),
     "classifier": _Task("classifier.plan:ClassifierPlan", "classifier.experiment:ClassifierExperiment"),
 }
 

@@ -152,9 +152,9 @@ def test_packing_in_order_calls_little_for_each_sequence(proteins):
     assert calls < 3 * NUM_RECORDS + 50 * NUM_RECORDS / 100
 
 
-def test_a_batch_is_five_tensors_that_hold_no_memory_beside_their_own(store_path):
+def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(store_path):
     batch = next(batches_of(TrainingBatches(**batch_settings(store_path)), 1))
     tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    assert len(tensors) == len(storages) == 5
+    assert len(tensors) == len(storages) == 6
     assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == sum(tensor.nbytes for tensor in tensors)

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import CheckpointError
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.packed_batch import IGNORED_TARGET
@@ -38,7 +37,7 @@ def sequences(batch) -> list[list[int]]:
 
 
 def source(tokens, labels=None, max_length=40, crop="start", **others) -> LabelledSource:
-    return LabelledSource(tokens, labels, max_length=max_length, crop=crop, pin_memory=False, **others)
+    return LabelledSource(tokens, labels, max_length=max_length, crop=crop, **others)
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,7 +110,7 @@ def test_targets_that_are_not_known_are_not_counted():
 )
 def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     cut = source(Tokens([1, 1, 1, 1]), labels)
-    filler, batch = cut.filler(), next(cut.batches([(0, np.array([0]))])).batch
+    filler, batch = (made.batch for made in cut.batches([None, (0, np.array([0]))]))
     assert filler.records.numel() == 0
     if labels is None:
         assert filler.targets is batch.targets is None
@@ -129,10 +128,3 @@ def test_an_evaluation_takes_every_record_in_the_same_batches_each_time():
     first, second = ([b.records.tolist() for step in validation.steps() for b in step] for _ in range(2))
     assert first == second
     assert sorted(record for records in first for record in records) == list(range(37))
-
-
-def test_a_position_saved_under_another_length_is_refused():
-    tokens, indices = Tokens([5] * 20), np.arange(20)
-    saved = TrainingSteps(source(tokens, max_length=40), indices, batch=BATCH, seed=0).state(0, 1)
-    with pytest.raises(CheckpointError, match="max_length"):
-        TrainingSteps(source(tokens, max_length=30), indices, batch=BATCH, seed=0).resume_from(saved)

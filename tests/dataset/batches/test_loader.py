@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import CheckpointError, DataError
+from common.errors import DataError
 from dataset.batches.loader import TrainingBatches, ValidationBatches, filler_batch
 from dataset.batches.loader_process import LoaderProcessLost
 from dataset.batches.splitting import split_records
@@ -132,20 +132,20 @@ def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store
 
 
 @pytest.mark.parametrize(("num_workers", "places"), [(0, (-3, -1, 0, 1)), (2, (-1,))])
-def test_going_on_from_a_saved_position_equals_never_stopping(store_path, split, num_workers, places):
+def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, places):
     whole = [step for epoch in (0, 1) for step in contents(training(store_path, split[0]).epoch(epoch))]
     first_epoch = sum(epoch == 0 for epoch, _, _ in whole)
     for stop in (first_epoch + place for place in places):
         seen: list[tuple] = []
         with training(store_path, split[0], num_workers) as batches:
-            position = batches.state(0, 0)
+            position = (0, 0)
             for step in (step for epoch in (0, 1) for step in batches.epoch(epoch)):
                 seen += contents([step])
-                position = batches.state(step.next_epoch, step.next_step)
+                position = (step.next_epoch, step.next_step)
                 if len(seen) == stop:
                     break
         with training(store_path, split[0], num_workers) as resumed:
-            epoch, start = resumed.resume_from(position)
+            epoch, start = position
             seen += contents(resumed.epoch(epoch, start))
             seen += contents(step for later in range(epoch + 1, 2) for step in resumed.epoch(later))
         assert seen == whole
@@ -170,13 +170,6 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(stor
         assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
 
 
-def test_position_of_other_batches_is_refused_with_the_setting_that_differs(store_path, split):
-    position = training(store_path, split[0]).state(1, 2)
-    other = training(store_path, split[0], batch=BatchSection(tokens=1024, global_tokens=2048, packing_window=64))
-    with pytest.raises(CheckpointError, match="saved with tokens 512, but now it is 1024"):
-        other.resume_from(position)
-
-
 def test_batches_hold_no_more_sequences_than_asked(store_path, split):
     batch = BATCH.model_copy(update={"batch_size": 2})
     steps = list(training(store_path, split[0], batch=batch).epoch(0))
@@ -184,18 +177,10 @@ def test_batches_hold_no_more_sequences_than_asked(store_path, split):
     assert sorted(by_record(steps)) == split[0].tolist()
 
 
-def test_position_of_other_bounds_on_sequences_is_refused(store_path, split):
-    position = training(store_path, split[0]).state(0, 1)
-    bounded = training(store_path, split[0], batch=BATCH.model_copy(update={"batch_size": 2}))
-    with pytest.raises(CheckpointError, match="saved with batch_size 0, but now it is 2"):
-        bounded.resume_from(position)
-
-
 def test_position_after_the_last_step_is_the_next_epoch(store_path, split):
     batches = training(store_path, split[0])
     last = list(batches.epoch(0))[-1]
     assert (last.next_epoch, last.next_step) == (1, 0)
-    assert batches.resume_from(batches.state(0, batches.steps_per_epoch(0))) == (1, 0)
 
 
 def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):

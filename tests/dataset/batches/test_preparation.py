@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
 from dataset.batches.cropping import crop_starts
 from dataset.batches.masking import NO_TARGET, MaskingShares
 from dataset.batches.preparation import PreparationSettings, prepare_batch
@@ -70,10 +68,3 @@ def test_masked_inputs_hide_what_the_targets_say():
     expected = np.tile(encode("ACDEFGHIKL"), 50)
     assert (np.where(chosen, prepared.targets, prepared.tokens) == expected).all()
     assert 0 < chosen.sum() < 150
-
-
-def test_store_whose_lengths_are_wrong_is_refused():
-    store = Sequences(["ACD", "ACDEF"])
-    store.lengths = np.array([3, 9], dtype=np.uint32)
-    with pytest.raises(DataError, match="record 1 of the store has another length"):
-        prepare_batch(store, preparation(), 0, np.array([0, 1]))

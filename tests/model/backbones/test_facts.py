@@ -11,9 +11,9 @@ from tests.model.small_models import save_small_model
 from train_config.schema import BackboneSection
 
 
-@pytest.mark.parametrize("size", [{}, {"layers": 3, "hidden_size": 48, "heads": 2}], ids=str)
-def test_facts_of_a_size_are_those_of_the_built_backbone(size):
-    section = BackboneSection(source="esm2_t6_8M", **size)
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "llama"])
+def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source):
+    section = BackboneSection(source=source, layers=3, hidden_size=96, heads=2)
     assert backbone_facts(section, 33, pad=1) == facts_of(build_backbone(section, 0, 33, pad=1, empty=True))
 
 

@@ -18,11 +18,12 @@ from common.errors import ConfigError, DataError
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
-from model.backbones.architectures import ALWAYS_PADDED, PACKED
+from model.backbones.architectures import PACKED
 from model.backbones.base import PackedBackbone, layer_groups
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from model.backbones.loading import build_backbone
+from model.backbones.source import ALWAYS_PADDED
 from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
 from tests.model.backbones.test_source import Malicious
 from tests.model.small_models import (

@@ -3,7 +3,7 @@
 import pytest
 
 from model.cost.flops import training_flops_per_token
-from model.tasks.registry import build_model
+from tests.model.support import build_model
 from tests.runs import tiny_config
 
 CONTEXT = 50.0

@@ -7,9 +7,14 @@ import pytest
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import EsmSequenceTokenizer
 from model.backbones.facts import backbone_facts
-from model.cost.memory import count_classifier_parameters, count_parameters, estimate_memory
-from model.tasks.registry import build_classifier, build_model
-from tests.model.support import save_network, tiny_section
+from model.cost.memory import (
+    count_autoencoder_parameters,
+    count_classifier_parameters,
+    count_masked_lm_parameters,
+    estimate_memory,
+)
+from model.tasks.classifier import build_classifier
+from tests.model.support import build_model, save_network, tiny_section
 from train_config.schema import BackboneSection, ModelSection
 
 
@@ -22,7 +27,8 @@ def counted(model):
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_count_is_that_of_the_built_model(task, frozen):
     section = tiny_section(task, frozen=frozen)
-    assert count_parameters(section) == counted(build_model(section, seed=0))
+    count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
+    assert count(section) == counted(build_model(section, seed=0))
 
 
 def test_a_residue_head_that_is_not_trained_is_not_counted_as_trained():
@@ -30,7 +36,7 @@ def test_a_residue_head_that_is_not_trained_is_not_counted_as_trained():
     section = section.model_copy(
         update={"autoencoder": section.autoencoder.model_copy(update={"residue_loss_weight": 0.0})}
     )
-    assert count_parameters(section) == counted(build_model(section, seed=0))
+    assert count_autoencoder_parameters(section) == counted(build_model(section, seed=0))
 
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "bert", "t5"])
@@ -59,7 +65,9 @@ def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, clas
 def test_a_folder_is_counted_from_its_config(tmp_path):
     save_network(tmp_path / "network")
     (tmp_path / "network" / "model.safetensors").unlink()
-    assert count_parameters(ModelSection(task="masked_lm", backbone=BackboneSection(source=str(tmp_path / "network"))))
+    assert count_masked_lm_parameters(
+        ModelSection(task="masked_lm", backbone=BackboneSection(source=str(tmp_path / "network")))
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,7 @@ def test_a_folder_is_counted_from_its_config(tmp_path):
      ("esm2_t36_3B", 2.84), ("esm2_t48_15B", 15.13)],
 )  # fmt: skip
 def test_sizes_have_the_published_number_of_parameters(name, billions):
-    total, _ = count_parameters(ModelSection(task="masked_lm", backbone=BackboneSection(source=name)))
+    total, _ = count_masked_lm_parameters(ModelSection(task="masked_lm", backbone=BackboneSection(source=name)))
     assert total / 1e9 == pytest.approx(billions, rel=0.01)
 
 
@@ -76,7 +84,9 @@ def test_sizes_have_the_published_number_of_parameters(name, billions):
     ("stage", "weights", "gradients", "optimizer"), [(0, 2, 2, 12), (1, 2, 2, 3), (2, 2, 0.5, 3), (3, 0.5, 0.5, 3)]
 )
 def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gradients, optimizer):
-    estimate = estimate_memory(count_parameters(tiny_section("masked_lm")), stage=stage, world_size=4, amp_dtype="bf16")
+    estimate = estimate_memory(
+        count_masked_lm_parameters(tiny_section("masked_lm")), stage=stage, world_size=4, amp_dtype="bf16"
+    )
     assert estimate.parameter_bytes == pytest.approx(weights * estimate.parameters, abs=1)
     assert estimate.gradient_bytes == pytest.approx(gradients * estimate.trainable_parameters, abs=1)
     assert estimate.optimizer_bytes == pytest.approx(optimizer * estimate.trainable_parameters, abs=1)
@@ -84,7 +94,9 @@ def test_mixed_precision_bytes_per_parameter_on_four_devices(stage, weights, gra
 
 
 def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
-    estimate = estimate_memory(count_parameters(tiny_section("masked_lm")), stage=2, world_size=1, amp_dtype="none")
+    estimate = estimate_memory(
+        count_masked_lm_parameters(tiny_section("masked_lm")), stage=2, world_size=1, amp_dtype="none"
+    )
     assert (estimate.parameter_bytes, estimate.gradient_bytes) == (
         4 * estimate.parameters, 4 * estimate.trainable_parameters,
     )  # fmt: skip
@@ -93,7 +105,7 @@ def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
 
 def test_offloaded_optimizer_state_is_in_host_memory():
     section = tiny_section("masked_lm")
-    here = estimate_memory(count_parameters(section), stage=2, world_size=2, amp_dtype="bf16")
+    here = estimate_memory(count_masked_lm_parameters(section), stage=2, world_size=2, amp_dtype="bf16")
     settings = {"stage": 2, "world_size": 2, "amp_dtype": "bf16", "offload_optimizer": True}
-    offloaded = estimate_memory(count_parameters(section), **settings)
+    offloaded = estimate_memory(count_masked_lm_parameters(section), **settings)
     assert (offloaded.optimizer_bytes, offloaded.host_optimizer_bytes) == (0, here.optimizer_bytes)

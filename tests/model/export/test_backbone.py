@@ -6,7 +6,6 @@ import json
 import logging
 import pickle
 import re
-import resource
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from dataset.tokens.esm import encode
 from model.backbones.loading import load_network
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.registry import build_model
 from tests.model.backbones.test_source import Malicious
-from tests.model.support import assert_near, random_sequences, residue_batch, segments, tiny_section
+from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 from train_config.schema import BackboneSection
 
 SEQUENCES = random_sequences([25, 1, 60])
@@ -60,20 +58,21 @@ def test_a_masked_language_model_opens_with_transformers_and_gives_the_same(tmp_
     for opener in (EsmForMaskedLM, AutoModelForMaskedLM):
         network = opener.from_pretrained(folder).eval()
         assert_same_output(logits, batch, lambda tokens, network=network: network(tokens).logits)
+    with pytest.raises(DataError, match="holds no autoencoder"):
+        ESM2Autoencoder.from_pretrained(folder)
+    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
+        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
+        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
     bare = AutoModel.from_pretrained(folder).eval()
     assert_same_output(features, batch, lambda tokens: bare(tokens).last_hidden_state)
 
 
-def test_an_autoencoder_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
+def test_an_autoencoder_is_restored_whole_and_opens_with_automodel_as_its_backbone(tmp_path, autoencoder, batch):
     folder = export(autoencoder.eval(), tmp_path / "model")
     network = AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         features = autoencoder.backbone(batch)
     assert_same_output(features, batch, lambda tokens: network(tokens).last_hidden_state)
-
-
-def test_an_autoencoder_is_restored_whole(tmp_path, autoencoder):
-    folder = export(autoencoder.eval(), tmp_path / "model")
     before = torch.random.get_rng_state()
     restored = ESM2Autoencoder.from_pretrained(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -93,13 +92,6 @@ def test_an_export_is_a_backbone_to_train_further(tmp_path, task):
     network = load_network(BackboneSection(source=str(export(model, tmp_path / "model"))), seed=0)
     expected = model.backbone.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in network.esm.state_dict().items())
-
-
-def test_the_tokenizer_opens_and_gives_the_same_ids(tmp_path, masked_lm):
-    folder = export(masked_lm, tmp_path / "model")
-    for tokenizer in (AutoTokenizer.from_pretrained(folder), EsmTokenizer.from_pretrained(folder)):
-        assert tokenizer("MKTAYIAKQRXBUZO")["input_ids"] == encode("MKTAYIAKQRXBUZO").tolist()
-        assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (32, 1)
 
 
 def test_an_export_leaves_the_model_as_it_was(tmp_path, masked_lm, batch):
@@ -151,23 +143,8 @@ def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path, autoe
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))  # as a full disk: writing fails part of the way
-    try:
-        with pytest.raises(ResourceError, match="can't be exported"):
-            export(masked_lm, tmp_path / "model")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, masked_lm, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("model.export.backbone._write_tokenizer", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm, full_disk):
+    with full_disk(16_384), pytest.raises(ResourceError, match="can't be exported"):
         export(masked_lm, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
@@ -188,11 +165,6 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     with pytest.raises(ConfigError, match="a pickle"):
         ESM2Autoencoder.from_pretrained(folder)
     assert not (tmp_path / "pwned").exists()
-
-
-def test_a_folder_without_an_autoencoder_is_refused(tmp_path, masked_lm):
-    with pytest.raises(DataError, match="holds no autoencoder"):
-        ESM2Autoencoder.from_pretrained(export(masked_lm, tmp_path / "model"))
 
 
 @pytest.mark.parametrize(

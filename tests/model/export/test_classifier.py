@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from common.errors import ConfigError, DataError
-from dataset.tokens.base import EsmSequenceTokenizer
+from common.errors import DataError
 from inference.classifier import ClassifierPipeline
 from model.backbones.lora import is_adapted
 from model.export.classifier import export_classifier, load_classifier
@@ -208,28 +207,6 @@ def test_card_and_config_describe_the_run(tmp_path):
     for words in ("cytoplasm, membrane, nucleus", "10,000 proteins", "| mcc | 0.912346 |", "| torch |"):
         assert words in card
     assert (folder / "config.yaml").read_text() == "run:\n  name: a\n"
-
-
-def test_an_existing_folder_is_refused_unless_it_may_be_replaced(tmp_path):
-    model, tokenizer = tiny_classifier()
-    folder = export_classifier(model, tmp_path / "model", tokenizer)
-    with pytest.raises(ConfigError, match="exists"):
-        export_classifier(model, folder, tokenizer)
-    other, _ = tiny_classifier(kind="binary")
-    export_classifier(other, folder, EsmSequenceTokenizer(), overwrite=True)
-    assert load_classifier(folder)[0].label_space.kind == "binary"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_an_interrupted_export_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("model.export.classifier.classifier_card", interrupt)
-    model, tokenizer = tiny_classifier()
-    with pytest.raises(KeyboardInterrupt):
-        export_classifier(model, tmp_path / "model", tokenizer)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_without_a_classifier_is_refused(tmp_path):

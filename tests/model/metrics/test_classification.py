@@ -1,7 +1,5 @@
 """Metrics are those of scikit-learn and SciPy, weighted or not; intervals are those of resampled records."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ from model.metrics.classification import (
     confusion_matrix,
     metrics_of_each,
 )
-from model.tasks.losses import probabilities
 
 KINDS = ("multiclass", "binary", "multilabel", "regression", "per_residue")
 cases = given(
@@ -249,22 +246,11 @@ def test_logits_are_refused():
         classification_metrics("binary", np.array([[-3.0, 4.0]]), np.array([0]))
 
 
-def test_probabilities_of_each_kind():
-    logits = torch.tensor([[0.0, 2.0]], dtype=torch.bfloat16)
-    torch.testing.assert_close(probabilities(logits, "multiclass").sum(-1), torch.ones(1))
-    torch.testing.assert_close(probabilities(logits, "multilabel"), torch.tensor([[0.5, 1 / (1 + math.exp(-2.0))]]))
-    torch.testing.assert_close(probabilities(logits, "regression"), torch.tensor([[0.0, 2.0]]))
-
-
-def test_confusion_matrix_has_the_truth_in_rows():
-    scores, targets = class_case(0, 50, 3)
-    expected = metrics.confusion_matrix(targets, scores.argmax(axis=1))
-    np.testing.assert_array_equal(confusion_matrix(scores, np.append(targets, [])), expected)
-
-
 def test_metrics_of_each_class_are_those_of_scikit_learn():
     scores, targets = class_case(2, 60, 4)
     each = metrics_of_each("multiclass", scores, targets)
+    expected = metrics.confusion_matrix(targets, scores.argmax(axis=1))
+    np.testing.assert_array_equal(confusion_matrix(scores, targets), expected)
     precision, recall, f1, records = metrics.precision_recall_fscore_support(targets, scores.argmax(axis=1))
     for c, found in enumerate(each):
         expected = {"precision": precision[c], "recall": recall[c], "f1": f1[c], "records": records[c]}

@@ -15,10 +15,10 @@ from common.errors import DataError
 from dataset.tokens.esm import pack_sequences
 from model.parameter_groups import parameter_groups
 from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.registry import build_model
 from tests.model.support import (
     LETTERS,
     assert_near,
+    build_model,
     random_sequences,
     residue_batch,
     segments,

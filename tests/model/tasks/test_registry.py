@@ -8,8 +8,7 @@ import torch
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.masked_lm import MaskedLM
-from model.tasks.registry import build_model
-from tests.model.support import masked_batch, random_sequences, tiny_section
+from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 
 
 @pytest.mark.parametrize(("task", "kind"), [("autoencoder", ESM2Autoencoder), ("masked_lm", MaskedLM)])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from monitoring.sampling import host
-from monitoring.sampling.host import HostSampler, Memory, ProcessSampler, descendants, memory_of_this_machine
+from monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
 
 HELD_BYTES = 64 << 20
 HOLD = f"""
@@ -24,7 +24,6 @@ sys.stdin.read()
 GIB = 1 << 30
 Bytes = namedtuple("Bytes", "read_bytes write_bytes")
 Traffic = namedtuple("Traffic", "bytes_sent bytes_recv")
-Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 
 
 @pytest.fixture
@@ -54,19 +53,14 @@ def test_resident_memory_of_a_worker_includes_its_loaders(loader):
     with_loader = ProcessSampler().read()["rss_bytes"]
     alone = psutil.Process().memory_info().rss
     assert with_loader - alone > HELD_BYTES
-    assert loader.pid in [process.pid for process in descendants(psutil.Process())]
-
-
-def test_children_are_found_where_the_kernel_does_not_list_them(loader, tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_PROC", tmp_path)
-    assert loader.pid in [process.pid for process in descendants(psutil.Process())]
+    assert loader.pid in ProcessSampler().tree()
 
 
 def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
     now, used = 100.0, 5.0
     times = namedtuple("times", "user system")
     monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: times(used, 1.0))
-    monkeypatch.setattr(host, "descendants", lambda process: [])  # other tests may have started some
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])  # other tests may have started some
     sampler = ProcessSampler(clock=lambda: now)
     assert "cpu_percent" not in sampler.read()  # nothing to compare with
     now, used = 104.0, 11.0
@@ -107,13 +101,10 @@ def test_machine_without_disks_or_network_has_no_such_figures(monkeypatch):
     assert {name.split("/")[0] for name in sampler.read()} <= {"mem", "cpu"}
 
 
-def test_cpu_of_the_machine_counts_neither_waiting_nor_guests_twice(monkeypatch):
-    times = Times(user=10, nice=0, system=5, idle=80, iowait=5, guest=0, guest_nice=0)
-    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+def test_cpu_of_the_machine_is_known_from_the_second_reading_on():
     sampler = HostSampler()
     assert "cpu/percent" not in sampler.read()
-    times = Times(user=30, nice=0, system=10, idle=140, iowait=20, guest=20, guest_nice=0)
-    assert sampler.read()["cpu/percent"] == pytest.approx(25.0)
+    assert 0 <= sampler.read()["cpu/percent"] <= 100
 
 
 def test_memory_used_and_available_are_the_whole():

@@ -9,7 +9,7 @@ import pytest
 
 from monitoring.sampling.metric_names import GPU_METRICS, METRICS, find, last_part, metrics_table
 from monitoring.sampling.nvml import GpuSample
-from monitoring.sampling.sampler import gpu_figures
+from monitoring.sampling.sampler import gpu_values
 from tests.conftest import REPOSITORY
 
 
@@ -50,8 +50,8 @@ def test_unknown_names_are_not_found(name):
 
 def test_everything_that_nvml_says_has_a_name():
     known = {field.name: 1 for field in dataclasses.fields(GpuSample)} | {"index": 7, "uuid": "GPU-1", "name": "H200"}
-    figures = gpu_figures(GpuSample(**known))
-    assert figures.keys() == {metric.of(7) for metric in GPU_METRICS}
+    values = gpu_values(GpuSample(**known))
+    assert values.keys() == {metric.of(7) for metric in GPU_METRICS}
     assert [last_part(metric) for metric in GPU_METRICS][:2] == ["util", "mem_util"]
 
 

@@ -122,7 +122,7 @@ def test_all_gpus_of_the_machine_are_read_whichever_are_visible(driver, warnings
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     samples = opened(driver, warnings).read()
     assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
-    assert [without_traffic(sample.figures()) for sample in samples] == [FIGURES] * 2
+    assert [without_traffic(sample.metrics()) for sample in samples] == [FIGURES] * 2
     assert warnings == []
 
 
@@ -131,7 +131,7 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
     driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
     devices = opened(driver, warnings)
     for _ in range(3):
-        whole, slice_ = (without_traffic(sample.figures()) for sample in devices.read())
+        whole, slice_ = (without_traffic(sample.metrics()) for sample in devices.read())
         assert whole == FIGURES
         assert FIGURES.keys() - slice_.keys() == {
             "util_percent",
@@ -145,7 +145,7 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
 
 def test_function_that_this_version_of_the_package_lacks_is_left_out(driver, warnings, monkeypatch):
     monkeypatch.delattr(pynvml, "nvmlDeviceGetTotalEccErrors")
-    assert "ecc_corrected" not in opened(driver, warnings).read()[0].figures()
+    assert "ecc_corrected" not in opened(driver, warnings).read()[0].metrics()
     assert warnings == []
 
 
@@ -253,7 +253,7 @@ def test_gpu_without_links_has_no_link_traffic(driver, warnings):
     driver.now_s = 1.0
     without, with_ = devices.read()
     assert (without.nvlink_tx_bytes_per_s, with_.nvlink_tx_bytes_per_s) == (None, 0)
-    assert without_traffic(without.figures()) == FIGURES
+    assert without_traffic(without.metrics()) == FIGURES
 
 
 @pytest.mark.parametrize(

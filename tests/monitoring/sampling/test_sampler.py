@@ -15,8 +15,8 @@ import torch
 from monitoring.sampling import sampler as sampler_module
 from monitoring.sampling.metric_names import find
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
-from monitoring.sampling.sampler import Sampler
-from run_folder.metrics_log import Record, read_metrics
+from monitoring.sampling.sampler import Sampler, Utilization
+from run_folder.metrics_log import MetricsLog, Record, read_metrics
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
@@ -123,7 +123,7 @@ def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
 
 
 def test_worker_0_tells_of_the_run(make, path):
-    sampler = make(worker=0, flops_per_token=2e9, peak_tflops=10.0, world_size=2)
+    sampler = make(worker=0, utilization=Utilization(2e9, 10.0, world_size=2))
     sampler.note(8, 1, STEP)
     sampler.sample()
     figures = only_sample(path)["figures"]
@@ -137,7 +137,7 @@ def test_worker_0_tells_of_the_run(make, path):
 
 
 def test_utilization_of_an_unknown_device_is_left_out(make, path, warnings):
-    sampler = make(worker=0, flops_per_token=2e9)
+    sampler = make(worker=0, utilization=Utilization(2e9))
     sampler.note(1, 0, STEP)
     sampler.sample()
     assert "perf/mfu" not in only_sample(path)["figures"]
@@ -145,7 +145,7 @@ def test_utilization_of_an_unknown_device_is_left_out(make, path, warnings):
 
 
 def test_utilization_of_a_known_gpu_needs_no_setting(make, path, cuda):
-    sampler = make(worker=0, device=GPU, flops_per_token=756.5e9 / 4, amp_dtype="bf16")
+    sampler = make(worker=0, device=GPU, utilization=Utilization(756.5e9 / 4, amp_dtype="bf16"))
     sampler.note(1, 0, STEP)
     sampler.sample()
     assert only_sample(path)["figures"]["perf/mfu"] == pytest.approx(0.25)
@@ -223,15 +223,15 @@ def test_thread_samples_at_once_and_again_when_it_is_closed(make, path):
 def test_thread_samples_again_and_again(make, path, monkeypatch):
     enough = threading.Event()
     written: list[Record] = []
-    append = sampler_module._SampleFile.append
+    append = MetricsLog.append
 
-    def counted(file: Any, record: Record) -> None:
-        append(file, record)
+    def counted(log: MetricsLog, record: Record) -> None:
+        append(log, record)
         written.append(record)
         if len(written) >= 5:
             enough.set()
 
-    monkeypatch.setattr(sampler_module._SampleFile, "append", counted)
+    monkeypatch.setattr(MetricsLog, "append", counted)
     sampler = make(interval_s=0.01).start()
     assert enough.wait(30)
     sampler.close()

@@ -69,7 +69,7 @@ def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
     line = next(line for line in reversed(stream.getvalue().splitlines()) if "step 86/120" in line)
     assert "recovery 1.000, R² 0.841" in line
     assert ("12.3k tokens/s · lr 1.00e-03" in line) == (columns >= 130)
-    assert ("loss 2.5000 · 0:34 left" in line) == (columns == 100)
+    assert ("loss 2.5000 · 34 s left" in line) == (columns == 100)
 
 
 def test_total_is_taken_from_the_workers():

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from common.errors import CheckpointError, ConfigError, ResourceError
-from monitoring.watch.run_state import LOCK
 from run_folder.paths import Outcome
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.loading import dump_config
@@ -70,11 +69,11 @@ def test_same_run_is_not_trained_twice_at_once(begun):
 def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
     with locked(begun):
         pass
-    with (begun.path / LOCK).open() as view:
+    with begun.lock.open() as view:
         fcntl.flock(view, fcntl.LOCK_SH)
         threading.Timer(0.1, lambda: fcntl.flock(view, fcntl.LOCK_UN)).start()
         with locked(begun):
-            assert (begun.path / LOCK).read_text().split()[0] == str(os.getpid())
+            assert begun.lock.read_text().split()[0] == str(os.getpid())
 
 
 def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):

@@ -1,15 +1,18 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from common.errors import ConfigError, ResourceError
+from dataset.batches.loader import TrainingBatches
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
-from model.tasks.registry import build_model
+from tests.dataset.store_fixtures import make_store
+from tests.model.support import Operators, build_model
 from tests.runs import a_manifest, tiny_config
-from train_config.schema import CheckpointSection, DeepSpeedSection, TrainingSection
+from train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 from training.checkpoints.consolidation import full_precision_state
 from training.checkpoints.writer import CheckpointWriter
@@ -39,6 +42,21 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
     loss_sum = output.loss_sum * float("nan") if spoil else output.loss_sum
     engine.backward(loss_sum, int(output.num_targets))
     return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
+
+
+def test_a_step_of_the_masked_language_model_does_not_look_for_its_targets(process_group, tmp_path):
+    """On CUDA that would wait for the device in each micro-batch."""
+    store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
+    config = tiny_config(tmp_path)
+    engine = make_engine(1)
+    batches = TrainingBatches(
+        store, np.arange(3), data=config.data, batch=config.batch, masked_lm=MaskedLMSection(), seed=0
+    )
+    with batches, Operators() as operators:
+        for batch in next(batches.epoch(0)):
+            engine.backward(engine(batch).loss_sum, 1)
+    assert sum(operators.counts.values()) > 50
+    assert operators.counts["aten.nonzero.default"] == 0
 
 
 def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:

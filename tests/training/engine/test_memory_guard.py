@@ -150,7 +150,7 @@ class TestRun:
         sizes = forward_needs_memory(monkeypatch, from_call=0)
         train(longer, store_path)
         assert max(sizes) <= FITS_TOKENS
-        assert "memory ran out before" in events(longer, "memory_guard")[-1]["message"]
+        assert "out of memory before" in events(longer, "memory_guard")[-1]["message"]
 
     @pytest.mark.parametrize(
         ("stage", "amp_dtype", "offload"),
@@ -183,7 +183,7 @@ class TestRun:
 
     def test_limit_on_the_cpu_is_out_of_memory(self, store_path, tmp_path):
         config = config_for(tmp_path, training={"max_steps": 2, "warmup_steps": 1, "cpu_memory_limit_mib": 1.0})
-        with pytest.raises(ResourceError, match="memory ran out"):
+        with pytest.raises(ResourceError, match="out of memory"):
             train(config, store_path)
         outcome = run_folder(config).read_outcome()
         assert (outcome.status, outcome.exit_code) == ("failed", 4)

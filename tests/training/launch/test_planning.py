@@ -5,11 +5,10 @@ from common.errors import ConfigError
 from dataset.batches.splitting import split_records
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
-from model.cost.memory import count_parameters
 from tests.runs import tiny_config
 from training.launch.placement import Workers
 from training.launch.planning import check_warm_up, make_plan
-from training.tasks.plan import TaskSize
+from training.tasks.registry import task_plan
 from training.tasks.residues.plan import estimate_size, size_of_store
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
@@ -46,11 +45,11 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
-    data = estimate_size(config.data)
-    plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
-    assert plan.steps_per_epoch == -(-data.tokens // 512)
+    size = task_plan(config).estimate()
+    plan = make_plan(config, WORKERS, size)
+    assert plan.steps_per_epoch == -(-size.data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
-    alone = make_plan(config, Workers(1, 1, False), TaskSize(data, count_parameters(config.model)))
+    alone = make_plan(config, Workers(1, 1, False), size)
     assert plan.memory.optimizer_bytes == -(-alone.memory.optimizer_bytes // 2), "ZeRO divides it over the workers"
     text = "\n".join(plan.lines())
     assert "2 x cpu" in text
@@ -72,7 +71,7 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
 
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
-    data = estimate_size(config.data)
-    plan = make_plan(config, WORKERS, TaskSize(data, count_parameters(config.model)))
-    assert plan.steps_per_epoch == -(-data.sequences // 2)
+    size = task_plan(config).estimate()
+    plan = make_plan(config, WORKERS, size)
+    assert plan.steps_per_epoch == -(-size.data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())

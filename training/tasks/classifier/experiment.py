@@ -32,10 +32,9 @@ from model.export.classifier import export_classifier
 from model.metrics.classification import classification_metrics
 from model.parameter_groups import decayed_rates
 from model.tasks.base import TaskModel, TaskOutput, targets_of
-from model.tasks.classifier import Classifier
+from model.tasks.classifier import Classifier, build_classifier
 from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.tasks.losses import balanced_class_weights, probabilities
-from model.tasks.registry import build_classifier
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -123,7 +122,7 @@ class ClassifierExperiment(Experiment):
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
-        """See :func:`model.tasks.registry.build_classifier`."""
+        """See :func:`model.tasks.classifier.build_classifier`."""
         labelled = self._labelled
         return build_classifier(
             self._config.model,

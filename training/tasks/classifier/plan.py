@@ -26,7 +26,6 @@ from model.tasks.classifier_settings import best_metric, check_pooling, loss_nam
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.schema import ModelSection
 from training.checkpoints.checkpoint import CheckpointFolder
-from training.engine.deepspeed_settings import deepspeed_settings
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 
@@ -122,13 +121,7 @@ class ClassifierPlan(TaskPlan):
                 f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "
                 f"set it to at most {facts.longest - special}"
             )
-        config = self.config
-        stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
-        if stage == 3 and facts.padded:
-            raise ConfigError(
-                "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
-                "have different numbers, so that they would wait for one another: use stage 2"
-            )
+        self.check_stage(padded=facts.padded)
 
 
 def _tokenizer(model: ModelSection, labelled: LabelledStore, *, keep: bool = True) -> SequenceTokenizer:

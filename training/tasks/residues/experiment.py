@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
-from model.tasks.registry import build_model
+from model.tasks.masked_lm import MaskedLM
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
-from train_config.schema import Config, MaskedLMSection
+from train_config.schema import Config, MaskedLMSection, ModelSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
@@ -35,7 +36,7 @@ class ResidueExperiment(Experiment):
         common: dict[str, Any] = {
             "data": config.data,
             "batch": config.batch,
-            "masked_lm": self.masking(config),
+            "masked_lm": self.masking(config.model),
             "rank": context.rank,
             "world_size": context.world_size,
         }
@@ -46,8 +47,13 @@ class ResidueExperiment(Experiment):
         )
 
     @staticmethod
-    def masking(config: Config) -> MaskedLMSection | None:
-        """Return how much is masked; None where every residue is its own target."""
+    @abstractmethod
+    def new_model(section: ModelSection, seed: int) -> TaskModel:
+        """Return the model to train, in fp32 on the CPU."""
+
+    @staticmethod
+    def masking(section: ModelSection) -> MaskedLMSection | None:
+        """Return the share to mask; None where every residue is its own target."""
         return None
 
     @classmethod
@@ -59,21 +65,19 @@ class ResidueExperiment(Experiment):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         """Write the backbone, and what the task has besides it."""
         config = trained.checkpoint.config()
-        model = trained.put_into(build_model(config.model, config.run.seed))
-        resolved = dump_config(config)
-        tokenizer = residue_tokenizer(config.model.backbone)
+        model = trained.put_into(cls.new_model(config.model, config.run.seed))
         return export(
             model,
             folder,
-            tokenizer,
-            resolved_config=resolved,
+            residue_tokenizer(config.model.backbone),
+            resolved_config=dump_config(config),
             model_card_facts=trained.facts,
             overwrite=overwrite,
         )
 
     def build_model(self) -> TaskModel:
-        """See :func:`model.tasks.registry.build_model`."""
-        return build_model(self._section, self._seed)
+        """See :meth:`new_model`."""
+        return self.new_model(self._section, self._seed)
 
     def record_name(self, record: int) -> str:
         """Return its id in the store."""
@@ -83,14 +87,18 @@ class ResidueExperiment(Experiment):
 class MaskedLMExperiment(ResidueExperiment):
     """The masked language model."""
 
+    new_model = staticmethod(MaskedLM.build)
+
     @staticmethod
-    def masking(config: Config) -> MaskedLMSection | None:
+    def masking(section: ModelSection) -> MaskedLMSection | None:
         """Return ``model.masked_lm``."""
-        return config.model.masked_lm
+        return section.masked_lm
 
 
 class AutoencoderExperiment(ResidueExperiment):
     """The autoencoder."""
+
+    new_model = staticmethod(ESM2Autoencoder.build)
 
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         """Measure the normalisation of the features."""

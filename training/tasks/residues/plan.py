@@ -1,7 +1,8 @@
-"""Tasks that learn from residues alone, before training: a store, and the size of an ESM-2 with its head."""
+"""Tasks that learn from residues alone, before training: a store, and the size of a backbone with its head."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from dataset.store.conversion import SAMPLE, ensure_store, store_location
 from dataset.store.format import MANIFEST_FILE
 from dataset.store.reader import Store
 from dataset.store.sample import sample_records
-from model.cost.memory import count_parameters
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
+from model.backbones.source import is_padded, source_type
+from model.cost.memory import ParameterCount, count_autoencoder_parameters, count_masked_lm_parameters
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection, ModelSection
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 HEAD_RECORDS = 50_000
@@ -24,11 +26,22 @@ HEAD_RECORDS = 50_000
 
 
 class ResiduePlan(TaskPlan):
-    """The autoencoder or the masked language model."""
+    """A task on a store of residues."""
+
+    @staticmethod
+    @abstractmethod
+    def count_parameters(section: ModelSection) -> ParameterCount:
+        """Return the model's parameters, and those to train.
+
+        Raises:
+            ConfigError: the model is impossible.
+        """
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         """Convert the sources to a store."""
-        count_parameters(self.config.model)  # refuses an impossible model before the data is read
+        section = self.config.model.backbone
+        self.count_parameters(self.config.model)  # refuses an impossible model before the data is read
+        self.check_stage(padded=is_padded(section, source_type(section)))
         return ensure_store(self.config.data, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -41,11 +54,23 @@ class ResiduePlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         """Count the training part of the store."""
-        return TaskSize(size_of_store(Store(path), self.config.data), count_parameters(self.config.model))
+        return TaskSize(size_of_store(Store(path), self.config.data), self.count_parameters(self.config.model))
 
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
-        return TaskSize(estimate_size(self.config.data), count_parameters(self.config.model))
+        return TaskSize(estimate_size(self.config.data), self.count_parameters(self.config.model))
+
+
+class MaskedLMPlan(ResiduePlan):
+    """The masked language model."""
+
+    count_parameters = staticmethod(count_masked_lm_parameters)
+
+
+class AutoencoderPlan(ResiduePlan):
+    """The autoencoder."""
+
+    count_parameters = staticmethod(count_autoencoder_parameters)
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from run_folder import metrics_log
-from run_folder.metrics_log import Record, encode_record
-from run_folder.sample_tail import RunTail
+from run_folder import tail as tail_module
+from run_folder.metrics_log import MetricsLog, Record, encode_record
+from run_folder.tail import RecordTail, RunTail
 from tests.monitoring.samples import append, sample, sample_file, train
 
 
@@ -60,7 +60,7 @@ def test_resumed_run_adds_its_samples_though_its_steps_are_those_of_before(run):
     assert times(tail.poll()) == [2]
 
 
-def test_damaged_line_is_told_once_and_costs_no_other(run):
+def test_damaged_line_is_reported_once_and_costs_no_other(run):
     path = sample_file(run["samples"], 0)
     warnings: list[str] = []
     tail = RunTail(**run, warn=warnings.append)
@@ -74,11 +74,10 @@ def test_damaged_line_is_told_once_and_costs_no_other(run):
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_history_of_any_length_takes_little_memory(run, live, monkeypatch):
-    monkeypatch.setattr(metrics_log, "CHUNK_BYTES", 1 << 12)
+def test_history_of_any_length_takes_little_memory(run, live):
     run["samples"].mkdir()
     for worker in range(3):
-        lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(6000))
+        lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(3000))
         sample_file(run["samples"], worker).write_bytes(b"".join(lines))
     size = sum(path.stat().st_size for path in run["samples"].iterdir())
     tracemalloc.start()
@@ -88,5 +87,61 @@ def test_history_of_any_length_takes_little_memory(run, live, monkeypatch):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert size > 1_900_000
-    assert peak < 200_000
+    assert size > 900_000
+    assert peak < 300_000
+
+
+def steps(records: Iterable[Record]) -> list[int]:
+    return [record["step"] for record in records]
+
+
+def test_file_that_appears_late_and_grows_in_pieces_is_followed(tmp_path):
+    path = tmp_path / "m.jsonl"
+    tail = RecordTail(path)
+    assert steps(tail.poll()) == []
+    line = encode_record(train(1, 1))
+    with path.open("wb", buffering=0) as file:
+        file.write(line[:5])
+        assert steps(tail.poll()) == []
+        file.write(line[5:])
+        assert steps(tail.poll()) == [1]
+        assert steps(tail.poll()) == []
+
+
+def test_what_is_present_is_left_out_and_steps_repeated_by_a_resumed_run_are_given(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with MetricsLog(path) as log:
+        log.append(train(1, 1))
+        log.append(train(2, 2))
+        tail = RecordTail(path, skip_present=True)
+        assert steps(tail.poll()) == []
+        log.append(train(3, 3))
+        assert steps(tail.poll()) == [3]
+        log.rewind(2)
+        assert steps(tail.poll()) == []
+        log.append(train(3, 9))
+        assert steps(tail.poll()) == [3]
+
+
+def test_poll_ends_where_the_file_did_when_it_began(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        log.append(train(0, 0))
+        tail = RecordTail(log.path)
+        given: list[int] = []
+        for record in tail.poll():
+            given.append(record["step"])
+            log.append(train(record["step"] + 1, record["step"] + 1))
+        assert given == [0]
+        assert next(tail.poll())["step"] == 1
+
+
+def test_long_file_is_read_at_its_beginning_and_end_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail_module, "HEAD_BYTES", 300)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(encode_record(train(step, step)) for step in range(1, 1001)))
+    tail = RecordTail(path, recent_bytes=1000)
+    given = steps(tail.poll())
+    assert (given[0], given[-1], tail.damaged) == (1, 1000, 0)
+    assert len(given) < 30
+    append(path, train(1001, 1001))
+    assert steps(tail.poll()) == [1001]

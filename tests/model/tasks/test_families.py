@@ -1,0 +1,181 @@
+"""Tasks on residues take the backbones of every family, as transformers has them, and export them as it opens them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from common.errors import ConfigError
+from dataset.tokens.base import EsmSequenceTokenizer
+from dataset.tokens.esm import pack_sequences
+from model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class
+from model.backbones.residues import residue_backbone, residue_tokenizer
+from model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
+from model.export.backbone import export
+from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.embedding import embed, optimize_for_inference
+from model.tasks.masked_lm import MaskedLM
+from tests.dataset.tokenizer_folders import FOR_PROTEINS
+from tests.model.small_models import save_small_model, small_config
+from tests.model.support import (
+    TINY_AUTOENCODER,
+    assert_near,
+    build_model,
+    masked_batch,
+    random_sequences,
+    residue_batch,
+    segments,
+)
+from train_config.schema import BackboneSection, ModelSection
+
+SEQUENCES = random_sequences([25, 1, 60])
+DRAWN = {"layers": 2, "hidden_size": 32, "heads": 4}
+
+
+def section(task, source, **settings):
+    backbone = BackboneSection(source=str(source), **settings)
+    return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
+
+
+def save_masked_lm(folder, kind, **changes):
+    """Write a small masked language model, its heads' biases off their constants."""
+    config = small_config(kind, **changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = masked_lm_class(config)(config).eval()
+        for parameter in network.parameters():
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    network.save_pretrained(folder)
+    return network
+
+
+@torch.no_grad()
+def logits_alone(network, tokens):
+    return [network(input_ids=row[None]).logits[0] for row in tokens]
+
+
+@pytest.fixture(params=MASKED_LM_HEADS)
+def family(request, tmp_path):
+    """A folder of a small masked language model with the ESM alphabet, and the model."""
+    folder = tmp_path / "network"
+    network = save_masked_lm(folder, request.param)
+    EsmSequenceTokenizer().save(folder)
+    return folder, network
+
+
+def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_its_export(family, tmp_path):
+    folder, network = family
+    model = build_model(section("masked_lm", folder), seed=0).eval()
+    assert isinstance(model, MaskedLM)
+    batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
+    rows = segments(batch.tokens, batch)
+    with torch.no_grad():
+        assert_near(segments(model.logits(batch), batch), logits_alone(network, rows))
+    model.train()(batch).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+    exported = export(model.eval(), tmp_path / "export")
+    assert "esmeray" not in (exported / "config.json").read_text()
+    opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
+    with torch.no_grad():
+        assert_near(segments(model.logits(batch), batch), logits_alone(opened, rows))
+    assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == rows_of(SEQUENCES)[0].tolist()
+
+
+def rows_of(sequences):
+    batch = pack_sequences(sequences)
+    return segments(batch.tokens, batch)
+
+
+def test_a_head_that_a_folder_lacks_is_drawn_from_the_seed(tmp_path):
+    save_small_model(tmp_path, "esmc")
+    one, two, other = (build_model(section("masked_lm", tmp_path), seed).lm_head.dense.weight for seed in (1, 1, 2))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+@pytest.fixture
+def prot_bert(tmp_path):
+    """A folder as Rostlab/prot_bert, whose ids are others than the ESM alphabet's, and its model."""
+    folder = FOR_PROTEINS["prot_bert"](tmp_path / "prot_bert")
+    return folder, save_masked_lm(folder, "bert", pad_token_id=0)
+
+
+def test_another_vocabulary_is_read_through_a_table(prot_bert, tmp_path):
+    folder, network = prot_bert
+    settings = section("masked_lm", folder)
+    model = build_model(settings, seed=0).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    hidden = ["".join("_" if place % 7 == 3 else letter for place, letter in enumerate(text)) for text in SEQUENCES]
+    texts = [" ".join(text).replace("_", "[MASK]") for text in hidden]
+    alone = logits_alone(network, [tokenizer(text, return_tensors="pt")["input_ids"][0] for text in texts])
+    batch = residue_batch(SEQUENCES)
+    masks = pack_sequences([text.replace("_", "X") for text in hidden]).tokens != batch.tokens
+    batch.tokens[masks] = 32
+    with torch.no_grad():
+        assert_near(segments(model.logits(batch), batch), alone)
+
+    losses = [
+        torch.nn.functional.cross_entropy(
+            logits[1:-1], tokenizer(" ".join(text), return_tensors="pt")["input_ids"][0][1:-1], reduction="sum"
+        )
+        for logits, text in zip(alone, SEQUENCES, strict=True)
+    ]
+    assert_near(model(batch).loss_sum.detach(), torch.stack(losses).sum())
+
+    exported = export(model, tmp_path / "export", residue_tokenizer(settings.backbone))
+    again = build_model(section("masked_lm", exported), seed=1).eval()
+    with torch.no_grad():
+        assert torch.equal(again.logits(batch), model.logits(batch))
+
+
+@pytest.mark.parametrize("kind", ["esmc", "bert", "qwen2", "t5", "prot_bert"])
+def test_an_autoencoder_of_any_backbone_trains_and_is_restored_whole(kind, tmp_path, request):
+    settings = {}
+    if kind == "esmc":
+        save_small_model(source := tmp_path / "network", kind)
+    elif kind == "prot_bert":
+        source, _ = request.getfixturevalue("prot_bert")
+    else:
+        source, settings = kind, DRAWN
+    model_section = section("autoencoder", source, **settings)
+    model = build_model(model_section, seed=0)
+    assert isinstance(model, ESM2Autoencoder)
+    model(residue_batch(SEQUENCES)).loss_sum.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    exported = export(model.eval(), tmp_path / "export", residue_tokenizer(model_section.backbone))
+    restored = ESM2Autoencoder.from_pretrained(exported)
+    assert type(restored.backbone.model) is type(model.backbone.model)
+    for ours, theirs in zip(model.encode(SEQUENCES), restored.encode(SEQUENCES), strict=True):
+        assert_near(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["esmc", "qwen2", "t5"])
+def test_proteins_are_embedded_by_any_backbone(kind, tmp_path):
+    source, settings = kind, DRAWN
+    if kind == "esmc":
+        save_small_model(tmp_path, kind)
+        source, settings = str(tmp_path), {}
+    backbone = residue_backbone(BackboneSection(source=source, **settings), seed=0).eval()
+    exact = embed(backbone, SEQUENCES)
+    half = embed(optimize_for_inference(backbone), SEQUENCES)
+    assert torch.nn.functional.cosine_similarity(exact, half).min() > 0.999
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+def test_parameters_of_any_backbone_are_counted_before_it_is_built(task, tmp_path):
+    save_small_model(tmp_path, "esmc")
+    parameters = list(build_model(section(task, tmp_path, frozen=True), seed=0).parameters())
+    total, trainable = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+    (tmp_path / "model.safetensors").unlink()
+    count = {"autoencoder": count_autoencoder_parameters, "masked_lm": count_masked_lm_parameters}[task]
+    assert count(section(task, tmp_path, frozen=True)) == (total, trainable)
+
+
+def test_what_does_not_go_with_a_task_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"masked_lm needs an encoder with a .* head.*this is a qwen2 dec"):
+        build_model(section("masked_lm", "qwen2", **DRAWN), seed=0)
+    folder = FOR_PROTEINS["prot_t5"](tmp_path / "prot_t5")
+    save_small_model(folder, "t5")
+    with pytest.raises(ConfigError, match="one before and one after"):
+        build_model(section("autoencoder", folder), seed=0)
