@@ -1,4 +1,4 @@
-"""Losses of the classifier, one figure for each target.
+"""Losses of the classifier, one value for each target.
 
 In: outputs in fp32 and targets, of which some may be ignored (:class:`dataset.packed_batch.PackedBatch`). Out: fp32,
 the loss of each sequence or token that has a target and 0 for the others, whose outputs get no gradient. A target is
