@@ -1,4 +1,4 @@
-"""Progress bars on stderr: of a conversion, by its bytes, and of records that are computed."""
+"""Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 
 class ConversionProgress(NamedTuple):
@@ -48,6 +49,17 @@ def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
     """A progress bar as :func:`conversion_bar`; called with the share that is done, 0 to 1, and with the records."""
     with _bar(title, TaskProgressColumn()) as update:
         yield lambda share, records: update(share, 1.0, records)
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that each call replaces; nothing where stderr is no terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(Text(text))
 
 
 @contextmanager

@@ -42,7 +42,7 @@ Status = Literal["finished", "stopped", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``exit_code`` is the process's; see common.errors."""
+    """End of a run. ``exit_code`` is the process's; see common.errors."""
 
     status: Status
     step: int
@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run of this name was ever started."""
+        """True once a run of this name was started."""
         return self.config.exists()
 
     def request_stop(self) -> None:
@@ -84,7 +84,7 @@ class RunFolder:
         self._stop.touch()
 
     def stop_requested(self) -> bool:
-        """Whether the driver asked for an end."""
+        """Test whether the driver asked for an end."""
         return self._stop.exists()
 
     def clear_requests(self) -> None:
@@ -100,7 +100,7 @@ class RunFolder:
         write_atomically(self.outcome, json.dumps(asdict(outcome), indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
-        """How the run ended, or None while it has not."""
+        """Return how the run ended, or None while it has not."""
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
         except FileNotFoundError:

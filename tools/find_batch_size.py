@@ -37,6 +37,7 @@ from rich.text import Text
 
 from common.arguments import ToolArguments
 from common.errors import ResourceError
+from common.progress import conversion_bar, status_line
 from train_config.loading import load_config
 from train_config.overrides import parse_with_settings
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
     signals = StopSignals()
     try:
-        with signals, _showing() as show:
+        with signals, status_line() as show:
             heading, found, workers = _searched(arguments, config, signals, show)
     except (KeyboardInterrupt, SystemExit) as error:
         signum = signals.behind(error)
@@ -97,7 +98,6 @@ def _searched(
     arguments: Arguments, config: Config, signals: StopSignals, show: Callable[[str], None]
 ) -> tuple[str, Found, int]:
     """Return what was measured on what, the result, and the number of workers."""
-    from common.progress import conversion_bar
     from training.launch.driver import with_absolute_paths
     from training.launch.placement import place_workers
     from training.tasks.registry import task_plan
@@ -175,14 +175,3 @@ def _own_folder(config: Config) -> Iterator[RunFolder]:
 
 def _named(config: Config, run: RunFolder) -> object:
     return config.run.model_copy(update={"name": run.path.name})
-
-
-@contextmanager
-def _showing() -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being done, where stderr is a terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))

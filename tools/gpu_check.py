@@ -312,7 +312,7 @@ def _pinned(package: str, seen: str) -> Finding:
 
 
 def _hidden() -> bool:
-    """Whether the environment hides every GPU."""
+    """Test whether the environment hides every GPU."""
     return os.environ.get(_HIDES_GPUS, "0").split(",")[0].strip() in ("", "-1", "NoDevFiles")
 
 

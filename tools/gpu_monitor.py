@@ -125,7 +125,7 @@ class _Session:
         self._devices.close()
 
     def summary(self) -> str:
-        """What was written."""
+        """Return a line on what was written."""
         gpus = counted(len(self._gpus), "GPU{s}") if self._gpus else "no GPU"
         return f"{counted(self._samples, 'sample{s}')} of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
 
@@ -141,7 +141,7 @@ class _Session:
             live.update(Text(self._line(gpus, metrics), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
-        """Those that were asked for, else those that watched processes use or used, else all."""
+        """The GPUs that were asked for, else those that watched processes use or used, else all."""
         wanted = set(self._arguments.gpu)
         if gpus and self._arguments.pid and not wanted:
             wanted = self._used = self._used | self._devices.used_by(self._watched.tree())

@@ -38,7 +38,7 @@ _SVG_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 
 
 
 class Arguments(ToolArguments):
-    """Which run, and how."""
+    """The run to show, and how."""
 
     run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
     once: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print one picture and end.")

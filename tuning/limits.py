@@ -85,10 +85,10 @@ def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: fl
 
 def _is_blocked(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> bool:
     """Return whether the next larger budget needs at least the memory of what did not fit."""
-    larger = [tokens for tokens in space.values["tokens"] if tokens > trial.settings.tokens]  # type: ignore[operator]
+    larger = [tokens for tokens in space.budgets if tokens > trial.settings.tokens]
     if not larger:
         return False
-    following = replace(trial.settings, tokens=larger[0])  # type: ignore[arg-type]
+    following = replace(trial.settings, tokens=larger[0])
     too_large = [other.settings for other in others if other.measurement.is_too_large(margin)]
     return any(needs_at_least(following, other) for other in too_large)
 

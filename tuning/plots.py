@@ -141,7 +141,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
         axes.plot(*zip(*sorted(highest.items()), strict=True), line, color=colour, marker=marker, label=label)
     if (best := results.best) is not None:
         axes.plot(best.settings.tokens, height(best), "*", color=MAGENTA, markersize=15, zorder=5, label="best")
-    places = [float(tokens) for tokens in results.space.values["tokens"]]  # type: ignore[arg-type]
+    places = [float(tokens) for tokens in results.space.budgets]
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(places) / 1.35, max(places) * 1.35)
     axes.set_ylim(bottom=0.0)

@@ -12,8 +12,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -39,7 +40,6 @@ from tuning.trial import PRUNE_MARGIN, measure_on_worker
 GRACE_S = 2.0
 """How long the other workers may take to end after one broke off by itself: it may have left them inside a step."""
 
-CHECK_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
 
@@ -48,19 +48,6 @@ MeasureOnWorker: TypeAlias = Callable[..., Measurement]
 PROCESS_ENDED = "a worker's process ended"
 _GRAVITY: dict[Status, int] = {"timeout": 1, "crash": 2, "nan": 3, "refused": 4, "out_of_memory": 5}
 """Which worker's word counts where they differ: a crash of the others may be no more than what another one left."""
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What every worker is to measure."""
-
-    config: Config
-    store_path: str
-    measurement: MeasurementSection
-    best_tokens_per_s: float | None
-    prune_margin: float
-    inference: bool
-    trial: MeasureOnWorker
 
 
 class MeasuringPool:
@@ -153,22 +140,23 @@ class MeasuringPool:
     ) -> Measurement:
         group = self._ready(workers)
         began = time.monotonic()  # starting workers is no part of a trial
-        order = _Order(
+        call = partial(
+            self._trial,
             config=_limited(config, group.most_on_a_node),
             store_path=self._store_path,
             measurement=measurement,
             best_tokens_per_s=best_tokens_per_s,
             prune_margin=prune_margin,
             inference=self._inference,
-            trial=self._trial,
         )
         try:
-            replies = group.measure(order, measurement.timeout_s)
+            replies = group.measure(call, measurement.timeout_s)
         except BaseException:  # Ctrl-C: they are in the middle of something
             self.close()
             raise
         result = _summary(replies, measurement.timeout_s)
-        if not self._usable(group, replies, result):
+        in_step = all(reply is not None and reply.agreed for reply in replies)
+        if not in_step or (result.status == "out_of_memory" and workers.use_gpu):  # whose memory is then fragmented
             self.close()
         return replace(result, seconds=time.monotonic() - began)
 
@@ -191,14 +179,6 @@ class MeasuringPool:
                 raise
         return self._group
 
-    def _usable(self, group: _Group, replies: list[Measurement | None], result: Measurement) -> bool:
-        """Whether the next trial would find a clean device and workers that are in step."""
-        if any(reply is None or reply.status in ("crash", "timeout") for reply in replies):
-            return False
-        if result.status == "out_of_memory" and group.workers.use_gpu:
-            return False
-        return result.status in ("ok", "pruned") or group.in_step()
-
 
 class _Group:
     """Actors of one process group."""
@@ -209,7 +189,6 @@ class _Group:
         options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
         actor: Any = ray.remote(_MeasuringActor).options(runtime_env=cluster.worker_environment(), **options)
         self._actors: list[Any] = [actor.remote(rank, workers) for rank in range(workers.count)]
-        self._checks = 0
 
     def connect(self) -> None:
         """Wait for the actors and make their process group.
@@ -231,9 +210,9 @@ class _Group:
         """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
         ray.get([actor.stage.remote(store_path, config) for actor in self._actors])
 
-    def measure(self, order: _Order, timeout_s: float) -> list[Measurement | None]:
-        """What each worker says; None of those that did not end in time."""
-        waiting = {actor.measure.remote(order): rank for rank, actor in enumerate(self._actors)}
+    def measure(self, call: MeasureOnWorker, timeout_s: float) -> list[Measurement | None]:
+        """Return each worker's measurement; None of those that did not end in time."""
+        waiting = {actor.measure.remote(call): rank for rank, actor in enumerate(self._actors)}
         replies: list[Measurement | None] = [None] * len(self._actors)
         deadline = time.monotonic() + timeout_s
         while waiting and (left_s := deadline - time.monotonic()) > 0:
@@ -243,15 +222,6 @@ class _Group:
                 if not reply.agreed:  # of those that agreed a machine under load may take its time to let go
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return replies
-
-    def in_step(self) -> bool:
-        """Whether the workers still understand each other: nothing of the last trial is left on its way."""
-        self._checks += 1
-        try:
-            sums = ray.get([actor.add_up.remote(self._checks) for actor in self._actors], timeout=CHECK_TIMEOUT_S)
-        except (RayActorError, RayTaskError, GetTimeoutError):
-            return False
-        return all(total == self._checks * self.workers.count for total in sums)
 
     def kill(self) -> None:
         """End the processes, whatever they are doing."""
@@ -303,28 +273,14 @@ class _MeasuringActor:
         """See :func:`training.tasks.registry.stage`."""
         stage(config.model.task, config.data, Path(store_path))
 
-    def measure(self, order: _Order) -> Measurement:
-        """See :func:`tuning.trial.measure_on_worker`; what it raises becomes a result."""
+    def measure(self, call: MeasureOnWorker) -> Measurement:
+        """Return the result of a trial; what it raises becomes one."""
         try:
-            return order.trial(
-                order.config,
-                self._context,
-                order.store_path,
-                order.measurement,
-                order.best_tokens_per_s,
-                prune_margin=order.prune_margin,
-                inference=order.inference,
-            )
+            return call(context=self._context)
         except EsmerayError as error:
             return Measurement("crash" if error.retryable else "refused", str(error), agreed=False)
         except Exception as error:  # noqa: BLE001 - a result, too
             return Measurement("crash", f"{type(error).__name__}: {_in_a_line(error)}", agreed=False)
-
-    def add_up(self, number: int) -> int:
-        """The sum of what all workers were given."""
-        total = torch.tensor([number], device=self._context.device)
-        dist.all_reduce(total)
-        return int(total)
 
 
 def _limited(config: Config, workers_on_a_node: int) -> Config:
@@ -340,7 +296,7 @@ def _reply(reference: Any) -> Measurement:
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        reason = f"memory ran out: Ray ended the worker ({_in_a_line(error)})"
+        reason = f"out of memory: Ray ended the worker ({_in_a_line(error)})"
         return Measurement("out_of_memory", reason, agreed=False)
     except (RayActorError, RayTaskError) as error:
         return Measurement("crash", f"{PROCESS_ENDED} ({_in_a_line(error)})", agreed=False)

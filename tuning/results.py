@@ -225,7 +225,8 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
         return f"{what}: {speed_text(measurement)}, {_memory(measurement)}{remark}"
     if measurement.status == "pruned":
         return f"{what}: stopped at {speed_text(measurement)}"
-    return f"{what}: {STATUSES[measurement.status]} ({measurement.reason})"
+    status = STATUSES[measurement.status]
+    return f"{what}: {status} ({measurement.reason.removeprefix(f'{status}: ')})"
 
 
 def _memory(measurement: Measurement) -> str:

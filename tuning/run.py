@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.status import Status
 
 from common.errors import ConfigError, EsmerayError
-from common.progress import conversion_bar
+from common.progress import conversion_bar, status_line
 from common.publishing import write_atomically
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
-from train_config.tune_schema import MeasurementSection, TuneConfig
+from train_config.tune_schema import TuneConfig
 from training.checkpoints.resuming import differences, within
 from training.launch import cluster
 from training.launch.driver import (
@@ -46,21 +44,11 @@ from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal
 from tuning.pool import MeasuringPool
 from tuning.results import Results, describe, nothing_fits, print_table, speed_text, write_best, write_pareto
-from tuning.search import CONFIRM, Proposal, Search, most_trials
+from tuning.search import CONFIRM, Search, most_trials
 from tuning.settings import KEYS, NAMES, Measurement, Settings, settings_text, value_text
 from tuning.space import SearchSpace, make_space
 
-
-class Pool(Protocol):
-    """What measures; see :class:`~tuning.pool.MeasuringPool`."""
-
-    def measure(
-        self, settings: Settings, measurement: MeasurementSection, best_tokens_per_s: float | None, prune_margin: float
-    ) -> Measurement:
-        """Measure a configuration."""
-
-
-MakePool = Callable[..., AbstractContextManager[Pool]]
+MakePool: TypeAlias = Callable[..., Any]
 
 CHANGES_SPEED = ("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker", "keep_global_tokens")
 """Settings under which a measurement holds."""
@@ -161,25 +149,27 @@ def _tune_locked(
 
 
 def _run(
-    pool: Pool, space: SearchSpace, search: TuneConfig, journal: TrialJournal, signals: StopSignals
-) -> Exception | None:
-    """Measure from the first trial to the last, or to a signal; return what broke the search, if anything did."""
+    pool: MeasuringPool, space: SearchSpace, search: TuneConfig, journal: TrialJournal, signals: StopSignals
+) -> EsmerayError | None:
+    """Measure from the first trial to the last, or to a signal; return what ended the search early, if anything did."""
     searcher = Search(space, search)
     earlier = journal.measured()
-    progress = _Progress(space, search, searcher)
     try:
-        with progress.console_status():
+        with status_line() if sys.stdout.isatty() else nullcontext(lambda _: None) as show:
             while (proposal := searcher.ask()) is not None:
-                settings = proposal.settings
+                settings, phase = proposal
                 if answers := earlier.get(settings):
                     searcher.tell(settings, answers.pop(0))
                     continue
-                progress.begin(proposal)
-                best, margin = searcher.to_beat(proposal), search.search.prune_margin
-                measurement = pool.measure(settings, search.measurement, best, margin)
-                journal.add(settings, measurement, proposal.phase)
+                which = f"{len(searcher.results) + 1}/{searcher.max_trials} {phase}"
+                if phase == CONFIRM:
+                    which = "once more, mean of its trials"
+                show(f"{which}: {settings_text(settings, space.varied)}")
+                to_beat = searcher.to_beat(proposal)
+                measurement = pool.measure(settings, search.measurement, to_beat, search.search.prune_margin)
+                journal.add(settings, measurement, phase)
                 searcher.tell(settings, measurement)
-                progress.show(journal)
+                say(f"{which}: {_newest(Results(journal.trials, space, search.memory_margin))}")
     except (KeyboardInterrupt, SystemExit) as error:
         signals.received = signals.behind(error)
         if signals.received is None:
@@ -187,6 +177,13 @@ def _run(
     except EsmerayError as error:
         return error
     return None
+
+
+def _newest(results: Results) -> str:
+    """The configuration tried last, in a line."""
+    newest = results.configurations[-1]
+    mark = " (the fastest so far)" if results.best is newest else ""
+    return f"{describe(newest, results.space, results.margin)}{mark}"
 
 
 def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> list[str]:
@@ -249,44 +246,6 @@ def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
         first.append(proposal.settings)
         searcher.tell(proposal.settings, Measurement("ok", "", tokens_per_s=1.0, windows=[1.0]))
     return first
-
-
-@dataclass
-class _Progress:
-    """A line for each trial and, on a terminal, one that says what is being measured."""
-
-    space: SearchSpace
-    search: TuneConfig
-    searcher: Search
-    _status: Status | None = None
-
-    def console_status(self) -> Status | ExitStack:
-        """The line that is kept up to date; nothing where there is no terminal."""
-        if not sys.stdout.isatty():
-            return ExitStack()
-        self._status = Console().status("")
-        return self._status
-
-    def begin(self, proposal: Proposal) -> None:
-        """Say what is being measured."""
-        if self._status is not None:
-            what = settings_text(proposal.settings, self.space.varied)
-            self._status.update(f"{self._which(proposal.phase, len(self.searcher.results) + 1)}: {what}")
-
-    def show(self, journal: TrialJournal) -> None:
-        """Leave a line for the newest trial."""
-        results = Results(journal.trials, self.space, self.search.memory_margin)
-        newest = results.configurations[-1]
-        mark = " (the fastest so far)" if results.best is newest else ""
-        which = self._which(newest.phase, len(self.searcher.results))
-        line = f"{which}: {describe(newest, self.space, results.margin)}{mark}"
-        if self._status is not None:
-            self._status.console.print(line, highlight=False, markup=False)
-        else:
-            say(line)
-
-    def _which(self, phase: str, number: int) -> str:
-        return "once more, mean of its trials" if phase == CONFIRM else f"{number}/{self.searcher.max_trials} {phase}"
 
 
 def _conclude(

@@ -4,7 +4,8 @@ In: a space, the settings of the search, one measurement after the other. Out: o
 trials are used up. The order of the default algorithm:
 
 1. bracket: the experiment's own configuration, and by doubling and bisecting the largest token budget that fits it;
-2. refine: what differs from the fastest in one setting, as long as such configurations are left;
+2. refine: what is one step from the fastest in one setting, then one step from it with the next larger budget, where
+   another setting may make room for it;
 3. sample: Optuna's TPE (Bergstra et al. 2011), which knows all results so far;
 4. confirm: the fastest once more, until its speed is the mean of two trials.
 
@@ -129,9 +130,10 @@ class Search:
         )
 
     def _neighbours(self, best: Settings, untried: Sequence[Settings]) -> list[Settings]:
-        """Configurations that differ from the best in one setting, by the order of the settings."""
-        changes = [{name: value} for name in self.space.varied for value in self.space.values[name]]
-        nearby = [replace(best, **change) for change in changes]  # type: ignore[arg-type]
+        """Configurations one step from the best, then one step from it with the next larger budget, fit or not."""
+        larger = [tokens for tokens in self.space.budgets if tokens > best.tokens]
+        bases = [best, *(replace(best, tokens=tokens) for tokens in larger[:1])]
+        nearby = [step for base in bases for step in self.space.steps(base)]
         return [settings for settings in nearby if settings in untried]
 
     def _sample(self, untried: Sequence[Settings]) -> Settings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
@@ -78,18 +78,13 @@ class Settings:
         Raises:
             ConfigError: DeepSpeed's settings can't be read.
         """
+        plain = config.model_dump()
+        values: dict[str, Any] = {}
+        for name, path in KEYS.items():
+            section, key = _section_and_key(plain, path)
+            values[name] = section[key]
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
-        return cls(
-            tokens=config.batch.tokens,
-            batch_size=config.batch.batch_size,
-            num_workers=config.data.num_workers,
-            prefetch=config.data.prefetch,
-            amp_dtype=config.training.amp_dtype,
-            gradient_checkpointing=config.model.backbone.gradient_checkpointing,
-            compile=config.training.compile,
-            stage=stage,
-            workers=workers,
-        )
+        return cls(**values | {"stage": stage, "workers": workers})
 
     def applied(self, config: Config, keep_global_tokens: bool) -> Config:
         """The config with these settings.
@@ -104,12 +99,10 @@ class Settings:
         """
         global_tokens = config.batch.global_tokens if keep_global_tokens else self.tokens * self.workers
         plain = config.model_dump(mode="json")
-        plain["batch"] |= {"tokens": self.tokens, "batch_size": self.batch_size, "global_tokens": global_tokens}
-        plain["data"] |= {"num_workers": self.num_workers, "prefetch": self.prefetch}
-        plain["model"]["backbone"] |= {"gradient_checkpointing": self.gradient_checkpointing}
-        plain["training"] |= {"amp_dtype": self.amp_dtype, "compile": self.compile}
-        plain["deepspeed"] |= {"stage": self.stage}
-        plain["ray"] |= {"num_workers": self.workers}
+        plain["batch"]["global_tokens"] = global_tokens
+        for name, path in KEYS.items():
+            section, key = _section_and_key(plain, path)
+            section[key] = getattr(self, name)
         try:
             return Config.model_validate(plain)
         except ValidationError as error:
@@ -166,6 +159,14 @@ class Measurement:
         if self.peak_memory_bytes is None or not self.total_memory_bytes:
             return None
         return self.peak_memory_bytes / self.total_memory_bytes
+
+
+def _section_and_key(plain: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the section of a config that a dotted path leads to, and the key in it."""
+    *sections, key = path.split(".")
+    for section in sections:
+        plain = plain[section]
+    return plain, key
 
 
 def value_text(name: str, value: Value) -> str:

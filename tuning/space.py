@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -73,9 +73,22 @@ class SearchSpace:
         """Settings that have more than one value."""
         return [name for name in NAMES if len(self.values[name]) > 1]
 
+    @property
+    def budgets(self) -> list[int]:
+        """Token budgets, ascending."""
+        return sorted({settings.tokens for settings in self.settings})
+
     def ladder(self, settings: Settings) -> list[Settings]:
         """``settings`` with every token budget that is valid with its other settings, ascending."""
         return sorted((s for s in self.settings if replace(s, tokens=settings.tokens) == settings), key=_tokens)
+
+    def steps(self, settings: Settings) -> Iterator[Settings]:
+        """Return ``settings`` with the value next to its own, of an unordered setting any other, for each setting."""
+        for name in self.varied:
+            values, own = self.values[name], self.values[name].index(getattr(settings, name))
+            for place, value in enumerate(values):
+                if name not in ORDERED or abs(place - own) == 1:
+                    yield replace(settings, **{name: value})  # type: ignore[arg-type]
 
     def nearest(self, settings: Settings, among: Sequence[Settings] = ()) -> Settings:
         """The configuration most like this one, among all or those given."""

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from common.errors import DataError, EsmerayError
+from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
 from model.parameter_groups import parameter_groups
 from run_folder.paths import RunFolder
@@ -83,44 +84,29 @@ def measure_on_worker(
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()
-    began = time.perf_counter()
     try:
         control = ControlGroup()
         trial = _Trial(context, measurement, best_tokens_per_s, prune_margin, control, meter)
-        result = _with_work(config, context, store_path, control, inference, trial.run)
+        return _with_work(config, context, store_path, control, inference, trial.run)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        result = _ran_out(error, meter)
+        return _ran_out(error, meter)
     finally:
         if config.training.compile:
             torch.compiler.reset()
         meter.free()
-    return Measurement(**{**vars(result), "seconds": time.perf_counter() - began})
 
 
 def _ran_out(error: Exception, meter: MemoryMeter) -> Measurement:
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     return Measurement(
         "out_of_memory",
-        f"memory ran out: {message}",
+        f"out of memory: {message}",
         peak_memory_bytes=meter.peak_bytes(),
         total_memory_bytes=meter.total_bytes(),
         agreed=False,
     )
-
-
-class _Work(Protocol):
-    """What a trial does with the batches of a step."""
-
-    clock: StepClock
-    model: TaskModel
-
-    def step(self, step: StepBatches, global_targets: int) -> bool:
-        """Compute a step; whether all was finite."""
-
-    def close(self) -> None:
-        """Let go of it."""
 
 
 def _with_work(
@@ -129,7 +115,7 @@ def _with_work(
     store_path: str,
     control: ControlGroup,
     inference: bool,
-    run: Callable[[_Work, TrainingSteps], Measurement],
+    run: Callable[[Work, TrainingSteps], Measurement],
 ) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
     from training.tasks.registry import open_experiment
@@ -139,18 +125,19 @@ def _with_work(
         check_precision(config.training, context.device.type)
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
-    experiment = open_experiment(config, context, _folder(config), Path(store_path))
+    folder = RunFolder(config.run.storage_path, config.run.name)
+    experiment = open_experiment(config, context, folder, Path(store_path))
     try:
         model = experiment.build_model()
         experiment.open(model, context, control)
         experiment.prepare(model, context, control)
         if config.training.compile:
             model.compile(dynamic=True)
-        work: _Work
-        if inference:
-            work = _Inference(config, model, context)
-        else:
-            work = TrainingWork(config, experiment, model, context, control)
+        work: Work = (
+            _Inference(config, model, context)
+            if inference
+            else TrainingWork(config, experiment, model, context, control)
+        )
         try:
             return run(work, experiment.batches)
         finally:
@@ -163,10 +150,6 @@ def _without_long_preparation(config: Config) -> Config:
     """The autoencoder's normalisation from a single step: what it comes to changes neither speed nor memory."""
     autoencoder = config.model.autoencoder.model_copy(update={"normalization_tokens": 1})
     return config.model_copy(update={"model": config.model.model_copy(update={"autoencoder": autoencoder})})
-
-
-def _folder(config: Config) -> RunFolder:
-    return RunFolder(config.run.storage_path, config.run.name)
 
 
 class TrainingWork:
@@ -228,6 +211,9 @@ class _Inference:
         pass
 
 
+Work: TypeAlias = TrainingWork | _Inference
+
+
 class _Trial:
     """Warm-up, then windows, on one worker."""
 
@@ -246,8 +232,8 @@ class _Trial:
         self._to_beat, self._prune_margin = best_tokens_per_s or 0.0, prune_margin
         self._windows: list[float] = []
 
-    def run(self, work: _Work, batches: TrainingSteps) -> Measurement:
-        """Step until it is known how fast this is, or that it can't be had."""
+    def run(self, work: Work, batches: TrainingSteps) -> Measurement:
+        """Step until two windows agree, it can not win, or a worker failed."""
         clock, steps = work.clock, _every_step(batches)
         failure: _Failure | None = None
         number, tokens, began = 0, 0, math.inf
@@ -283,17 +269,17 @@ class _Trial:
             clock.start()
             number += 1
 
-    def _take(self, work: _Work, step: StepBatches, number: int, global_targets: int) -> _Failure | None:
-        """Compute a step; what went wrong with it, to be told to the others."""
+    def _take(self, work: Work, step: StepBatches, number: int, global_targets: int) -> _Failure | None:
+        """Compute a step; return what failed, for the agreement of the workers."""
         finite = work.step(step, global_targets)
         try:
             self._meter.check()
         except torch.OutOfMemoryError as error:
-            return _Failure("out_of_memory", f"memory ran out: {error}")
+            return _Failure("out_of_memory", f"out of memory: {error}")
         return None if finite else _Failure("nan", f"loss or gradient was not finite in step {number}")
 
     def _window(self, rate: float) -> Status | None:
-        """Note a window, as worker 0 timed it; how the trial ends with it, or None if it goes on."""
+        """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
         rate = float(self._control.from_rank_0(json.dumps(rate)))
         self._windows.append(rate)
         if self._agree():
@@ -303,15 +289,12 @@ class _Trial:
         return "ok" if len(self._windows) >= self._settings.max_windows else None
 
     def _can_not_win(self) -> bool:
-        """Whether it is slower than the fastest; the more windows say so, the less of a difference is needed."""
+        """Return whether it is slower than the fastest; with more windows a smaller difference is enough."""
         count = len(self._windows)
         return statistics.mean(self._windows) < self._to_beat * (1 - self._prune_margin / count)
 
     def _agree(self) -> bool:
-        if len(self._windows) < 2:
-            return False
-        slower, faster = sorted(self._windows[-2:])
-        return 1 - slower / faster < self._settings.agreement
+        return len(self._windows) > 1 and agree(self._windows[-2], self._windows[-1], self._settings.agreement)
 
     def _finished(self, status: Status, clock: StepClock) -> Measurement:
         rate = statistics.median(self._windows[-2:] if self._agree() else self._windows)
@@ -325,7 +308,7 @@ class _Trial:
         )
 
     def _failed(self, failure: _Failure | None) -> Measurement:
-        """All end together: with the gravest of what happened, and a reason on the workers that have one."""
+        """The gravest failure, on all workers alike; the reason only on those that have one."""
         row = [[-1 if failure is None else _FAILURES.index(failure.status)]]
         status = _FAILURES[int(self._control.gather_rows(torch.tensor(row)).max())]
         reason = failure.reason if failure is not None and failure.status == status else ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,27 +54,27 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "cropped to residues": MAX_RESIDUES,
     }
     with single_thread():
-        yield _throughput(AUTOENCODER, "autoencoder", store, setting, sequences, facts)
-        yield _throughput(MASKED_LM, "masked_lm", store, setting, sequences, facts)
+        yield _throughput(AUTOENCODER, False, store, setting, sequences, facts)
+        yield _throughput(MASKED_LM, True, store, setting, sequences, facts)
     setting.note("building ESM-2 8M")
     yield _waiting(store, setting)
 
 
 def _throughput(
     name: str,
-    task: Literal["autoencoder", "masked_lm"],
+    masked: bool,
     store: Path,
     setting: Setting,
     sequences: Sequence[str],
     facts: Facts,
 ) -> Case:
-    batches = _batches(store, task)
+    batches = _batches(store, masked)
     epochs = iter(range(1_000_000))
 
     def ours() -> float:
         return sum(batch.num_sequences for step in batches.epoch(next(epochs)) for batch in step)
 
-    loader = _peer_loader(setting.folder / f"peer-{task}", sequences, masked=task == "masked_lm")
+    loader = _peer_loader(setting.folder / f"peer-{masked}", sequences, masked=masked)
 
     def peer() -> float:
         return sum(len(batch["input_ids"]) for batch in loader)
@@ -83,7 +83,7 @@ def _throughput(
         name=name,
         unit="sequences/s",
         contenders=(Contender(OURS, ours), Contender(PEER, peer)),
-        check=lambda: _check(setting.folder / f"checked-{task}", sequences),
+        check=lambda: _check(setting.folder / f"checked-{masked}", sequences),
         facts=facts,
     )
 
@@ -94,9 +94,8 @@ def _waiting(store: Path, setting: Setting) -> Case:
     cuda = setting.device == "cuda"
     tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
     steps = QUICK_STEPS if setting.quick else STEPS
-    waiting_percent = waiting_meter(
-        _batches(store, "masked_lm", tokens, num_workers=1, pin_memory=cuda), setting.device
-    )
+    batches = _batches(store, True, tokens, num_workers=1, pin_memory=cuda)
+    waiting_percent = waiting_meter(batches, setting.device)
     return Case(
         name=WAITING,
         unit="% of a step",
@@ -118,7 +117,7 @@ def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
 
 def _batches(
     store: Path,
-    task: Literal["autoencoder", "masked_lm"],
+    masked: bool,
     tokens: int = 8192,
     num_workers: int = 0,
     pin_memory: bool | None = False,
@@ -132,7 +131,7 @@ def _batches(
         np.arange(len(Store(store))),
         data=DataSection(num_workers=num_workers, max_length=MAX_RESIDUES),
         batch=BatchSection(tokens=tokens, global_tokens=tokens),
-        masked_lm=MaskedLMSection(mask_share=MASK_SHARE) if task == "masked_lm" else None,
+        masked_lm=MaskedLMSection(mask_share=MASK_SHARE) if masked else None,
         seed=0,
         pin_memory=pin_memory,
     )
@@ -164,7 +163,7 @@ def _check(folder: Path, sequences: Sequence[str]) -> Facts:
     records = len(sequences)
     store = _store_of(folder / "ours", sequences, records)
     ours = {}
-    for step in _batches(store, "autoencoder").epoch(0):
+    for step in _batches(store, False).epoch(0):
         for batch in step:
             bounds = batch.cu_seqlens.tolist()
             for place, record in enumerate(batch.records.tolist()):

@@ -26,7 +26,7 @@ _BLOCKS = Path("/sys/block")
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the machine or the container, whichever is tighter; bytes."""
+    """Memory of the machine or the container, whichever is tighter; bytes."""
 
     total: int
     available: int

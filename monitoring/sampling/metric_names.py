@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def per(self) -> Literal["gpu", "worker", "host", "run"]:
-        """Of what there is one: a GPU, a worker, a machine, or the run."""
+        """The thing that it is measured of."""
         if "{gpu}" in self.name:
             return "gpu"
         if "{worker}" in self.name:
@@ -46,7 +46,7 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """As it is given to Ray, which prefixes ``ray_``."""
+        """Name given to Ray, which prefixes ``ray_``."""
         parts = [part for part in self.name.split("/") if not part.startswith("{")]
         return "esmeray_" + "_".join(parts)
 
@@ -117,7 +117,7 @@ RUN_METRICS = (
     Metric("train/loss", "number", "Training loss of the last logged step"),
 )
 METRICS = GPU_METRICS + HOST_METRICS + PROCESS_METRICS + TORCH_METRICS + LOOP_METRICS + RUN_METRICS
-"""All of them."""
+"""All metrics."""
 
 
 def last_part(metric: Metric) -> str:

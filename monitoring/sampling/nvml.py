@@ -104,7 +104,7 @@ class GpuSample:
     processes: int | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Those that are known, by name."""
+        """Return the known values by name."""
         described = ("index", "uuid", "name")
         return {name: value for name, value in asdict(self).items() if name not in described and value is not None}
 
@@ -212,7 +212,7 @@ class NvmlDevices:
 
 @dataclass
 class _Questions:
-    """What is asked of a GPU; what it can't say is asked once only."""
+    """Questions to a GPU; what it does not support is asked once only."""
 
     library: Any
     asked: dict[str, Callable[[], Metrics]] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class _Gpu:
         self._pcie = _Questions(library, {"pcie": self._pcie_traffic})
 
     def read(self) -> GpuSample:
-        """Everything but PCIe traffic."""
+        """Read everything but PCIe traffic."""
         return GpuSample(self.index, self._uuid, self._name, **self._questions.ask())  # type: ignore[arg-type]
 
     def with_pcie(self, sample: GpuSample) -> GpuSample:
@@ -262,7 +262,7 @@ class _Gpu:
             return sample  # what is wrong with the GPU, its next reading tells
 
     def is_used_by(self, pids: Container[int]) -> bool:
-        """Whether any of these processes computes on it, by MPS or without, or draws."""
+        """Test whether any of these processes computes on it, by MPS or without, or draws."""
         for use in ("Compute", "MPSCompute", "Graphics"):
             try:
                 running = getattr(self._library, f"nvmlDeviceGet{use}RunningProcesses_v3")(self._handle)
@@ -299,7 +299,7 @@ class _Gpu:
         return {"mem_used_bytes": memory.used, "mem_total_bytes": memory.total}
 
     def _throttling(self) -> Metrics:
-        """By the present name, or the one that drivers before CUDA 12.2 know."""
+        """Throttle reasons by the present name, or by that of drivers before CUDA 12.2."""
         nvml = self._library
         try:
             return {"throttle_reasons": nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)}
@@ -337,7 +337,7 @@ class _Gpu:
 
 
 def _is_amiss(library: Any, error: Any) -> bool:
-    """Whether NVML should work here: not without a GPU, nor in a container that was given none."""
+    """Test whether NVML should work here: not without a GPU, nor in a container that was given none."""
     if error.value == library.NVML_ERROR_LIBRARY_NOT_FOUND:
         return _DRIVER_NODE.exists()
     if error.value == library.NVML_ERROR_DRIVER_NOT_LOADED:  # its library is in many a machine image

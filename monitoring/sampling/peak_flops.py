@@ -1,7 +1,7 @@
-"""What known GPUs can do at best, to tell what share of it a model's operations make (model FLOPs utilisation).
+"""Peak speed of known GPUs, for the model FLOPs utilisation.
 
-In: the name that the driver gives a GPU, and a precision. Out: TFLOP/s of dense matrix products with fp32 sums, which
-is what training computes; a data sheet's "with sparsity" figure is twice that. A GPU that is not listed, or a MIG slice
+By the name that the driver gives a GPU, and a precision: TFLOP/s of dense matrix products with fp32 sums, which
+is what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG slice
 of one that is, has no known peak: ``monitoring.peak_tflops`` gives it.
 """
 
@@ -16,7 +16,7 @@ Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of one GPU, dense TFLOP/s; None where it lacks the precision in hardware."""
+    """Peaks of one GPU, dense TFLOP/s; None where it lacks the precision in hardware."""
 
     bf16: float | None
     fp16: float | None

@@ -1,6 +1,6 @@
 """Figures to Prometheus, through the port that Ray opens on each machine for it.
 
-In: figures by name, as a sample has them. Out: one gauge a metric (:mod:`monitoring.sampling.metric_names`), named
+Values by name become one gauge a metric (:mod:`monitoring.sampling.metric_names`), named
 ``ray_esmeray_...`` by the time Prometheus sees it, with the tags ``worker`` and ``host``, and ``gpu`` where there is
 one for each. Ray hands values on every few seconds and forgets them when the worker's process ends. Where Ray does not
 run in this process (torchrun, a single process), there is nothing to export to.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def ray_is_running() -> bool:
-    """Whether this process belongs to a Ray cluster. Does not import Ray."""
+    """Test whether this process belongs to a Ray cluster. Does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
@@ -37,11 +37,11 @@ class PrometheusExporter:
         self._tags = {"worker": str(worker), "host": host}
         self._gauges: dict[Metric, Gauge] = {}
 
-    def export(self, figures: Mapping[str, float]) -> None:
-        """Set the gauges of the figures that have a name of ours; does nothing where Ray does not run."""
+    def export(self, values: Mapping[str, float]) -> None:
+        """Set the gauges of the values whose names are known; does nothing where Ray does not run."""
         if not ray_is_running():
             return
-        for name, value in figures.items():
+        for name, value in values.items():
             found = find(name)
             if found is None or not math.isfinite(value):
                 continue

@@ -44,7 +44,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class Utilization:
-    """What the model FLOPs utilisation needs beside the speed.
+    """Inputs of the model FLOPs utilisation beside the speed.
 
     Attributes:
         flops_per_token: of forward and backward pass; None where it is not known.
@@ -199,7 +199,7 @@ class Sampler:
             self._guarded("Prometheus", lambda: exporter.export(values))
 
     def _read(self, noted: _Noted) -> Values:
-        """Everything that can be read, by name."""
+        """All values that can be read, by name."""
         process = self._guarded("psutil", self._process.read)
         memory = self._guarded("torch", lambda: _torch_memory(self._device, noted.peak_bytes))
         loop = {name: noted.values[name] for name in _LOOP_METRICS if name in noted.values}
@@ -228,7 +228,7 @@ class Sampler:
             log.append(record)
 
     def _guarded(self, what: str, call: Callable[[], Values | None]) -> Values:
-        """What ``call`` returns; nothing and one warning where it fails."""
+        """Return the result of ``call``; nothing and one warning where it fails."""
         try:
             return call() or {}
         except Exception as error:  # noqa: BLE001 - reported once; a run does not end for its monitoring

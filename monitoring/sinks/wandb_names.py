@@ -56,7 +56,7 @@ class WandbRows:
 
     Args:
         alerts_from_s: Unix seconds; alerts before are history: shown, and not sent again.
-        name_nodes: put the name of its node before the figures of every node but worker 0's.
+        name_nodes: put the name of its node before the values of every node but worker 0's.
     """
 
     def __init__(self, alerts_from_s: float, name_nodes: bool) -> None:
@@ -83,7 +83,7 @@ class WandbRows:
 
 
 def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B shows of the loop's record: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
+    """Return W&B's values of a record of the loop: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
     step, kind = int(record["step"]), record["kind"]
     if kind == "event":
         return {"step": step, f"event/{record['event']}": 1}
@@ -96,7 +96,7 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
-    """A sample's figures under W&B's names.
+    """Return a sample's values under W&B's names.
 
     The machine of worker 0 is plain ``gpu/0/util``; that of another worker who samples its machine is another one:
     ``node/<host>/gpu/0/util``. What records of the loop have anyway (``train/loss``) is left out.

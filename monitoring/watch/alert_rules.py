@@ -1,9 +1,8 @@
-"""What of a run's records is worth a warning, and in which words.
+"""Rules of the alerts: what of a run's records is worth a warning.
 
-In: records of the loop and samples. Out: findings: that something holds of a GPU, a machine or a worker, or is over, or
-is neither. How often and how late it is told is :mod:`monitoring.watch.alerts`'. Between the threshold at which
-something begins and the one at which it is over lies a band, so that a figure that plays about one of them is told
-once.
+A rule takes records and yields findings: that something holds of a GPU, a machine or a worker, or is over, or neither.
+:mod:`monitoring.watch.alerts` decides how long a finding must last. Between the threshold at which something begins and
+the one at which it is over lies a band, so that a value that varies about one of them causes one alert.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
+from monitoring.advice import Facts, advise
 from monitoring.sampling.metric_names import find
 from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS, describe_throttling
 from run_folder.metrics_log import Record
@@ -22,8 +21,6 @@ from train_config.monitoring_schema import AlertsSection
 
 BAND_PERCENT = 5.0
 """Points between the threshold of a share and what counts as over."""
-WAITING_SHARE = 0.2
-"""Of a step; a part that takes less is no reason for an idle GPU."""
 THROTTLED_S = 30.0
 """Seconds of lowered clocks that are worth a warning; a peak of power is none."""
 UNTHROTTLED_S = 60.0
@@ -46,32 +43,29 @@ class Finding:
     message: str
 
 
-class Rule(Protocol):
-    """Finds one kind of trouble."""
+class Rule:
+    """Finds one kind of problem.
 
-    @property
-    def name(self) -> str:
-        """Of its alerts."""
+    Attributes:
+        name: of its alerts.
+        raises_after_s, clears_after_s: seconds that it must hold, or be over.
+    """
 
-    @property
-    def raises_after_s(self) -> float:
-        """Seconds that it must hold."""
-
-    @property
-    def clears_after_s(self) -> float:
-        """Seconds that it must be over."""
+    name = ""
+    raises_after_s = clears_after_s = 0.0
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """What this record says."""
+        """Yield what a record shows."""
+        raise NotImplementedError
 
 
 def rules(settings: AlertsSection) -> list[Rule]:
-    """All of them."""
+    """Return one of each."""
     return [LowUtilization(settings), NearlyFull(settings), Leak(settings), Throttling(), NonfiniteLoss()]
 
 
-class LowUtilization:
-    """A GPU that works for the run, and too little. One that never did anything is taken for another's."""
+class LowUtilization(Rule):
+    """A GPU that works for the run, and too little. One that never did anything counts as another's."""
 
     name = "low_utilization"
 
@@ -84,14 +78,13 @@ class LowUtilization:
         self._steps: dict[int, tuple[str, Mapping[str, float]]] = {}  # by worker: its machine and its last step
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """Each GPU of a sample; nothing before the first step."""
         if record["kind"] != "sample" or record["step"] < 1:
             return
         own = f"worker/{record['worker']}/"
         step = {k.removeprefix(own): v for k, v in record["figures"].items() if k.startswith(own) and v is not None}
         self._steps[record["worker"]] = (record["host"], step)
-        for index, figures in _gpus(record).items():
-            if (percent := figures.get("util")) is None:
+        for index, values in _gpus(record).items():
+            if (percent := values.get("util")) is None:
                 continue
             gpu = f"GPU {index} on {record['host']}"
             if percent > 0:
@@ -114,7 +107,7 @@ class LowUtilization:
         return Finding(gpu, True, message)
 
     def _reason(self, host: str) -> str:
-        """Which part of a step it waits for, by the workers of this machine."""
+        """The part of a step for which it waits most, by the workers of this machine."""
         steps = [step for where, step in self._steps.values() if where == host and step.get("step_s")]
         if not steps:
             return "how a step's time is spent is not known"
@@ -122,35 +115,29 @@ class LowUtilization:
         def share(part: str) -> float:
             return sum(step.get(part, 0.0) / step["step_s"] for step in steps) / len(steps)
 
-        causes = {
-            "data_wait_s": "of a step is waiting for data: raise data.num_workers or data.prefetch",
-            "communication_s": "of a step is waiting for other workers: raise batch.tokens or look at the network",
-            "checkpoint_s": "of a step goes into checkpoints: raise checkpoint.every_steps",
-        }
-        worst = max(causes, key=share)
-        if share(worst) >= WAITING_SHARE:
-            return f"{share(worst):.0%} {causes[worst]}"
-        return f"data is not the reason ({share('data_wait_s'):.0%} of a step): raise batch.tokens to give it more work"
+        data_wait = share("data_wait_s")
+        facts = Facts(data_wait=data_wait, communication=share("communication_s"), checkpoint=share("checkpoint_s"))
+        if found := advise(facts):
+            return f"{found[0].finding}: {found[0].actions[0].text}"
+        return f"data is not the reason ({data_wait:.0%} of a step): raise batch.tokens to give it more work"
 
 
-class NearlyFull:
+class NearlyFull(Rule):
     """Memory of a GPU or of a machine that has little left."""
 
     name = "memory"
-    raises_after_s = clears_after_s = 0.0
 
     def __init__(self, settings: AlertsSection) -> None:
         self._most = settings.memory_percent
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """Each GPU, and the machine."""
         if record["kind"] != "sample":
             return
-        for index, figures in _gpus(record).items():
+        for index, values in _gpus(record).items():
             yield from self._judge(
                 f"GPU {index} on {record['host']}",
-                figures.get("mem_used_bytes"),
-                figures.get("mem_total_bytes"),
+                values.get("mem_used_bytes"),
+                values.get("mem_total_bytes"),
                 "lower batch.tokens or set model.backbone.gradient_checkpointing",
             )
         total, available = (record["figures"].get(f"mem/host_{part}_bytes") for part in ("total", "available"))
@@ -173,25 +160,23 @@ class NearlyFull:
             yield Finding(subject, False if percent < self._most - BAND_PERCENT else None, state)
 
 
-class Leak:
+class Leak(Rule):
     """Peaks of a worker's memory that grow from epoch to epoch."""
 
     name = "leak"
-    raises_after_s = clears_after_s = 0.0
-    _FIGURES: Mapping[str, str] = {"torch_peak_bytes": "GPU memory in tensors", "rss_bytes": "resident memory"}
+    _METRICS: Mapping[str, str] = {"torch_peak_bytes": "GPU memory in tensors", "rss_bytes": "resident memory"}
 
     def __init__(self, settings: AlertsSection) -> None:
         self._percent = settings.leak_percent_per_epoch
         self._peaks: dict[tuple[int, str], deque[tuple[int, float]]] = {}
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """Compares, when an epoch is over, the peaks of the last ones."""
         if record["kind"] == "event" and record["event"] in ("started", "resumed"):
             self._peaks.clear()  # these are new processes
         if record["kind"] != "sample":
             return
         worker, epoch = record["worker"], record["epoch"]
-        for name, words in self._FIGURES.items():
+        for name, words in self._METRICS.items():
             value = record["figures"].get(f"worker/{worker}/{name}")
             if value is None:
                 continue
@@ -207,7 +192,7 @@ class Leak:
                 peaks[-1] = (last_epoch, max(last_peak, value))
 
     def _judge(self, subject: str, peaks: list[tuple[int, float]]) -> Finding:
-        """By the median of the steps from peak to peak, which one longer batch does not turn."""
+        """Judge by the median of the steps from peak to peak, which one longer batch does not change."""
         growth = median((b - a) / (later - earlier) for (earlier, a), (later, b) in pairwise(peaks))
         least = max(self._percent / 100 * peaks[0][1], LEAK_FLOOR_BYTES)
         epoch, peak = peaks[-1]
@@ -220,7 +205,7 @@ class Leak:
         return Finding(subject, False if growth < least / 2 else None, f"{subject}: the peak grows no more")
 
 
-class Throttling:
+class Throttling(Rule):
     """Clocks that are lowered because a GPU is too hot or draws too much power."""
 
     name = "throttling"
@@ -233,11 +218,10 @@ class Throttling:
     }
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """Each cause of each GPU."""
         if record["kind"] != "sample":
             return
-        for index, figures in _gpus(record).items():
-            if (reasons := figures.get("throttle_reasons")) is None:
+        for index, values in _gpus(record).items():
+            if (reasons := values.get("throttle_reasons")) is None:
                 continue
             bits = int(reasons)
             if bits & (THERMAL_REASONS | POWER_REASONS):
@@ -246,23 +230,21 @@ class Throttling:
                 subject = f"GPU {index} on {record['host']}, {cause}"
                 words = ", ".join(describe_throttling(bits & mask))
                 if words:
-                    message = f"GPU {index} on {record['host']} is throttled ({words}), {_state(figures)}: {remedy}"
+                    message = f"GPU {index} on {record['host']} is throttled ({words}), {_state(values)}: {remedy}"
                 else:
-                    message = f"GPU {index} on {record['host']}: no {cause} throttling any more, {_state(figures)}"
+                    message = f"GPU {index} on {record['host']}: no {cause} throttling any more, {_state(values)}"
                 yield Finding(subject, bool(words), message)
 
 
-class NonfiniteLoss:
+class NonfiniteLoss(Rule):
     """A loss that is NaN or infinite."""
 
     name = "nonfinite_loss"
-    raises_after_s = clears_after_s = 0.0
 
     def __init__(self) -> None:
         self._finite = 0
 
     def take(self, record: Record) -> Iterator[Finding]:
-        """Of a step's record."""
         if record["kind"] != "train" or "loss" not in record:
             return
         step = record["step"]
@@ -276,13 +258,13 @@ class NonfiniteLoss:
 
 
 class OwnGpus:
-    """Knows which GPUs of a machine are the run's own: NVML shows all, those of other people's jobs too."""
+    """The GPUs of each machine that are the run's own: NVML shows those of other jobs too."""
 
     def __init__(self) -> None:
         self._of_workers: dict[str, set[str]] = {}
 
-    def alone(self, record: Record) -> Record:
-        """A sample without the figures of GPUs on which no worker of the run computes.
+    def only(self, record: Record) -> Record:
+        """Return a sample without the values of GPUs on which no worker of the run computes.
 
         All are left where it is not known which these are: without UUIDs in the sample, or with MIG, whose slices have
         other ones.
@@ -296,12 +278,12 @@ class OwnGpus:
         if not own & set(uuids.values()):
             return record
         others = tuple(f"gpu/{index}/" for index, uuid in uuids.items() if uuid not in own)
-        figures = {name: value for name, value in record["figures"].items() if not name.startswith(others)}
-        return {**record, "figures": figures}
+        own_values = {name: value for name, value in record["figures"].items() if not name.startswith(others)}
+        return {**record, "figures": own_values}
 
 
 def _gpus(record: Record) -> dict[int, dict[str, float]]:
-    """The figures of each GPU of a sample, those that are known, by their last name."""
+    """The known values of each GPU of a sample, by the last part of their names."""
     found: dict[int, dict[str, float]] = {}
     for name, value in record["figures"].items():
         if value is None or not name.startswith("gpu/") or (known := find(name)) is None:
@@ -312,15 +294,15 @@ def _gpus(record: Record) -> dict[int, dict[str, float]]:
     return found
 
 
-def _state(figures: Mapping[str, float]) -> str:
+def _state(values: Mapping[str, float]) -> str:
     """Temperature, power and clock, as far as known."""
     parts = []
-    if "temperature_c" in figures:
-        parts.append(f"{figures['temperature_c']:.0f} °C")
-    if "power_w" in figures:
-        limit = f" of {figures['power_limit_w']:.0f}" if "power_limit_w" in figures else ""
-        parts.append(f"{figures['power_w']:.0f}{limit} W")
-    if "sm_clock_mhz" in figures:
-        highest = f" of {figures['sm_clock_max_mhz']:.0f}" if "sm_clock_max_mhz" in figures else ""
-        parts.append(f"{figures['sm_clock_mhz']:.0f}{highest} MHz")
+    if "temperature_c" in values:
+        parts.append(f"{values['temperature_c']:.0f} °C")
+    if "power_w" in values:
+        limit = f" of {values['power_limit_w']:.0f}" if "power_limit_w" in values else ""
+        parts.append(f"{values['power_w']:.0f}{limit} W")
+    if "sm_clock_mhz" in values:
+        highest = f" of {values['sm_clock_max_mhz']:.0f}" if "sm_clock_max_mhz" in values else ""
+        parts.append(f"{values['sm_clock_mhz']:.0f}{highest} MHz")
     return ", ".join(parts) or "no more is known"

@@ -1,8 +1,7 @@
-"""Warnings of what goes wrong while a run trains: each comes once, and again only after what it tells of was over.
+"""Alerts of a run: each is raised once, and again only after what it reports was over.
 
-In: records of the loop and samples of the workers, as they are written. Out: alerts, which :class:`AlertSink` appends
-to the run's alerts.jsonl; who shows or sends them follows that file. What is found in a record is told by the rules of
-:mod:`monitoring.watch.alert_rules`; here is how long it must last before it is told, and until it counts as over.
+:mod:`monitoring.watch.alert_rules` finds what holds in a record; here is how long it must last, and until it counts as
+over. :class:`AlertSink` appends alerts to the run's alerts.jsonl, which whoever shows or sends them follows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ENDS = frozenset({"finished", "stopped", "failed", "diverged"})
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning, or that what it told of is over.
+    """A warning, or that its cause is over.
 
     Attributes:
         name: low_utilization, memory, leak, throttling, nonfinite_loss or silent_worker.
@@ -50,7 +49,7 @@ class Alert:
     time: float
 
     def record(self) -> Record:
-        """As a line of alerts.jsonl."""
+        """Return it as a line of alerts.jsonl."""
         return {"kind": "alert", **vars(self)}
 
 
@@ -63,7 +62,7 @@ class _Latch:
     _seen_s: float = -math.inf
 
     def update(self, time_s: float, holds: bool | None, lasts_s: float, gap_s: float) -> bool:
-        """Whether this changes it.
+        """Take a look; return whether this changes it.
 
         Args:
             time_s: of what was seen.
@@ -91,7 +90,7 @@ class Alerts:
         settings: thresholds.
         interval_s: seconds between samples.
         raised: name and subject of alerts that were not over when the run was left.
-        clock: seconds that tell how long a worker is silent; for tests.
+        clock: seconds; for tests.
     """
 
     def __init__(
@@ -113,12 +112,12 @@ class Alerts:
         self._step = 0
 
     def take(self, record: Record) -> list[Alert]:
-        """What a record brings."""
+        """Return the alerts that a record causes."""
         if record["kind"] == "alert":
             return []
         self._step = max(int(record["step"]), 0)
         alerts = self._listen(record)
-        record = self._gpus.alone(record)
+        record = self._gpus.only(record)
         for rule in self._rules:
             for finding in rule.take(record):
                 lasts_s = rule.clears_after_s if self._latch(rule.name, finding).raised else rule.raises_after_s
@@ -126,7 +125,7 @@ class Alerts:
         return alerts
 
     def tick(self) -> list[Alert]:
-        """What silence brings. To be called every now and then."""
+        """Return the alerts that silence causes. To be called every now and then."""
         alerts = []
         for worker, (heard_s, step) in self._heard.items():
             silent_s = self._clock() - heard_s
@@ -137,7 +136,7 @@ class Alerts:
         return alerts + self._of_machines_left()
 
     def _of_machines_left(self) -> list[Alert]:
-        """A run that goes on elsewhere hears no more of the machine that it left."""
+        """Clear the alerts of a machine that the run has left."""
         if not self._hosts or self._clock() - self._began_s < self._silence_s:
             return []
         alerts = []
@@ -179,7 +178,7 @@ class AlertSink:
     """Writes the run's alerts.jsonl; a sink of :class:`~monitoring.watch.run_watcher.RunWatcher`.
 
     Args:
-        path: alerts.jsonl; made with the first alert. What it says was not over is not told again.
+        path: alerts.jsonl; made with the first alert. What it left raised is not raised again.
         settings: thresholds.
         interval_s: seconds between samples.
         warn: called with one line where the file can't be read.
@@ -201,7 +200,7 @@ class AlertSink:
         self._append(self._alerts.take(record))
 
     def tick(self) -> None:
-        """Look who is silent."""
+        """Look for silent workers."""
         self._append(self._alerts.tick())
 
     def close(self) -> None:
@@ -216,7 +215,7 @@ class AlertSink:
 
 
 def _still_raised(path: Path, warn: Callable[[str], None]) -> set[tuple[str, str]]:
-    """Name and subject of what the file leaves raised."""
+    """Name and subject of the alerts that the file leaves raised."""
     if not path.exists():
         return set()
     try:

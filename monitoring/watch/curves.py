@@ -1,6 +1,6 @@
 """The picture of a run: what it measured against its steps, as one PNG.
 
-In: the records of metrics.jsonl. Out: a PNG with the losses, the figures of validation, the learning rate and the
+In: the records of metrics.jsonl. Out: a PNG with the losses, the metrics of validation, the learning rate and the
 speed; dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
 """
 
@@ -46,12 +46,12 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None
     """
     kinds = _by_kind(records)
     figure = new_figure(11, 6.4, title)
-    losses, figures, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
+    losses, metrics, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
     _draw_losses(losses, kinds)
-    _draw_figures(figures, kinds["validation"])
+    _draw_metrics(metrics, kinds["validation"])
     _draw_line(rates, kinds["train"], "learning_rate", "Learning rate")
     _draw_speed(speeds, kinds["train"])
-    for axes in (losses, figures, rates, speeds):
+    for axes in (losses, metrics, rates, speeds):
         style_steps(axes)
         _mark_resumed(axes, kinds["event"], labelled=axes is losses)
     for axes in (rates, speeds):
@@ -95,7 +95,7 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
     legend(axes)
 
 
-def _draw_figures(axes: Axes, validations: Sequence[Record]) -> None:
+def _draw_metrics(axes: Axes, validations: Sequence[Record]) -> None:
     heading(axes, "Validation")
     names = {
         "residue_recovery": ("recovery, share of residues right", GREEN),

@@ -1,8 +1,8 @@
-"""What a person at the terminal sees of a run: one line that is kept up to date.
+"""Progress of a run at the terminal: one line that is kept up to date.
 
-In: records of metrics.jsonl and alerts as they are written. Out: on a terminal one line (step, loss, tokens/s, learning
-rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and then, one for each
-validation, one for each event and one for each alert.
+It takes the records of metrics.jsonl and the alerts as they are written. On a terminal it shows one line (step, loss,
+tokens/s, learning rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and
+then, one for each validation, one for each event and one for each alert.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class RunState:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, in words."""
+        """Files and lines that could not be read, in words."""
         found = [tail.failure for tail in self._tails.values() if tail.failure]
         damaged = sum(tail.damaged for tail in self._tails.values())
         return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} passed over"] if damaged else [])

@@ -51,12 +51,6 @@ def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-def test_absent_log_is_a_data_error(command, tmp_path):
-    outcome = command("analyze_gpu_logs", "--log", tmp_path / "none.csv")
-    assert outcome.code == 3
-    assert "No such file" in outcome.err
-
-
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_empty_log_is_said_to_be_empty(command, tmp_path, content):
     (tmp_path / "log.csv").write_text(content)
@@ -84,13 +78,6 @@ def test_log_is_not_overwritten(command, tmp_path, option):
     assert outcome.code == 2
     assert "is the log itself" in outcome.err
     assert log.read_bytes() == before
-
-
-def test_place_that_can_not_be_written_is_one_line(command, tmp_path):
-    log = gpu_traces.thermal().write(tmp_path / "log.csv")
-    (tmp_path / "file").write_text("")
-    outcome = command("analyze_gpu_logs", "--log", log, "--output", tmp_path / "file" / "picture.png")
-    assert (outcome.code, outcome.err.count("\n")) == (4, 1)
 
 
 def test_help_shows_how_nvidia_smi_is_asked(command):

@@ -71,10 +71,7 @@ def test_once_prints_one_picture(command, run):
     assert outcome.out.count("step 5/10") == 1
     assert "\x1b" not in outcome.out
     assert outcome.err == ""
-
-
-def test_into_a_pipe_it_prints_one_picture_and_ends(command, run):
-    assert command("watch", run.path).out.count("step 5/10") == 1
+    assert command("watch", run.path).out.count("step 5/10") == 1, "into a pipe"
 
 
 def test_nothing_is_written_to_the_run(command, run):
@@ -164,9 +161,3 @@ def test_finished_run_is_shown_once_on_a_terminal(run):
     assert terminal.end() == 0
     assert "took 2 s" in terminal.text
     assert BEGUN > 0
-
-
-def test_help_teaches_by_example(command):
-    outcome = command("watch", "--help")
-    assert outcome.code == 0
-    assert "python -m tools watch runs/esm2ae --once" in outcome.out

@@ -21,18 +21,18 @@ Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 
 
 def measure_with_faults(
-    faults: Mapping[tuple[str, object], Fault], config: Config, context: WorkerContext, *arguments: Any, **options: Any
+    faults: Mapping[tuple[str, object], Fault], *, config: Config, context: WorkerContext, **options: Any
 ) -> Measurement:
     """A trial that fails in its second step, on the last worker, where a setting has a value.
 
     Args:
         faults: by setting and value, as ``{("tokens", 512): "crash"}``.
-        config, context, arguments, options: see :func:`tuning.trial.measure_on_worker`.
+        config, context, options: see :func:`tuning.trial.measure_on_worker`.
     """
     settings = Settings.of(config, context.world_size)
     fault = next((fault for (name, value), fault in faults.items() if getattr(settings, name) == value), None)
     if fault is None or context.rank < context.world_size - 1:
-        return measure_on_worker(config, context, *arguments, **options)
+        return measure_on_worker(config, context, **options)
     step = TrainingWork.step
     taken: list[TrainingWork] = []
 
@@ -43,7 +43,7 @@ def measure_with_faults(
         return step(work, *batches)
 
     with mock.patch.object(TrainingWork, "step", failing_step):
-        return measure_on_worker(config, context, *arguments, **options)
+        return measure_on_worker(config, context, **options)
 
 
 def _fail(fault: Fault, model: nn.Module) -> None:

@@ -20,7 +20,7 @@ def path(tmp_path):
 def test_trials_come_back_as_they_were_written(path):
     journal = TrialJournal(path)
     journal.add(SETTINGS, OK, "bracket")
-    journal.add(replace(SETTINGS, tokens=1024), Measurement("out_of_memory", "memory ran out"), "bracket")
+    journal.add(replace(SETTINGS, tokens=1024), Measurement("out_of_memory", "out of memory"), "bracket")
     again = TrialJournal(path)
     assert again.trials == journal.trials
     assert [trial.number for trial in again.trials] == [1, 2]

@@ -37,7 +37,7 @@ SPACE = SearchSpace(
         "prefetch": (4,),
         "gradient_checkpointing": (False,),
     },
-    (OWN,),
+    tuple(replace(OWN, tokens=tokens) for tokens in (2048, 1024, 4096)),
     {},
     OWN,
 )
@@ -58,7 +58,7 @@ def failed(number: int, status: str, reason: str = "why", **changes) -> Trial:
 TRIALS = [
     ok(1, 8000.0),
     ok(2, 12_000.0, 700, tokens=4096, shares=COMPUTING | {"data_wait": 0.3}),
-    failed(3, "out_of_memory", "memory ran out: the peak passed <1 GiB>", tokens=4096, amp_dtype="none"),
+    failed(3, "out_of_memory", "out of memory: the peak passed <1 GiB>", tokens=4096, amp_dtype="none"),
     failed(4, "crash", "worker 0 was killed by signal 9", tokens=1024),
     failed(5, "timeout", "no answer for 300 s", amp_dtype="none"),
     failed(6, "nan", "loss was not finite in step 1", tokens=1024, amp_dtype="none"),
@@ -112,7 +112,7 @@ def test_page_needs_nothing_else_and_lists_every_trial_with_its_reason(tmp_path:
     assert image.imread(tmp_path / PNG_FILE).shape[1] > 1000
     text = " ".join(page.text)
     assert all(trial.measurement.reason in text for trial in TRIALS)
-    assert "7 configurations tried of 1: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in text
+    assert "7 configurations tried of 3: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in text
     assert "12,000 tokens/s with token budget 4,096" in text
     assert "1.50× the experiment's own settings, 8,000 tokens/s" in text
     assert "Loading limits: 30%" in text
@@ -189,7 +189,7 @@ def test_terminal_and_best_yaml_show_the_windows_of_a_noisy_speed(tmp_path: Path
     assert "10,000 tokens/s (windows 2,790 to 23,059), peak 300 MiB" in describe(noisy, SPACE, MARGIN)
     assert "20,000 tokens/s, peak 500 MiB" in describe(fast, SPACE, MARGIN)
     assert "less than 60% free" in describe(fast, SPACE, 0.6)
-    assert "out of memory (memory ran out" in describe(TRIALS[2], SPACE, MARGIN)
+    assert "out of memory (the peak" in describe(TRIALS[2], SPACE, MARGIN)
     path = tmp_path / "best.yaml"
     write_best(path, results_of([noisy, fast]), Config.model_validate({}), TuneConfig.model_validate({}))
     comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
@@ -212,7 +212,7 @@ def test_pareto_table_has_what_no_other_beats_in_both(tmp_path: Path):
 def test_refusal_where_nothing_fits_counts_the_results_and_says_what_to_change():
     message = str(nothing_fits(results_of([*TRIALS[2:4], ok(8, 100.0, 990)])))
     assert "no configuration of 3 fits (1 out of memory, 1 crashed, 1 measured, 1 of which left less than 8%" in message
-    assert "the first failure: memory ran out" in message
+    assert "the first failure: out of memory" in message
     assert "--tune.space.tokens" in message
 
 

@@ -48,7 +48,7 @@ class FormulaPool:
     def measure(self, settings, measurement, best_tokens_per_s=None, prune_margin=0.0) -> Measurement:
         time.sleep(self._delay_s)
         if settings.tokens == 512 and settings.num_workers == 0:
-            return Measurement("out_of_memory", "memory ran out", seconds=1.0)
+            return Measurement("out_of_memory", "out of memory", seconds=1.0)
         if (status := STATUSES.get((settings.tokens, settings.num_workers))) is not None:
             return Measurement(status, f"injected {status}", seconds=1.0)
         speed = 1000.0 + settings.tokens + 100 * settings.num_workers
@@ -69,7 +69,7 @@ class FormulaPool:
 def failing(*arguments, **options) -> "FormulaPool":
     """A pool for which everything is too large."""
     pool = FormulaPool(*arguments, **options)
-    pool.measure = lambda *_: Measurement("out_of_memory", "memory ran out", seconds=1.0)
+    pool.measure = lambda *_: Measurement("out_of_memory", "out of memory", seconds=1.0)
     return pool
 
 

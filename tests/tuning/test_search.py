@@ -69,7 +69,7 @@ class Machine:
             if holds(s):
                 return Measurement(status, f"injected {status}", seconds=5.0)
         if self.peak(s) > TOTAL_BYTES:
-            return Measurement("out_of_memory", "memory ran out", peak_memory_bytes=TOTAL_BYTES, seconds=3.0)
+            return Measurement("out_of_memory", "out of memory", peak_memory_bytes=TOTAL_BYTES, seconds=3.0)
         speed = self.speed(s) * self._random.gauss(1.0, self.noise)
         memory = {"peak_memory_bytes": self.peak(s), "total_memory_bytes": TOTAL_BYTES}
         if to_beat is not None and speed < 0.85 * to_beat:

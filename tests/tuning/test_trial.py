@@ -128,7 +128,7 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
     failed = measured(large, store_path)
     assert failed.status == "out_of_memory"
     assert failed.peak_memory_bytes > failed.total_memory_bytes == int(limit_mib * 2**20)
-    assert "memory ran out" in failed.reason
+    assert "out of memory" in failed.reason
     again = measured(small, store_path)
     assert again.status == "ok"
     assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
@@ -136,7 +136,12 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
 
 def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path):
     result = measure_with_faults(
-        {("workers", 1): "nan"}, tiny_config(tmp_path), WorkerContext(), store_path, QUICK, None
+        {("workers", 1): "nan"},
+        config=tiny_config(tmp_path),
+        context=WorkerContext(),
+        store_path=store_path,
+        measurement=QUICK,
+        best_tokens_per_s=None,
     )
     assert (result.status, result.reason) == ("nan", "loss or gradient was not finite in step 1")
 

@@ -230,6 +230,10 @@ def _forward(backbone: PackedBackbone, batches: list[PackedBatch]) -> Done:
     return Done({TOKENS: tokens, "sequences/s": sum(batch.num_sequences for batch in batches)})
 
 
+_MASKING = {"autoencoder": None, "masked_lm": MaskedLMSection()}
+"""Masking of each task whose batches are loaded."""
+
+
 def loading(subject: Subject, budget: int) -> StageResult:
     """Store to packed batches in torch, by loader processes, for both tasks."""
     with ExitStack() as stack:
@@ -239,7 +243,7 @@ def loading(subject: Subject, budget: int) -> StageResult:
                 partial(_load, _endless(stack, subject, budget, task, number)),
                 {"data.num_workers": number, "task": task},
             )
-            for task in ("autoencoder", "masked_lm")
+            for task in _MASKING
             for number in _NUM_WORKERS
         ]
         rows, notes = subject.measure(variants, _SHARES["loading"])
@@ -257,7 +261,7 @@ def _endless(stack: ExitStack, subject: Subject, budget: int, task: str, num_wor
         subject.some_records(),
         data=DataSection(max_length=subject.max_length, num_workers=num_workers),
         batch=BatchSection(tokens=budget, global_tokens=budget),
-        masked_lm=MaskedLMSection() if task == "masked_lm" else None,
+        masked_lm=_MASKING[task],
         seed=SEED,
     )
     stack.enter_context(batches)

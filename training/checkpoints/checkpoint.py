@@ -80,7 +80,6 @@ class Manifest(BaseModel):
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        """The same manifest with its digest filled in."""
         return self.model_copy(update={"digest": self._digest()})
 
     def _digest(self) -> str:
@@ -89,7 +88,6 @@ class Manifest(BaseModel):
 
     @property
     def is_intact(self) -> bool:
-        """True where the digest matches the content."""
         return self.digest == self._digest()
 
 
@@ -101,7 +99,6 @@ class CheckpointFolder:
 
     @property
     def step(self) -> int:
-        """Optimizer steps that went into it."""
         return int(self.path.name.removeprefix("step-"))
 
     def manifest(self) -> Manifest:
@@ -160,10 +157,14 @@ def _verify_file(path: Path, entry: FileEntry) -> None:
         raise CheckpointError(f"{path}: missing") from error
     if size != entry.size_bytes:
         raise CheckpointError(f"{path}: {size} bytes, the manifest says {entry.size_bytes}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != entry.sha256:
+    if sha256_of(path) != entry.sha256:
         raise CheckpointError(f"{path}: damaged (its SHA-256 does not match the manifest)")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class CheckpointStore:
@@ -180,15 +181,12 @@ class CheckpointStore:
         return [CheckpointFolder(p) for p in sorted(folders, key=lambda p: p.name, reverse=True)]
 
     def partial_path(self, step: int) -> Path:
-        """Where the checkpoint of this step is written."""
         return self.root / f"{_name(step)}{PARTIAL_SUFFIX}"
 
     def final_path(self, step: int) -> Path:
-        """Where the complete checkpoint of this step lies."""
         return self.root / _name(step)
 
     def folder(self, step: int) -> CheckpointFolder:
-        """The complete checkpoint of this step."""
         return CheckpointFolder(self.final_path(step))
 
     def newest_intact(self) -> CheckpointFolder | None:
@@ -200,7 +198,7 @@ class CheckpointStore:
         return None
 
     def latest(self) -> str | None:
-        """What the ``latest`` file names."""
+        """The name in the ``latest`` file."""
         try:
             return (self.root / LATEST).read_text().strip()
         except FileNotFoundError:
@@ -210,12 +208,10 @@ class CheckpointStore:
         """Point ``latest`` at this checkpoint, by rename."""
         write_atomically(self.root / LATEST, folder.path.name + "\n")
 
-    def sweep(self) -> list[Path]:
-        """Remove what killed processes left half-written; returns what was removed."""
-        leftovers = sorted(self.root.glob(f"step-*{PARTIAL_SUFFIX}")) if self.root.is_dir() else []
-        for path in leftovers:
+    def sweep(self) -> None:
+        """Remove what killed processes left half-written."""
+        for path in self.root.glob(f"step-*{PARTIAL_SUFFIX}"):
             shutil.rmtree(path, ignore_errors=True)
-        return leftovers
 
     def discard_after(self, step: int) -> None:
         """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -236,23 +235,6 @@ def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
             f"{run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, or choose "
             "another run.name"
         )
-
-
-def quarantine_ray_snapshot(run: RunFolder) -> str | None:
-    """Move Ray's own record of the run aside, which breaks Ray Train if damaged or of another version.
-
-    Esmeray finds checkpoints by their manifests. Returns a remark if it was damaged.
-    """
-    path = run.ray_snapshot
-    if not path.exists():
-        return None
-    aside = path.with_name(f"{path.name}.set-aside")
-    path.replace(aside)
-    try:
-        json.loads(aside.read_text())
-    except ValueError:
-        return f"Ray's {path.name} was damaged and is now {aside.name}; the run resumes from its own checkpoints"
-    return None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

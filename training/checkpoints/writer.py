@@ -2,14 +2,13 @@
 
 :class:`ShardFiles` is the checkpoint engine that DeepSpeed writes and reads through. Saving, it copies the state to
 host memory; reading, it unpickles only tensors and the few plain classes of DeepSpeed's state (DeepSpeed's own engine
-would run code of a planted file). :class:`CheckpointWriter` writes the copies and hashes them, and rank 0 gives the
-folder its final name once every rank's files are there. The ranks wait for each other's files and not in collectives,
-so that writing never blocks those of the training step.
+would run code of a planted file). :class:`CheckpointWriter` writes the copies and hashes the files, and rank 0 gives
+the folder its final name once every rank's files are there. The ranks wait for each other's files and not in
+collectives, so that writing never blocks those of the training step.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -29,7 +28,7 @@ from common.errors import CheckpointError, ResourceError
 from common.publishing import is_disk_full, sync, write_atomically
 from run_folder.paths import no_space
 from train_config.schema import CheckpointSection
-from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest
+from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
 
 PEERS_TIMEOUT_S = 600.0
 GIVE_UP_S = 20.0
@@ -37,7 +36,7 @@ GIVE_UP_S = 20.0
 
 POLL_S = 0.02
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
-"""What a DeepSpeed 0.19.8 checkpoint holds besides tensors and plain containers."""
+"""Contents of a DeepSpeed 0.19.8 checkpoint besides tensors and plain containers."""
 
 
 class ShardFiles(CheckpointEngine):
@@ -93,32 +92,6 @@ def copy_to_host(value: Any) -> Any:
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(copy_to_host(item) for item in value)
     return value
-
-
-class _HashingFile:
-    """A binary file with the SHA-256 and size of its content."""
-
-    def __init__(self, path: Path):
-        self._file = path.open("wb")
-        self._digest = hashlib.sha256()
-        self.size_bytes = 0
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self.size_bytes += len(view)
-        return self._file.write(view)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> str:
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-        return self._digest.hexdigest()
 
 
 class CheckpointWriter:
@@ -238,19 +211,19 @@ class CheckpointWriter:
 def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = _HashingFile(path)
-    try:
-        if isinstance(state, bytes):
-            file.write(state)
-        else:
-            torch.save(state, file)  # type: ignore[arg-type]
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # torch 2.13 raises "unexpected pos" over what the disk refused
-        raise
-    finally:
-        digest = file.close()
-    return FileEntry(name=name, size_bytes=file.size_bytes, sha256=digest)
+    with path.open("wb") as file:
+        try:
+            if isinstance(state, bytes):
+                file.write(state)
+            else:
+                torch.save(state, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None  # torch 2.13 raises "unexpected pos" over what the disk refused
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(name=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def _rank_file(partial: Path, rank: int) -> Path:

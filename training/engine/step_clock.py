@@ -60,11 +60,9 @@ class StepClock:
         self.start()
 
     def start(self) -> None:
-        """Begin the next step."""
         self._started = time.perf_counter()
 
     def loaded(self) -> None:
-        """Note that the step's batches are here."""
         self._data_wait_s += time.perf_counter() - self._started
 
     @contextmanager
@@ -111,7 +109,7 @@ class StepClock:
         self._steps += 1
 
     def log_due(self, step: int) -> bool:
-        """Whether the step that starts at this position is to be logged."""
+        """True where the step that starts at this position is to be logged."""
         return (step + 1) % self._every == 0
 
     def read(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The Ray cluster: connect to the one at hand or start a local one, and say what it has."""
+"""The Ray cluster: connect to the one at hand or start a local one, and report its resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""
 
 WATCHES = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-"""Environment variable: whether Ray Train watches for machines that are about to be taken away."""
+"""Environment variable: Ray Train watches for machines that are about to be taken away."""
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches do not travel through Ray's object store; a local cluster needs little of it."""
@@ -75,8 +75,8 @@ def connected(section: RaySection) -> Iterator[str]:
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
     connected_before = ray.is_initialized()
     if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
-        with _spared_processes():
-            yield ""
+        _spare_processes()
+        yield ""
         return
     address = find(section)
     try:
@@ -85,27 +85,20 @@ def connected(section: RaySection) -> Iterator[str]:
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
-        with _spared_processes():
-            yield context.dashboard_url or ""
+        _spare_processes()
+        yield context.dashboard_url or ""
     finally:  # also when a signal breaks the start off
         if not connected_before:
             ray.shutdown()
 
 
-@contextmanager
-def _spared_processes() -> Iterator[None]:
-    """On a single machine Ray Train need not watch for machines that are taken away.
+def _spare_processes() -> None:
+    """On a single machine Ray Train need not watch for machines that are taken away, unless the user says so.
 
     Each of its actors is a process of some seconds to start and 1 % of a core (ray 2.60 wakes it every 10 ms).
     """
-    spared = WATCHES not in os.environ and len(cluster_resources()) == 1
-    if spared:
-        os.environ[WATCHES] = "0"
-    try:
-        yield
-    finally:
-        if spared:
-            os.environ.pop(WATCHES, None)
+    if len(cluster_resources()) == 1:
+        os.environ.setdefault(WATCHES, "0")
 
 
 def _start_local(section: RaySection) -> BaseContext:
@@ -152,7 +145,7 @@ def _join(address: str) -> BaseContext:
 
 
 def hardware() -> str:
-    """What the machines of the connected cluster are, to see whether it is the same another time."""
+    """Description of the connected cluster's machines, to compare with another time."""
     machines = []
     for node in ray.nodes():
         if node["Alive"]:

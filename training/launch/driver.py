@@ -11,7 +11,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +36,6 @@ from training.checkpoints.resuming import (
     check_worker_count,
     is_finished,
     locked,
-    quarantine_ray_snapshot,
 )
 from training.engine.deepspeed_settings import check_precision, settings_path
 from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
@@ -208,8 +206,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
         )
         say("\n".join(plan.lines()[1:]))
         with writing(run.path):
-            if remark := quarantine_ray_snapshot(run):
-                warn(remark)
+            run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
             run.clear_requests()
             write_atomically(run.config, dump_config(config))
             task_plan(config).write_names(run, store_path)
@@ -218,45 +215,32 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
         signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
         watcher = _watch(config, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
-        fit = Fit(_make_trainer(config, workers, store_path, run_id))
         try:
-            fit.wait(signals)
+            error = _fit(_make_trainer(config, workers, store_path, run_id), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))
-    return _conclude(run, fit, signals, config.ray.max_failures)
+    return _conclude(run, error, signals, config.ray.max_failures)
 
 
-@dataclass
-class Fit:
-    """``trainer.fit()`` of Ray Train, or of Ray Tune, in a thread, so that the main thread can hear signals.
+def _fit(trainer: Any, signals: StopSignals) -> Exception | None:
+    """Run ``trainer.fit()`` until it ends or the grace period after a signal is over; returns its error.
 
-    In the main thread Ray would install a handler of its own that aborts without saving.
+    It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
     """
+    errors: list[Exception] = []
 
-    trainer: Any
-    error: Exception | None = None
-    timed_out: bool = False
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, name="trainer-fit", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self.trainer.fit()
-        except Exception as error:  # noqa: BLE001 - told to the user by the main thread
-            self.error = error
+            trainer.fit()
+        except Exception as error:  # noqa: BLE001 - reported by the main thread
+            errors.append(error)
 
-    def wait(self, signals: StopSignals, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Return when it ended, or when the grace period after a signal is over; call ``meanwhile`` now and then."""
-        while self.thread.is_alive():
-            self.thread.join(0.2)
-            meanwhile()
-            if signals.expired:
-                self.timed_out = True
-                return
+    thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
+    thread.start()
+    while thread.is_alive() and not signals.expired:
+        thread.join(0.2)
+    return errors[0] if errors else None
 
 
 def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_id: str) -> Any:
@@ -299,27 +283,25 @@ def _watch(config: Config, run: RunFolder, total_steps: int) -> RunWatcher:
     return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
 
 
-def _conclude(run: RunFolder, fit: Fit, signals: StopSignals, max_failures: int) -> int:
+def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
     outcome = run.read_outcome()
     _draw(run)
-    if fit.timed_out and outcome is None:
+    if outcome is not None:
+        return _report(outcome, run, signals)
+    if error is None and signals.expired:
         say(
             "stopped without saving the last steps: the workers did not answer; "
             f"the same command resumes from {run.checkpoints}"
         )
         return signals.exit_code
-    if outcome is None:
-        if shutil.disk_usage(run.path).free < RESERVE_BYTES:
-            raise ResourceError(no_space(run.path)) from fit.error
-        tried = f", also after {max_failures} more tries" if getattr(fit.error, "worker_failures", None) else ""
-        raise ResourceError(
-            f"training broke off{tried}: {_reason(fit.error)} (the workers' logs are in {run.logs})"
-        ) from fit.error
-    return _tell(outcome, run, signals)
+    if shutil.disk_usage(run.path).free < RESERVE_BYTES:
+        raise ResourceError(no_space(run.path)) from error
+    tried = f", also after {max_failures} more tries" if getattr(error, "worker_failures", None) else ""
+    raise ResourceError(f"training broke off{tried}: {_reason(error)} (the workers' logs are in {run.logs})") from error
 
 
 def _draw(run: RunFolder) -> None:
-    """The curves; a picture that can't be drawn is no reason to hide a result."""
+    """Draw the curves; a picture that can't be drawn hides no result."""
     from monitoring.watch.curves import draw_curves  # here: it loads matplotlib
 
     try:
@@ -329,7 +311,7 @@ def _draw(run: RunFolder) -> None:
         warn(f"{run.curves}: not drawn ({error})")
 
 
-def _tell(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
+def _report(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
     if outcome.status == "finished":
         say(
             f"{outcome.message}\n  model        {run.export}\n  checkpoints  {run.checkpoints}\n"
@@ -344,7 +326,7 @@ def _tell(outcome: Outcome, run: RunFolder, signals: StopSignals) -> int:
 
 
 def _reason(error: Exception | None) -> str:
-    """What the first worker that failed said, in a line."""
+    """The first failed worker's error, in a line."""
     failures = getattr(error, "worker_failures", None)
     cause = next(iter(failures.values())) if failures else error
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
@@ -358,7 +340,7 @@ def _wandb_run_id(run: RunFolder) -> str:
 
 
 def with_absolute_paths(config: Config, run: RunFolder) -> Config:
-    """Workers run in other folders, maybe on other nodes."""
+    """The config for workers, which run in other folders, maybe on other nodes."""
     backbone = config.model.backbone
     changes: dict[str, Any] = {
         "run": {"storage_path": str(run.path.parent)},

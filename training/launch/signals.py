@@ -89,7 +89,6 @@ class StopSignals:
 
     @property
     def expired(self) -> bool:
-        """True where the grace period is over."""
         return time.monotonic() > self._deadline
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,6 @@ from training.engine.context import WorkerContext
 
 if TYPE_CHECKING:
     from training.loop.building import Worker
-
-
-@dataclass(frozen=True)
-class Found:
-    """An intact checkpoint, and warnings about those that are not."""
-
-    folder: CheckpointFolder
-    position: Position
-    warnings: list[str]
 
 
 def restore(worker: Worker) -> Position:
@@ -53,19 +43,20 @@ def restore(worker: Worker) -> Position:
             cropped_residues=cropped.residues,
         )
     else:
-        position = found.position
+        folder, warnings = found
+        position = folder.manifest().position
         log.rewind(position.step)
-        for warning in found.warnings:
+        for warning in warnings:
             log.event("warning", position.step, message=warning)
-        worker.engine.load_shards(found.folder.path)
-        restore_random_states(found.folder.path / rng_file(context.rank))
+        worker.engine.load_shards(folder.path)
+        restore_random_states(folder.path / rng_file(context.rank))
         control.all_true(True)  # nobody renames before everybody has read
         if context.rank == 0:
             worker.checkpoints.discard_after(position.step)
-        log.event("resumed", position.step, checkpoint=found.folder.path.name, total_steps=worker.total_steps)
+        log.event("resumed", position.step, checkpoint=folder.path.name, total_steps=worker.total_steps)
     if worker.guard is not None and worker.guard.restore(control):
         parts = worker.guard.parts
-        message = f"memory ran out before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
+        message = f"out of memory before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
         log.event("memory_guard", position.step, parts=parts, message=message)
     return position
 
@@ -92,8 +83,8 @@ def _last_saved_step(run: RunFolder) -> int:
 
 def find_checkpoint(
     store: CheckpointStore, context: WorkerContext, store_checksum: str, control: ControlGroup
-) -> Found | None:
-    """The newest checkpoint whose manifest and files are intact. Every worker calls it and checks its own files.
+) -> tuple[CheckpointFolder, list[str]] | None:
+    """The newest intact checkpoint, and warnings about newer ones. Every worker calls it and checks its own files.
 
     Returns:
         None where the run never completed one.
@@ -109,7 +100,7 @@ def find_checkpoint(
         if control.all_true(not problem):
             if context.rank == 0:
                 warnings += _check_latest(store, folder)
-            return Found(folder, folder.manifest().position, warnings)
+            return folder, warnings
         warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
     if warnings:
         raise CheckpointError(

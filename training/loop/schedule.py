@@ -48,12 +48,10 @@ class EarlyStopping:
             self.note(cost)
 
     def note(self, cost: float) -> None:
-        """Take in an evaluation."""
         self.is_best = cost < self._best
         self._best = min(self._best, cost)
         self._since_best = 0 if self.is_best else self._since_best + 1
 
     @property
     def is_over(self) -> bool:
-        """True where the patience is used up."""
         return self._patience is not None and self._since_best >= self._patience

@@ -17,7 +17,7 @@ from dataset.tokens.esm import encode
 from model.backbones.loading import load_network
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
-from tests.model.backbones.test_source import Malicious
+from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 from train_config.schema import BackboneSection
 

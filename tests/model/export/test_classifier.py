@@ -17,7 +17,7 @@ from inference.classifier import ClassifierPipeline
 from model.backbones.lora import is_adapted
 from model.export.classifier import export_classifier, load_classifier
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
-from tests.model.backbones.test_source import Malicious
+from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, random_sequences, save_network
 
 PROTEINS = random_sequences([25, 3, 60])

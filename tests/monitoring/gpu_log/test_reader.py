@@ -91,13 +91,6 @@ def test_file_killed_within_its_header_begins_anew(path, kept):
     assert len(read_gpu_log(path).gpus) == 1
 
 
-def test_every_sample_is_in_the_file_at_once(path):
-    with GpuLogWriter(path) as log:
-        for count in range(1, 4):
-            log.append(float(count), "node", {}, [gpu(0), gpu(1)])
-            assert path.read_bytes().count(b"\n") == 1 + 2 * count
-
-
 def test_some_other_file_is_left_as_it_is(path):
     path.write_text("my,own,table\n1,2,3\n")
     with pytest.raises(DataError, match="is not a log with these columns"):
@@ -109,11 +102,6 @@ def test_two_writers_of_one_file_are_refused(path):
     with GpuLogWriter(path), pytest.raises(ResourceError, match="another process logs to it"):
         GpuLogWriter(path)
     GpuLogWriter(path).close()
-
-
-def test_folder_in_the_files_place_is_refused(tmp_path):
-    with pytest.raises(ResourceError, match="can't be written"):
-        GpuLogWriter(tmp_path)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
@@ -175,12 +163,6 @@ def test_missing_and_differently_named_columns_are_named_with_what_is_near_and_w
     assert "\n" not in message
 
 
-def test_column_that_is_not_there_at_all_has_no_nearest(path):
-    write(path, "a,b", "1,2")
-    with pytest.raises(DataError, match=r"sm_clock_mhz or clocks.sm[;.] .*The log has: a, b\."):
-        read_gpu_log(path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -202,11 +184,6 @@ def test_damage_is_reported_with_line_and_column(path, change, message):
 def test_file_that_is_no_log_is_a_data_error(path, content):
     path.write_bytes(content)
     with pytest.raises(DataError):
-        read_gpu_log(path)
-
-
-def test_absent_file_is_a_data_error(path):
-    with pytest.raises(DataError, match="No such file"):
         read_gpu_log(path)
 
 

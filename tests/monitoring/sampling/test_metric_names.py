@@ -1,51 +1,36 @@
-"""Every figure has one name, one unit and one meaning, valid wherever it goes."""
+"""Every metric has one name, one unit and one meaning, valid wherever it goes."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-import pytest
-
 from monitoring.sampling.metric_names import GPU_METRICS, METRICS, find, last_part, metrics_table
 from monitoring.sampling.nvml import GpuSample
 from monitoring.sampling.sampler import gpu_values
 from tests.conftest import REPOSITORY
 
+UNITS = {
+    "_bytes": "bytes",
+    "_bytes_per_s": "bytes/s",
+    "_w": "watts",
+    "_mhz": "MHz",
+    "_c": "celsius",
+    "percent": "percent",
+    "_share": "share",
+}
 
-def test_names_are_unique_here_and_in_prometheus():
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+def test_names_are_unique_valid_in_prometheus_found_again_and_end_in_their_unit():
     assert len({metric.prometheus_name for metric in METRICS}) == len(METRICS)
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_name_is_valid_in_prometheus_and_is_found_again(metric):
-    assert re.fullmatch(r"esmeray_[a-z][a-z0-9_]*", metric.prometheus_name)
-    index = 12 if metric.per in ("gpu", "worker") else None
-    assert find(metric.of(12)) == (metric, index)
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_name_that_ends_in_a_unit_has_it(metric):
-    endings = {
-        "_bytes": "bytes",
-        "_bytes_per_s": "bytes/s",
-        "_w": "watts",
-        "_mhz": "MHz",
-        "_c": "celsius",
-        "percent": "percent",
-        "_share": "share",
-    }
-    for ending, unit in endings.items():
-        if metric.name.endswith(ending):
-            assert metric.unit == unit
-    if re.search(r"(?<!per)_s$", metric.name):
-        assert metric.unit == "seconds"
-
-
-@pytest.mark.parametrize("name", ["gpu/util", "gpu/x/util", "gpu/0/util/more", "worker/1", "", "perf/tokens_per_s "])
-def test_unknown_names_are_not_found(name):
-    assert find(name) is None
+    for metric in METRICS:
+        assert re.fullmatch(r"esmeray_[a-z][a-z0-9_]*", metric.prometheus_name)
+        assert find(metric.of(12)) == (metric, 12 if metric.per in ("gpu", "worker") else None)
+        for ending, unit in UNITS.items():
+            assert metric.unit == unit or not metric.name.endswith(ending), metric
+        assert metric.unit == "seconds" or not re.search(r"(?<!per)_s$", metric.name), metric
+    for unknown in ("gpu/util", "gpu/x/util", "gpu/0/util/more", "worker/1", "", "perf/tokens_per_s "):
+        assert find(unknown) is None
 
 
 def test_everything_that_nvml_says_has_a_name():
@@ -55,7 +40,7 @@ def test_everything_that_nvml_says_has_a_name():
     assert [last_part(metric) for metric in GPU_METRICS][:2] == ["util", "mem_util"]
 
 
-def test_the_page_lists_every_figure_as_the_code_does():
+def test_the_page_lists_every_metric_as_the_code_does():
     page = (REPOSITORY / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert metrics_table() in page, "put metrics_table() into docs/monitoring.md"
 

@@ -143,12 +143,6 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(dr
     assert warnings == []
 
 
-def test_function_that_this_version_of_the_package_lacks_is_left_out(driver, warnings, monkeypatch):
-    monkeypatch.delattr(pynvml, "nvmlDeviceGetTotalEccErrors")
-    assert "ecc_corrected" not in opened(driver, warnings).read()[0].metrics()
-    assert warnings == []
-
-
 def test_older_driver_is_asked_for_throttling_by_the_older_name(driver, warnings):
     driver.failing = {"nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
     assert opened(driver, warnings).read()[0].throttle_reasons == 0x44
@@ -246,16 +240,6 @@ def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
     assert devices.read()[0].nvlink_tx_bytes_per_s is None
 
 
-def test_gpu_without_links_has_no_link_traffic(driver, warnings):
-    driver.failing = {(0, "links"): pynvml.NVML_ERROR_NOT_SUPPORTED}
-    devices = opened(driver, warnings)
-    devices.read()
-    driver.now_s = 1.0
-    without, with_ = devices.read()
-    assert (without.nvlink_tx_bytes_per_s, with_.nvlink_tx_bytes_per_s) == (None, 0)
-    assert without_traffic(without.metrics()) == FIGURES
-
-
 @pytest.mark.parametrize(
     ("pids", "used"), [({5}, {0, 1}), ({11, 99}, {1}), ({20}, {0}), ({31}, {1}), ({10, 31}, {0, 1}), ({99}, set())]
 )
@@ -270,15 +254,6 @@ def test_processes_that_nvml_does_not_tell_are_on_no_gpu(driver, warnings, monke
     assert devices.used_by({5, 10, 20}) == set()
     assert devices.used_by({30}) == {0}
     assert warnings == []
-
-
-def test_closing_lets_go_of_nvml_and_may_be_repeated(driver, warnings):
-    devices = opened(driver, warnings)
-    assert driver.open == 1
-    devices.close()
-    devices.close()
-    assert driver.open == 0
-    assert devices.read() == []
 
 
 def test_throttling_in_words_tells_heat_from_power_and_leaves_idling_out():

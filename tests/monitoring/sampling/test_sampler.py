@@ -136,14 +136,6 @@ def test_worker_0_tells_of_the_run(make, path):
     }
 
 
-def test_utilization_of_an_unknown_device_is_left_out(make, path, warnings):
-    sampler = make(worker=0, utilization=Utilization(2e9))
-    sampler.note(1, 0, STEP)
-    sampler.sample()
-    assert "perf/mfu" not in only_sample(path)["figures"]
-    assert warnings == []
-
-
 def test_utilization_of_a_known_gpu_needs_no_setting(make, path, cuda):
     sampler = make(worker=0, device=GPU, utilization=Utilization(756.5e9 / 4, amp_dtype="bf16"))
     sampler.note(1, 0, STEP)
@@ -199,16 +191,6 @@ def test_peaks_begin_anew_with_each_epoch_and_the_last_one_of_an_epoch_is_told(m
     assert peaks == [(0, 900), (0, 1500), (1, 600), (1, 600), (1, 600)]
 
 
-def test_loss_that_is_not_finite_is_written_as_null(make, path, warnings):
-    sampler = make(worker=0)
-    sampler.note(1, 0, {**STEP, "loss": float("nan")})
-    sampler.sample()
-    record = only_sample(path)
-    assert record["figures"]["train/loss"] is None
-    assert record["nonfinite"] is True
-    assert warnings == []
-
-
 def test_thread_samples_at_once_and_again_when_it_is_closed(make, path):
     sampler = make().start()
     sampler.note(41, 2, STEP)
@@ -252,19 +234,6 @@ def test_disk_that_can_not_be_written_is_one_warning_and_is_tried_again(make, pa
     path.parent.unlink()
     sampler.sample()
     assert only_sample(path)["kind"] == "sample"
-
-
-def test_full_disk_is_one_warning(make, warnings, monkeypatch):
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("needs /dev/full")
-    monkeypatch.setattr("run_folder.metrics_log.MetricsLog._drop_partial_line", lambda log: None)
-    sampler = Sampler(
-        full, worker=0, device=CPU, node=False, interval_s=1.0, prometheus=False, warn=warnings.append
-    ).start()
-    sampler.close()
-    (warning,) = warnings
-    assert "No space left" in warning
 
 
 def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monkeypatch, warnings):
@@ -311,16 +280,6 @@ def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings)
     assert "hangs" in warnings[0]
     released.set()
     sampler._thread.join(30)
-
-
-def test_resumed_run_appends_and_drops_the_line_that_a_killed_one_left(make, path):
-    make().sample()
-    with path.open("ab") as file:
-        file.write(b'{"kind":"sample","st')
-    sampler = make()
-    sampler.note(9, 0, {})
-    sampler.sample()
-    assert [record["step"] for record in read_metrics(path)] == [0, 9]
 
 
 def test_sampler_that_was_never_started_can_be_closed(make, path, warnings):

@@ -27,7 +27,7 @@ from tests.monitoring.wandb_file import read_config, read_history, read_records,
 from train_config.loading import dump_config
 from train_config.schema import Config, WandbSection
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """How long a test waits for what must come, on a machine under any load."""
 MARK = "ESMERAY_TEST_MARK"
 RUN_ID = "abcd1234"
@@ -203,10 +203,8 @@ def test_server_that_is_silent_costs_a_warning_and_the_values_are_uploaded_later
         assert server.values() == VALUES
 
 
-@pytest.mark.parametrize("failure", ["refused", "unauthorised", "no key"])
+@pytest.mark.parametrize("failure", ["refused", "unauthorised"])
 def test_failure_at_the_start_is_reported_while_the_run_goes_on(failure, tmp_path, monkeypatch, mark, server):
-    if failure == "no key":
-        monkeypatch.delenv("WANDB_API_KEY")
     if failure == "refused":
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     server.behaviour = "unauthorised"
@@ -217,22 +215,18 @@ def test_failure_at_the_start_is_reported_while_the_run_goes_on(failure, tmp_pat
     run.assert_harmless(mark)
 
 
-@pytest.mark.parametrize("failure", ["silent", "frozen", "killed"])
+@pytest.mark.parametrize("failure", ["frozen", "killed"])
 def test_failure_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(failure, tmp_path, mark, server):
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
     assert wait_until(lambda: "file_stream" in server.requests), run.warnings
-    if failure == "silent":
-        server.behaviour = "silent"
-    else:
-        for process in marked_processes(mark):
-            if process.name() == "wandb-core":
-                process.send_signal(signal.SIGSTOP if failure == "frozen" else signal.SIGKILL)
+    for process in marked_processes(mark):
+        if process.name() == "wandb-core":
+            process.send_signal(signal.SIGSTOP if failure == "frozen" else signal.SIGKILL)
     append(run.folder.metrics, *RECORDS[50:])
     wandb.close()
     run.assert_harmless(mark)
-    server.behaviour = "answer"
     run.upload()
     assert server.values() == VALUES
 

@@ -1,4 +1,4 @@
-"""Each trouble is told once, in words that say why, again only after it was over, and never for history."""
+"""Each problem is reported once, in words that say why, again only after it was over, and never for history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def alerts_of(records: list[Record], **arguments: Any) -> list[Alert]:
     return [alert for record in records for alert in alerts.take(record)]
 
 
-def told(alerts: list[Alert]) -> list[tuple[str, str]]:
+def states(alerts: list[Alert]) -> list[tuple[str, str]]:
     return [(alert.name, alert.state) for alert in alerts]
 
 
@@ -46,20 +46,20 @@ def utilised(*percents: float, from_s: float = 0.0, **figures: float) -> list[Re
 STEP = {"worker__0__step_s": 2.0, "worker__0__data_wait_s": 0.1}
 
 
-def test_low_utilisation_is_told_after_its_window_with_the_share_of_waiting_for_data():
+def test_low_utilisation_is_reported_after_its_window_with_the_share_of_waiting_for_data():
     records = utilised(90, *[20] * 13, worker__0__step_s=2.0, worker__0__data_wait_s=1.24)
     assert alerts_of(records[:-1]) == []
     (alert,) = alerts_of(records)
     assert (alert.name, alert.state, alert.subject) == ("low_utilization", "raised", "GPU 0 on a")
-    assert "20 %" in alert.message and "62% of a step is waiting for data" in alert.message
+    assert "20 %" in alert.message and "62% of a step is waiting for batches" in alert.message
     assert "data.num_workers" in alert.message
 
 
 @pytest.mark.parametrize(
     "figures, words",
     [
-        ({**STEP, "worker__0__communication_s": 1.0}, "50% of a step is waiting for other workers"),
-        ({**STEP, "worker__0__checkpoint_s": 0.8}, "40% of a step goes into checkpoints"),
+        ({**STEP, "worker__0__communication_s": 1.0}, "50% of a step is exchanging gradients"),
+        ({**STEP, "worker__0__checkpoint_s": 0.8}, "40% of a step is writing checkpoints"),
         (STEP, "data is not the reason (5% of a step)"),
         ({}, "not known"),
     ],
@@ -69,18 +69,18 @@ def test_low_utilisation_names_the_likely_reason(figures, words):
     assert words in alert.message
 
 
-def test_utilisation_about_the_threshold_is_told_once_and_over_when_it_stays_above():
+def test_utilisation_about_the_threshold_is_reported_once_and_over_when_it_stays_above():
     low, about, high = [30] * 13, [48, 52, 49, 54] * 5, [80] * 7
-    assert told(alerts_of(utilised(90, *low, *about, *low))) == [("low_utilization", "raised")]
+    assert states(alerts_of(utilised(90, *low, *about, *low))) == [("low_utilization", "raised")]
     cycle = [("low_utilization", "raised"), ("low_utilization", "cleared")]
-    assert told(alerts_of(utilised(90, *low, *about, *high, *low, *high))) == cycle * 2
+    assert states(alerts_of(utilised(90, *low, *about, *high, *low, *high))) == cycle * 2
 
 
 def test_a_busy_moment_resets_the_window_of_low_utilisation():
     assert alerts_of(utilised(90, *[20] * 11, 60, *[20] * 11)) == []
 
 
-def test_gpu_that_nobody_uses_or_that_has_not_begun_is_not_told_of():
+def test_gpu_that_nobody_uses_or_that_has_not_begun_is_not_reported():
     assert alerts_of(utilised(*[0] * 60)) == []
     before_step_1 = [record | {"step": 0} for record in utilised(90, *[1] * 60)]
     assert alerts_of(before_step_1) == []
@@ -95,9 +95,9 @@ def memory(*shares: float) -> list[Record]:
     return [sample(0, s, gpu__1__mem_used_bytes=share * 80 * GIB, **names) for s, share in enumerate(shares)]
 
 
-def test_memory_near_its_limit_is_told_once_until_it_is_well_below():
+def test_memory_near_its_limit_is_reported_once_until_it_is_well_below():
     alerts = alerts_of(memory(0.5, 0.91, 0.89, 0.92, 0.86, 0.84, 0.91))
-    assert told(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
+    assert states(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
     assert "GPU 1 on a: 72.8 of 80.0 GiB of memory in use (91 %)" in alerts[0].message
 
 
@@ -120,7 +120,7 @@ def epochs(peaks: list[float], figure: str = "worker__0__torch_peak_bytes") -> l
 def test_peaks_that_grow_from_epoch_to_epoch_are_a_leak_until_they_stay(figure):
     growing = [10 + 0.4 * epoch for epoch in range(9)]
     alerts = alerts_of(epochs(growing + [growing[-1]] * 6, figure))
-    assert told(alerts) == [("leak", "raised"), ("leak", "cleared")]
+    assert states(alerts) == [("leak", "raised"), ("leak", "cleared")]
     assert "0.40 GiB (3.8 %) an epoch" in alerts[0].message and "worker 0" in alerts[0].subject
     assert alerts[0].step == 7  # as soon as five epochs after the first are over
 
@@ -155,13 +155,13 @@ def throttled(*reasons: int) -> list[Record]:
     "bits, words",
     [(0x20, "software thermal"), (0x48, "hardware thermal"), (0x4, "power cap"), (0x80, "brake"), (0x8, "slowdown")],
 )
-def test_lasting_throttling_is_told_in_words_with_the_state_of_the_gpu(bits, words):
+def test_lasting_throttling_is_reported_in_words_with_the_state_of_the_gpu(bits, words):
     alerts = alerts_of(throttled(*[bits] * 10, *[0] * 15))
-    assert told(alerts) == [("throttling", "raised"), ("throttling", "cleared")]
+    assert states(alerts) == [("throttling", "raised"), ("throttling", "cleared")]
     assert words in alerts[0].message and "91 °C, 400 W, 900 MHz" in alerts[0].message
 
 
-def test_thermal_and_power_throttling_are_told_apart():
+def test_thermal_and_power_throttling_are_separate():
     alerts = alerts_of(throttled(*[0x20 | 0x4] * 10))
     assert {alert.subject for alert in alerts} == {"GPU 0 on a, thermal", "GPU 0 on a, power"}
 
@@ -170,15 +170,15 @@ def test_idle_clocks_settings_and_short_peaks_are_no_throttling():
     assert alerts_of(throttled(*[0x1 | 0x2 | 0x10 | 0x100] * 20, *[0x4, 0x4, 0, 0] * 10)) == []
 
 
-def test_loss_that_is_not_finite_is_told_once_until_it_stays_finite():
+def test_loss_that_is_not_finite_is_reported_once_until_it_stays_finite():
     losses = [1.0, None, 1.0, None, None, 1.0, 1.0, 1.0, None]
     alerts = alerts_of([train(step, step, loss=loss) for step, loss in enumerate(losses, start=1)])
-    assert told(alerts) == [("nonfinite_loss", state) for state in ("raised", "cleared", "raised")]
+    assert states(alerts) == [("nonfinite_loss", state) for state in ("raised", "cleared", "raised")]
     assert [alert.step for alert in alerts] == [2, 8, 9]
     assert "training.learning_rate" in alerts[0].message
 
 
-def test_worker_that_stops_reporting_is_told_once_until_it_reports_again():
+def test_worker_that_stops_reporting_is_reported_once_until_it_reports_again():
     clock, names = Clock(), []
     alerts = Alerts(SETTINGS, INTERVAL_S, clock=clock)
     for worker in (0, 1):
@@ -188,7 +188,7 @@ def test_worker_that_stops_reporting_is_told_once_until_it_reports_again():
         names += alerts.tick()
     assert [(alert.subject, alert.state) for alert in names] == [("worker 1", "raised")]
     assert "since step 7" in names[0].message and "121 s" in names[0].message
-    assert told(alerts.take(sample(1, 301, step=8))) == [("silent_worker", "cleared")]
+    assert states(alerts.take(sample(1, 301, step=8))) == [("silent_worker", "cleared")]
     assert alerts.tick() == []
 
 
@@ -201,7 +201,7 @@ def test_silence_after_the_end_and_between_rare_samples_is_no_trouble():
     clock.now = 299
     assert rare.tick() == ended.tick() == []
     clock.now = 301
-    assert told(rare.tick()) == [("silent_worker", "raised")]
+    assert states(rare.tick()) == [("silent_worker", "raised")]
 
 
 def test_alerts_of_a_machine_that_the_run_has_left_are_over():
@@ -220,7 +220,7 @@ def test_alerts_of_a_machine_that_the_run_has_left_are_over():
     assert alerts.tick() == []
 
 
-def test_gpus_of_other_peoples_jobs_are_not_told_of():
+def test_gpus_of_other_peoples_jobs_are_not_reported():
     full = {f"gpu__{gpu}__mem_used_bytes": 0.96 * GIB for gpu in (0, 1)}
     total = {f"gpu__{gpu}__mem_total_bytes": float(GIB) for gpu in (0, 1)}
     record = sample(0, 0, **full, **total)
@@ -263,7 +263,7 @@ def test_resumed_run_repeats_no_alert_of_before_and_clears_what_is_over(tmp_path
     assert len(watch(tmp_path, *memory(0.5))) == 2
 
 
-def test_damaged_file_of_alerts_is_told_and_does_not_stop_them(tmp_path):
+def test_damaged_file_of_alerts_is_reported_and_does_not_stop_them(tmp_path):
     path = tmp_path / "alerts.jsonl"
     path.write_bytes(b"nonsense\n")
     warnings: list[str] = []

@@ -23,7 +23,7 @@ def test_picture_is_drawn_and_shows_something(tmp_path):
     pixels = image.imread(tmp_path / "curves.png")
     assert pixels.shape[0] > 500
     assert pixels.shape[1] > 1000
-    assert np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0).shape[0] > 20
+    assert len(np.unique(pixels[..., 0])) > 20
     assert list(tmp_path.iterdir()) == [tmp_path / "curves.png"]
 
 

@@ -81,14 +81,6 @@ def test_total_is_taken_from_the_workers():
     assert "started" not in stream.getvalue()
 
 
-def test_records_of_other_kinds_are_passed_over():
-    stream = io.StringIO()
-    sink = ProgressSink(10, stream=stream, clock=Clock())
-    sink.write({"kind": "sample", "step": 1, "time": 0.0, "figures": {"gpu/0/util": 1}})
-    sink.write(train(1))
-    assert stream.getvalue().startswith("step 1/10")
-
-
 def test_nan_loss_is_shown_as_such():
     stream = io.StringIO()
     sink = ProgressSink(10, stream=stream, clock=Clock())

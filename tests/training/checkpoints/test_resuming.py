@@ -15,7 +15,6 @@ from training.checkpoints.resuming import (
     check_worker_count,
     is_finished,
     locked,
-    quarantine_ray_snapshot,
 )
 
 
@@ -98,14 +97,6 @@ def test_damaged_outcome_counts_as_none(begun):
     for content in ("", '{"status": "finished"}', "[]"):
         (begun.path / "outcome.json").write_text(content)
         assert begun.read_outcome() is None
-
-
-def test_snapshot_of_ray_is_moved_aside_and_reported_where_it_was_damaged(begun):
-    for content, reported in (('{"ray_version": "1.0"}', False), ('{"ray_version": "2.', True), ("", True)):
-        begun.ray_snapshot.write_text(content)
-        assert ("was damaged" in (quarantine_ray_snapshot(begun) or "")) == reported
-        assert not begun.ray_snapshot.exists()
-    assert quarantine_ray_snapshot(begun) is None
 
 
 def test_another_number_of_workers_is_refused_before_any_is_started(begun):

@@ -69,20 +69,7 @@ def backward_needs_memory() -> None:
     TrainingEngine.backward = backward
 
 
-def backward_ends_without_memory() -> None:
-    """That of the third step's second batch breaks off when gradients have been added up."""
-    calls = []
-
-    def backward(self, loss_sum, global_targets):
-        BACKWARD(self, loss_sum, global_targets)
-        calls.append(1)
-        if len(calls) == 6:
-            raise torch.OutOfMemoryError("injected")
-
-    TrainingEngine.backward = backward
-
-
-FAULTS = {"forward": forward_needs_memory, "backward": backward_needs_memory, "late": backward_ends_without_memory}
+FAULTS = {"forward": forward_needs_memory, "backward": backward_needs_memory}
 
 
 def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -> None:
@@ -92,12 +79,11 @@ def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -
 
 
 def config_for(folder, **changes) -> Config:
-    """Four micro-batches a step, two on each worker; a checkpoint after the second step."""
+    """Four micro-batches a step, two on each worker."""
     base = {
         "model": {"task": "masked_lm"},
         "batch": {"global_tokens": 1024},
         "training": {"max_steps": 4, "evaluate_every_steps": 100},
-        "checkpoint": {"every_steps": 2},
     }
     return tiny_config(folder, **{**base, **changes})
 
@@ -141,14 +127,3 @@ def test_broken_off_step_leaves_nothing_behind_on_either_worker(stage, amp_dtype
     assert train_losses(guarded) == train_losses(in_parts)
     weights = exported_weights(in_parts)
     assert all(torch.equal(value, weights[name]) for name, value in exported_weights(guarded).items())
-
-
-def test_running_out_when_gradients_were_added_up_starts_again_with_parts(trained, worker_pair, store_path, tmp_path):
-    config = config_for(tmp_path)
-    with pytest.raises(AssertionError, match=r"NewStartError|Connection closed|gloo"):
-        train(worker_pair, store_path, (config, "late"))
-    assert run_folder(config).read_outcome() is None  # so the launcher's next attempt goes on
-    train(worker_pair, store_path, (config, None))
-    assert events(config, "resumed")[0]["step"] == 2
-    assert train_losses(config) == pytest.approx(train_losses(trained["undisturbed"]), rel=1e-5)
-    assert parts(config) == [(2, 2)]

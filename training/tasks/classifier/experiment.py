@@ -1,6 +1,6 @@
 """The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
 
-In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and figures
+In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and metrics
 of an evaluation that are computed from the predictions of all workers together, not from means of each.
 
 Shape legend: N sequences, C labels.
@@ -49,7 +49,6 @@ class ClassifierExperiment(Experiment):
     """A classifier on a labelled store."""
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the labels and the tokens."""
         self._config = config
         self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
         stage_dir = config.data.stage_dir
@@ -79,7 +78,6 @@ class ClassifierExperiment(Experiment):
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
-        """Write the network, its label names and its tokenizer."""
         config, checkpoint = trained.checkpoint.config(), trained.checkpoint.path
         # Checkpoints of earlier versions have no names of their own.
         names = checkpoint if (checkpoint / MAPPINGS_FILE).is_file() else trained.run.path
@@ -122,7 +120,6 @@ class ClassifierExperiment(Experiment):
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
-        """See :func:`model.tasks.classifier.build_classifier`."""
         labelled = self._labelled
         return build_classifier(
             self._config.model,
@@ -134,11 +131,9 @@ class ClassifierExperiment(Experiment):
         )
 
     def record_name(self, record: int) -> str:
-        """Its id in the store."""
         return self._labelled.store.id(record)
 
     def names(self) -> dict[str, bytes]:
-        """Label names and tokenizer."""
         return self._names
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
@@ -180,24 +175,22 @@ class ClassifierExperiment(Experiment):
             metrics = model.figures(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
-    def cost(self, figures: dict[str, float]) -> float | None:
-        """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
         That is so where all predictions are equal, or all targets, or no label is true or called.
         """
         name = self._best_metric
-        if name not in figures:
+        if name not in metrics:
             return None
-        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+        return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
     @property
     def patience(self) -> int | None:
-        """``classifier.patience``."""
         return self._section.patience
 
     @property
     def exports_best(self) -> bool:
-        """Where something is held out to judge by."""
         return len(self.validation) > 0
 
     def _take(self, training: BatchSource, held_out: BatchSource) -> None:

@@ -33,7 +33,6 @@ class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        """Convert the labelled sources to a store with its tokens."""
         self._check_settings()
         path = ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress)
         labelled = LabelledStore(path)
@@ -41,15 +40,12 @@ class ClassifierPlan(TaskPlan):
         return path
 
     def location(self, root: Path) -> Path:
-        """Return the labelled store's folder."""
         return labelled_store_location(self.config.data, self.config.model.tokenizer, root)
 
     def checksum(self, path: Path) -> str:
-        """Return the identity of sequences, classes and targets."""
         return LabelledStore(path).checksum
 
     def measure(self, path: Path) -> TaskSize:
-        """Count the training records with their tokens."""
         labelled = LabelledStore(path)
         return self._measured(labelled, _tokenizer(self.config.model, labelled))
 
@@ -73,7 +69,6 @@ class ClassifierPlan(TaskPlan):
             )
 
     def write_names(self, run: RunFolder, path: Path) -> None:
-        """Write label names and tokenizer."""
         labelled = LabelledStore(path)
         shutil.rmtree(run.tokenizer, ignore_errors=True)
         run.tokenizer.mkdir(parents=True)

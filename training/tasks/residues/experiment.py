@@ -28,7 +28,6 @@ class ResidueExperiment(Experiment):
     """A task on a store of residues."""
 
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the store."""
         self._section, self._seed = config.model, config.run.seed
         self._store = Store(path)
         self.checksum = self._store.checksum
@@ -58,12 +57,10 @@ class ResidueExperiment(Experiment):
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Copy the store."""
         return stage_once(path, stage_dir)
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
-        """Write the backbone, and what the task has besides it."""
         config = trained.checkpoint.config()
         model = trained.put_into(cls.new_model(config.model, config.run.seed))
         return export(
@@ -76,11 +73,9 @@ class ResidueExperiment(Experiment):
         )
 
     def build_model(self) -> TaskModel:
-        """See :meth:`new_model`."""
         return self.new_model(self._section, self._seed)
 
     def record_name(self, record: int) -> str:
-        """Return its id in the store."""
         return self._store.id(record)
 
 
@@ -91,7 +86,6 @@ class MaskedLMExperiment(ResidueExperiment):
 
     @staticmethod
     def masking(section: ModelSection) -> MaskedLMSection | None:
-        """Return ``model.masked_lm``."""
         return section.masked_lm
 
 
@@ -101,7 +95,6 @@ class AutoencoderExperiment(ResidueExperiment):
     new_model = staticmethod(ESM2Autoencoder.build)
 
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
-        """Measure the normalisation of the features."""
         assert isinstance(model, ESM2Autoencoder)
         model.to(context.device)
         measure_features(model, self.batches, self._section.autoencoder.normalization_tokens, context, control)

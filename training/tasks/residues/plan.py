@@ -38,22 +38,18 @@ class ResiduePlan(TaskPlan):
         """
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        """Convert the sources to a store."""
         section = self.config.model.backbone
         self.count_parameters(self.config.model)  # refuses an impossible model before the data is read
         self.check_stage(padded=is_padded(section, source_type(section)))
         return ensure_store(self.config.data, root, progress)
 
     def location(self, root: Path) -> Path:
-        """Return the store's folder."""
         return store_location(self.config.data, root)
 
     def checksum(self, path: Path) -> str:
-        """Return the store's checksum."""
         return Store(path).checksum
 
     def measure(self, path: Path) -> TaskSize:
-        """Count the training part of the store."""
         return TaskSize(size_of_store(Store(path), self.config.data), self.count_parameters(self.config.model))
 
     def estimate(self) -> TaskSize:

@@ -1,0 +1,227 @@
+"""Backbones are built from the config: drawn from the seed, or read from safetensors alone, with every fault named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertForMaskedLM, FNetConfig, FNetModel, T5ForConditionalGeneration
+
+from common.errors import ConfigError, DataError
+from dataset.tokens.base import open_tokenizer
+from dataset.tokens.esm import VOCABULARY, packed_from_tokens, sequence_lengths
+from model.backbones.huggingface import PaddedBackbone
+from model.backbones.loading import build_backbone
+from tests.dataset.tokenizer_folders import FOR_PROTEINS, PROTEINS, ankh
+from tests.model.small_models import (
+    PAD,
+    VOCABULARY_SIZE,
+    features_alone,
+    save_small_model,
+    small_config,
+    token_batch,
+)
+from tests.model.support import assert_near, save_network, segments
+from train_config.schema import BackboneSection
+
+SMALL = {"layers": 2, "hidden_size": 32, "heads": 4}
+
+
+class Malicious:
+    """Creates a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+def build(folder: Path, **settings: Any):
+    return build_backbone(BackboneSection(source=str(folder), **settings), seed=0, pad=PAD)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return token_batch([40, 1, 7])
+
+
+@pytest.mark.parametrize("kind", ["esm2_t6_8M", "bert", "qwen2", "llama", "t5"])
+def test_drawn_weights_have_the_size_asked_for_and_depend_on_the_seed_alone(kind):
+    section = BackboneSection(source=kind, **SMALL)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    backbone = build_backbone(section, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert (backbone.num_layers, backbone.hidden_size, backbone.config.num_attention_heads) == (2, 32, 4)
+    assert backbone.training and backbone(token_batch([5, 3])).shape == (8, 32)
+    assert backbone.model.get_input_embeddings().weight.shape[0] == len(VOCABULARY)
+    torch.manual_seed(2)
+    first, again, other = (model.state_dict() for model in (backbone, *(build_backbone(section, s) for s in (5, 6))))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+    if kind != "esm2_t6_8M":
+        wide = build_backbone(section, seed=0, vocabulary_size=300, pad=7)
+        assert wide.model.get_input_embeddings().weight.shape[0] == 300 and wide.config.pad_token_id == 7
+
+
+@pytest.mark.parametrize("kind", ["esm2_t6_8M", "bert", "t5", "a folder"])
+def test_an_empty_backbone_has_the_shapes_of_the_one_that_is_built(kind, tmp_path):
+    section = BackboneSection(source=kind, **SMALL)
+    if kind == "a folder":
+        save_small_model(tmp_path, "qwen2")
+        section = BackboneSection(source=str(tmp_path))
+    built, empty = build_backbone(section, 0, 33, pad=1), build_backbone(section, 0, 33, pad=1, empty=True)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert {n: (p.shape, p.requires_grad) for n, p in empty.named_parameters()} == {
+        n: (p.shape, p.requires_grad) for n, p in built.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "qwen2", "t5", "esm"])
+@torch.no_grad()
+def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path, batch):
+    model = save_small_model(tmp_path, kind)
+    backbone = build(tmp_path).eval()
+    theirs = model.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in backbone.model.state_dict().items() if key in theirs)
+    padded = build(tmp_path, padded=True).eval()
+    assert isinstance(padded, PaddedBackbone)
+    for made in (backbone, padded):
+        assert_near(segments(made(batch), batch), features_alone(model, batch))
+
+
+@torch.no_grad()
+def test_an_architecture_that_is_not_known_packed_is_refused_naming_the_way_out(tmp_path, batch):
+    model = save_small_model(tmp_path, "albert")
+    with pytest.raises(ConfigError, match=r"type 'albert'.*set model\.backbone\.padded true") as refusal:
+        build(tmp_path)
+    assert "\n" not in str(refusal.value)
+    backbone = build(tmp_path, padded=True).eval()
+    assert_near(segments(backbone(batch), batch), features_alone(model, batch))
+
+
+def test_a_network_without_an_attention_mask_is_refused(tmp_path):
+    config = FNetConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, intermediate_size=16)
+    FNetModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="'fnet' takes no input_ids with an attention_mask"):
+        build(tmp_path, padded=True)
+
+
+def test_a_decoder_made_of_an_encoder_is_refused(tmp_path):
+    save_small_model(tmp_path, "bert", is_decoder=True)
+    with pytest.raises(ConfigError, match="is a decoder"):
+        build(tmp_path)
+    assert build(tmp_path, padded=True).causal
+
+
+@pytest.mark.parametrize(("kind", "head"), [("bert", BertForMaskedLM), ("t5", T5ForConditionalGeneration)])
+def test_weights_under_a_language_model_head_are_found(kind, head, tmp_path):
+    whole = head(small_config(kind))
+    whole.save_pretrained(tmp_path)
+    table = build(tmp_path).model.get_input_embeddings().weight
+    assert torch.equal(table, whole.get_input_embeddings().weight)
+
+
+def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
+    """Published ESM-2 weights hold a copy for each layer, rounded to fp16, which is what they were trained with."""
+    network = save_network(tmp_path)
+    rounded = network.esm.rotary_embeddings.inv_freq.half().float()
+    path = tmp_path / "model.safetensors"
+    state = {name: tensor for name, tensor in load_file(path).items() if "inv_freq" not in name}
+    state |= {f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq": rounded.clone() for i in range(2)}
+    save_file(state, path, metadata={"format": "pt"})
+    assert torch.equal(build(tmp_path).model.rotary_embeddings.inv_freq, rounded)
+
+
+@pytest.mark.parametrize("kind", ["prot_bert", "prot_t5", "ankh"])
+def test_proteins_get_the_features_that_their_model_cards_describe(kind, tmp_path):
+    folder = {**FOR_PROTEINS, "ankh": ankh}[kind](tmp_path / kind)
+    model = save_small_model(folder, "bert" if kind == "prot_bert" else "t5", pad_token_id=0)
+    tokenizer = open_tokenizer(folder)
+    backbone = build_backbone(BackboneSection(source=str(folder)), 0, tokenizer.vocabulary_size, tokenizer.pad).eval()
+    whole = [[*tokenizer.prefix, *tokenizer.encode([text])[0].tolist(), *tokenizer.suffix] for text in PROTEINS]
+    batch = packed_from_tokens(np.concatenate(whole), sequence_lengths(whole))
+    as_published = [" ".join(re.sub("[UZOB]", "X", text)) for text in PROTEINS] if kind != "ankh" else PROTEINS
+    theirs = tokenizer._tokenizer if kind == "ankh" else AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        alone = [model(**theirs(text, return_tensors="pt")).last_hidden_state[0] for text in as_published]
+        assert_near(segments(backbone(batch), batch), alone)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path):
+    save_small_model(tmp_path, "bert")
+    build_backbone(BackboneSection(source=str(tmp_path)), seed=0, vocabulary_size=VOCABULARY_SIZE)
+    with pytest.raises(ConfigError, match=r"tokenizer has 41 tokens, but the embedding.*40"):
+        build_backbone(BackboneSection(source=str(tmp_path)), seed=0, vocabulary_size=VOCABULARY_SIZE + 1)
+    with pytest.raises(ConfigError, match=r"4096 tokens, but the embedding of esm2_t6_8M 33"):
+        build_backbone(BackboneSection(source="esm2_t6_8M", **SMALL), seed=0, vocabulary_size=4096)
+
+
+def _change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "error", "message"),
+    [
+        (
+            "bert",
+            {"model_type": "made_up"},
+            ConfigError,
+            "'made_up', which transformers does not have",
+        ),
+        ("bert", {"model_type": None}, ConfigError, "names no model_type"),
+        ("bert", {"quantization_config": {"bits": 4}}, ConfigError, "are quantized"),
+        ("bert", {"hidden_size": "many"}, ConfigError, "is no config of a bert"),
+        ("bert", {"num_hidden_layers": 3}, DataError, r"lack encoder\.layer\.2"),
+        ("esm", {"num_hidden_layers": 3}, DataError, r"lack esm\.encoder\.layer\.2"),
+        ("esm", {"intermediate_size": 128}, DataError, "another shape"),
+        ("esm", {"vocab_size": 64}, ConfigError, "vocab_size 64; an ESM-2 has 33"),
+    ],
+)
+def test_a_config_that_its_weights_do_not_fit_is_refused(tmp_path, kind, changes, error, message):
+    save_small_model(tmp_path, kind)
+    _change_config(tmp_path, **changes)
+    with pytest.raises(error, match=message) as refusal:
+        build(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_truncated_weights_are_refused(tmp_path):
+    save_small_model(tmp_path, "esm")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DataError, match="can't be read"):
+        build(tmp_path)
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path):
+    save_small_model(tmp_path, "bert")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/elses"}')
+    with pytest.raises(ConfigError, match="holds an adapter"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "esm"])
+def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
+    folder, planted = tmp_path / "network", tmp_path / "planted"
+    save_small_model(folder, kind)
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (folder / name).write_bytes(pickle.dumps(Malicious(planted)))
+    _change_config(folder, auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"})
+    (folder / "evil.py").write_text(f"import os; os.mkdir({str(planted)!r})\nclass Evil: pass\n")
+    build(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"only optimizer\.pt, a pickle"):
+        build(folder)
+    assert not planted.exists()
