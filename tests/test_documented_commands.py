@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import train_ray
 from benchmarks.catalogue import load_stages
 from common.command_line import run
 from dataset.labels.sample_locations import located_records
@@ -25,7 +24,7 @@ from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
 from tests.training.tasks.test_classification import train
 from tools import find_batch_size
-from tools.__main__ import main as tools
+from tools.__main__ import main as esmeray
 from tools._gpu_check import trial
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -34,7 +33,7 @@ from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
-PROGRAMS = ("python ", "make ")
+PROGRAMS = ("python ", "make ", "esmeray ")
 TINY_CLASSIFIER = {
     "run": {"name": "protein_classifier"},
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
@@ -116,7 +115,7 @@ def write_data(folder: Path) -> None:
     write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
-    assert run(tools, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    assert run(esmeray, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
     gpu = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):
@@ -154,45 +153,49 @@ def instead(*_: object, **__: object) -> None:
 
 
 def words_of(command: str) -> list[str]:
-    """Words of a command without the optional ones, which stand in brackets."""
-    return shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
+    """Name and arguments of a command, without the optional ones, which stand in brackets."""
+    program, *words = shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
+    if words[:2] == ["-m", "tools"]:
+        return words[2:]
+    if words[:1] == ["train_ray.py"]:
+        return ["train", *words[1:]]
+    return words if program == "esmeray" else [program, *words]
 
 
-@pytest.mark.parametrize("command", [one for one in ALL_COMMANDS if "-m tools" in one])
+PLANNED = [one for one in ALL_COMMANDS if words_of(one)[0] in ("train", "tune")]
+RUN = [one for one in ALL_COMMANDS if words_of(one)[0] not in ("train", "tune", "make", "python")]
+
+
+@pytest.mark.parametrize("command", RUN)
 def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
-    _, _, _, name, *arguments = words_of(command)
+    name, *arguments = words_of(command)
     assert run_tool(name, arguments, workspace, monkeypatch) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [one for one in ALL_COMMANDS if "train_ray.py" in one])
+@pytest.mark.parametrize("command", PLANNED)
 def test_a_documented_training_is_planned_and_nothing_is_written(command, without_runs, monkeypatch, capsys):
     monkeypatch.chdir(without_runs)
     before = files(without_runs)
-    words = {"FILE": "train_config/esm2ae.yaml"}
-    options = [words.get(argument, argument) for argument in words_of(command)[2:]]
-    assert run(train_ray.main, [*options, "--dry-run"]) == 0, capsys.readouterr().err
+    options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in words_of(command)]
+    assert run(esmeray, [*options, "--dry-run"]) == 0, capsys.readouterr().err
     assert files(without_runs) == before
 
 
 def test_every_other_command_names_what_there_is():
-    for command in ALL_COMMANDS:
-        program, *arguments = words_of(command)
+    for command in set(ALL_COMMANDS) - {*PLANNED, *RUN}:
+        program, *words = words_of(command)
         if program == "make":
-            subprocess.run(["make", "-n", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
-        elif arguments[:2] == ["-m", "benchmarks"]:
-            assert load_stages(arguments[2:])
+            subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
         else:
-            assert "-m tools" in command or "train_ray.py" in command, f"no rule covers {command!r}"
+            assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
+            assert load_stages(words[2:])
 
 
 def test_a_command_with_data_or_weights_of_ones_own_does_not_take_the_name_of_the_samples_run():
-    own = [
-        one for one in ALL_COMMANDS if "train_ray.py" in one and ("--data.source" in one or "backbone.source" in one)
-    ]
+    own = [one for one in ALL_COMMANDS if " --config " in one and ("--data.source" in one or "backbone.source" in one)]
     assert len(own) > 5
-    assert [one for one in own if "--run.name" not in one] == [
-        "python train_ray.py --config train_config/my_classifier.yaml --data.source mine.csv"  # which has no other data
-    ]
+    unnamed = [one for one in own if "--run.name" not in one]
+    assert all("my_classifier.yaml --data.source mine.csv" in one for one in unnamed), "it has no other data"
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -203,7 +206,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
-        return run(tools, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
+        return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
     except ReachedError:
         return 0
 
