@@ -198,7 +198,7 @@ class CheckpointStore:
         return None
 
     def latest(self) -> str | None:
-        """What the ``latest`` file names."""
+        """The name in the ``latest`` file."""
         try:
             return (self.root / LATEST).read_text().strip()
         except FileNotFoundError:

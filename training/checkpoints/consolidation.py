@@ -43,7 +43,7 @@ def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
 
 
 def _whole(model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3."""
+    """Tensors that rank 0 keeps whole: all weights up to stage 2, buffers in stage 3."""
     return {name: tensor for name, tensor in model["module"].items() if isinstance(tensor, Tensor) and tensor.numel()}
 
 

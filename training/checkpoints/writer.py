@@ -36,7 +36,7 @@ GIVE_UP_S = 20.0
 
 POLL_S = 0.02
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
-"""What a DeepSpeed 0.19.8 checkpoint holds besides tensors and plain containers."""
+"""Contents of a DeepSpeed 0.19.8 checkpoint besides tensors and plain containers."""
 
 
 class ShardFiles(CheckpointEngine):

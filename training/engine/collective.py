@@ -1,4 +1,4 @@
-"""What the workers exchange beside gradients: four integers a step, sums of metrics now and then.
+"""Exchange between the workers beside gradients: four integers a step, sums of metrics now and then.
 
 They travel through a gloo group of their own, in host memory, so that no GPU is synchronised for them.
 """
@@ -20,7 +20,7 @@ class StepAgreement:
         targets: tokens with a target in the global batch: what the loss is a mean over.
         tokens: real tokens in the global batch.
         stop: some worker was asked to stop.
-        failed: some worker can't go on.
+        failed: some worker can't continue.
     """
 
     targets: int
@@ -84,7 +84,7 @@ class ControlGroup:
         return bool(flag.item())
 
     def from_rank_0(self, text: str) -> str:
-        """What rank 0 passes, on every worker."""
+        """Return on every worker what rank 0 passes."""
         data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([data.numel()])
         dist.broadcast(length, 0, group=self._group)

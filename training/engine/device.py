@@ -73,5 +73,5 @@ def _tensors(model: nn.Module, batch: PackedBatch) -> Iterator[tuple[str, str, T
 
 
 def _is_on(tensor: Tensor, device: torch.device) -> bool:
-    """Whether they are the same device; "cpu" has no index or, where one was given, any."""
+    """Test for the same device; "cpu" has no index or, where one was given, any."""
     return tensor.device.type == device.type and (device.type == "cpu" or tensor.device.index == device.index)

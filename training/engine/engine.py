@@ -33,7 +33,7 @@ ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What became of a step: the global gradient norm, and whether the update was left out as not finite."""
+    """Result of a step: the global gradient norm, and whether the update was left out as not finite."""
 
     gradient_norm: float
     skipped: bool
@@ -127,7 +127,7 @@ class TrainingEngine:
 
     @property
     def can_discard(self) -> bool:
-        """Whether :meth:`discard_gradients` can be used: under ZeRO-3 a forward pass is collective too."""
+        """True where :meth:`discard_gradients` can be used: under ZeRO-3 a forward pass is collective too."""
         return self.stage < 3
 
     def discard_gradients(self) -> None:
@@ -167,7 +167,7 @@ class TrainingEngine:
         return [(str(path), state) for path, state in collected]
 
     def load_shards(self, folder: Path) -> None:
-        """Take up the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
+        """Load the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
 
         Raises:
             CheckpointError: a file can't be loaded.
@@ -178,7 +178,7 @@ class TrainingEngine:
         loaded, _ = self._engine.load_checkpoint(
             str(folder / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
         )
-        if loaded is None:  # DeepSpeed would go on from scratch
+        if loaded is None:  # DeepSpeed would start from scratch
             raise CheckpointError(f"{folder}: DeepSpeed found no state in it")
         # The checkpoint brings the settings that it was made with; those of the config count.
         for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):
@@ -242,7 +242,7 @@ class FiniteAdamW(torch.optim.AdamW):
 
 
 def _clear_partitioned_gradients(optimizer: Any) -> None:
-    """What ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
+    """Clear what ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
     for bucket in optimizer.ipg_buckets.values():
         bucket.clear()
     optimizer._release_ipg_buffers()

@@ -82,12 +82,12 @@ class MemoryGuard:
 
     def refuse_to_split(self, tokens: int) -> ResourceError:
         """Return what to raise where memory ran out on a single sequence of so many tokens."""
-        return ResourceError(f"memory ran out on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
+        return ResourceError(f"out of memory on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
 
     def _double(self) -> None:
         if self.parts >= 2**self._section.max_halvings:
             halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
-            raise ResourceError(f"memory ran out{halved}: {REMEDY}")
+            raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
         write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")
 

@@ -20,7 +20,7 @@ from monitoring.sampling.host import memory_of_this_machine
 
 PROC = Path("/proc/self")
 RESET_PEAK = "5"
-"""What ``clear_refs`` takes to set the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
+"""Value for ``clear_refs`` that sets the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
 OUT_OF_MEMORY_TEXTS = (
     "DefaultCPUAllocator",
@@ -29,7 +29,7 @@ OUT_OF_MEMORY_TEXTS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2",
 )
-"""How those say it that allocate beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
+"""Errors of what allocates beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
 
 
 class MemoryMeter:
@@ -98,7 +98,7 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
+    """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 

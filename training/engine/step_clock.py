@@ -109,7 +109,7 @@ class StepClock:
         self._steps += 1
 
     def log_due(self, step: int) -> bool:
-        """Whether the step that starts at this position is to be logged."""
+        """True where the step that starts at this position is to be logged."""
         return (step + 1) % self._every == 0
 
     def read(self) -> dict[str, float]:

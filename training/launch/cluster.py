@@ -145,7 +145,7 @@ def _join(address: str) -> BaseContext:
 
 
 def hardware() -> str:
-    """What the machines of the connected cluster are, to see whether it is the same another time."""
+    """Description of the connected cluster's machines, to compare with another time."""
     machines = []
     for node in ray.nodes():
         if node["Alive"]:

@@ -1,4 +1,4 @@
-"""What Ray Train runs in each worker: the loop of :mod:`training.loop.worker`, told where it is."""
+"""The function that Ray Train runs in each worker: the loop of :mod:`training.loop.worker`."""
 
 from __future__ import annotations
 

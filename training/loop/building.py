@@ -1,4 +1,4 @@
-"""What a worker holds during training, and how it is put together: data, model, engine, and what watches over them.
+"""Building a worker of training: data, model, engine, checkpoints, memory guard and sampler.
 
 In: the config, rank and device, the run's folder, a store on disk. Out: a :class:`Worker`, before any step.
 """
@@ -52,7 +52,7 @@ class Worker:
     step: int = 0
 
     def stop_requested(self) -> bool:
-        """Whether the driver asked for an end; worker 0 looks, the others hear of it."""
+        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
         return self.context.rank == 0 and self.run.stop_requested()
 
     def forget_peak(self) -> None:

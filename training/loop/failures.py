@@ -36,14 +36,14 @@ def described(error: Exception) -> str:
     if isinstance(error, EsmerayError):
         return str(error)
     if is_out_of_memory(error):
-        return f"memory ran out: {REMEDY}"
+        return f"out of memory: {REMEDY}"
     if is_disk_full(error):
         return no_space(getattr(error, "filename", None) or "a file of the run")
     return f"{type(error).__name__}: {error}"
 
 
 def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:
-    """The outcome where a worker can't go on, written down by the one whose ``error`` it is."""
+    """The outcome where a worker can't continue, written by the one whose ``error`` it is."""
     message = str(error) if error else "another worker failed"
     outcome = Outcome("failed", position.step, message, error.exit_code if error else 1)
     if error is not None:

@@ -56,7 +56,7 @@ def restore(worker: Worker) -> Position:
         log.event("resumed", position.step, checkpoint=folder.path.name, total_steps=worker.total_steps)
     if worker.guard is not None and worker.guard.restore(control):
         parts = worker.guard.parts
-        message = f"memory ran out before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
+        message = f"out of memory before: every batch is taken in {parts} parts ({worker.run.memory_guard})"
         log.event("memory_guard", position.step, parts=parts, message=message)
     return position
 

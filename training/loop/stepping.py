@@ -53,8 +53,8 @@ class Stepper:
             This worker's sums of metrics.
 
         Raises:
-            ResourceError: memory ran out, also in the smallest parts.
-            NewStartError: memory ran out where only a new start from the last checkpoint helps.
+            ResourceError: out of memory, also in the smallest parts.
+            NewStartError: out of memory where only a new start from the last checkpoint helps.
         """
         while True:
             sums = self._attempt(step, global_targets)
@@ -63,10 +63,10 @@ class Stepper:
             # Here nothing of the broken pass is held any more, so that it can be freed.
             self._engine.discard_gradients()
             assert self._guard is not None
-            self._guard.halve("memory ran out")
+            self._guard.halve("out of memory")
 
     def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
-        """The sums of metrics; None where memory ran out on some worker, and all are to repeat the step."""
+        """The sums of metrics; None where some worker is out of memory and all repeat the step."""
         sums = MetricSums()
         for batch in step:
             for part in self._parts(batch):
@@ -83,7 +83,7 @@ class Stepper:
         return parts_of(batch, self._guard.parts, equally_many=self._several)
 
     def _take(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor] | None:
-        """The metrics of a forward and a backward pass; None where memory ran out on some worker and all know."""
+        """The metrics of a forward and a backward pass; None where some worker is out of memory and all know."""
         self._agreement_due = self._agrees
         try:
             with self._clock.phase("forward"):
@@ -102,13 +102,13 @@ class Stepper:
             if not self._engine.can_discard or (self._agrees and not self._agreement_due):
                 if too_long:
                     raise self._guard.refuse_to_split(too_long) from error
-                raise self._guard.start_anew("memory ran out while workers wait for each other") from error
+                raise self._guard.start_anew("out of memory while workers wait for each other") from error
         with self._clock.phase("communication"):
             self._ran_out(here=True, too_long=too_long)
         return None
 
     def _before_collective(self) -> None:
-        """Abort the backward pass before anyone waits in it for a worker on which memory ran out."""
+        """Abort the backward pass before anyone waits in it for a worker that is out of memory."""
         if self._agreement_due:
             with self._clock.collective():
                 ran_out = self._ran_out()

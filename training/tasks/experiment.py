@@ -141,13 +141,13 @@ class Experiment(ABC):
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
     ) -> dict[str, float]:
-        """Figures of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
+        """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
         totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
-        return engine.module.figures(totals) if totals else {}  # type: ignore[operator]
+        return engine.module.metrics(totals) if totals else {}  # type: ignore[operator]
 
-    def cost(self, figures: dict[str, float]) -> float | None:
-        """What says which checkpoint is best: lower is better; None where it is not known."""
-        loss = figures.get("loss")
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The cost that ranks checkpoints, lower being better; None where it is not known."""
+        loss = metrics.get("loss")
         return loss if loss is not None and math.isfinite(loss) else None
 
     @property
@@ -157,7 +157,7 @@ class Experiment(ABC):
 
     @property
     def exports_best(self) -> bool:
-        """Whether the best checkpoint is what a run gives, and not its last step."""
+        """True where a run exports its best checkpoint in place of its last step."""
         return False
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Task(NamedTuple):
-    """Where the classes of a task are, each as ``module:name`` in this folder."""
+    """The classes of a task, each as ``module:name`` in this folder."""
 
     plan: str
     experiment: str

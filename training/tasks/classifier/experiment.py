@@ -1,6 +1,6 @@
 """The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
 
-In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and figures
+In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and metrics
 of an evaluation that are computed from the predictions of all workers together, not from means of each.
 
 Shape legend: N sequences, C labels.
@@ -172,18 +172,18 @@ class ClassifierExperiment(Experiment):
         weights_N = control.gather_rows(torch.cat(weights)) if weights else None
         metrics: dict[str, float] = {}
         if control.rank == 0:
-            metrics = model.figures(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
+            metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
-    def cost(self, figures: dict[str, float]) -> float | None:
-        """The figure of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
+    def cost(self, metrics: dict[str, float]) -> float | None:
+        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
-        That is so where all predictions are equal, or all targets, or no label is true or called.
+        That is so where all predictions are equal, or all targets, or no label is true or predicted.
         """
         name = self._best_metric
-        if name not in figures:
+        if name not in metrics:
             return None
-        return figures[name] if name in LOWER_IS_BETTER else -figures[name]
+        return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
     @property
     def patience(self) -> int | None:
@@ -191,7 +191,6 @@ class ClassifierExperiment(Experiment):
 
     @property
     def exports_best(self) -> bool:
-        """Where something is held out to judge by."""
         return len(self.validation) > 0
 
     def _take(self, training: BatchSource, held_out: BatchSource) -> None:

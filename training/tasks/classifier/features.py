@@ -35,7 +35,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "none": torch.float32}
 
 
 def is_pooled(model: Classifier) -> bool:
-    """Whether one vector a sequence is all that the head needs: it pools without weights of its own."""
+    """Test for a head that needs one vector a sequence, as it pools without weights of its own."""
     return not model.per_residue and model.light_attention is None
 
 
