@@ -1,4 +1,4 @@
-"""What limits a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
+"""The limit of a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
 
 In: a configuration that was measured, and the others. Out: a :class:`Limit`. The shares of a step are its own; those of
 the others that differ in one setting show what a change gives.
@@ -28,7 +28,7 @@ _SEARCHED = ("loading", "communication", "memory", "compute")
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits a configuration.
+    """The limit of a configuration's speed.
 
     Attributes:
         topic: loading, communication, memory, compute or unknown.

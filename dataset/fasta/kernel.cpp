@@ -1,5 +1,5 @@
-// Plain FASTA to columns of records, in one pass over the text. dataset/plain_fasta.py says what plain is, loads this, and
-// has the same in NumPy. Nothing is allocated here and no Python object is touched, so the caller's lock is not held.
+// Plain FASTA to columns of records, in one pass over the text. dataset/fasta/plain_fasta.py says what plain is and loads
+// this. Nothing is allocated here and no Python object is touched, so the caller's lock is not held.
 
 #include <cstdint>
 #include <cstring>

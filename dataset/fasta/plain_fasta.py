@@ -1,16 +1,12 @@
-"""FASTA laid out plainly, a chunk of text at a time with NumPy: the fast way past dnaio for nearly every file.
+"""FASTA laid out plainly, a chunk of text at a time by the compiled kernel: the fast way past dnaio.
 
 In: chunks of a file's text. Out: :class:`Records`, or the notice that the text is not plain, and then all of it that
 was not given out yet. Plain is ASCII without control characters but for line feeds, without blank lines and comments,
 without blanks in sequences. Of such text this gives what dnaio gives, record for record, and a test
 holds it to that; anything else (CRLF, a byte order mark, blank lines, what isn't FASTA) is dnaio's.
 
-dnaio's FASTA reader is a loop over lines in Python: 3.8 us for a record of 350 residues in lines of 60. This takes 0.75
-us and, given the compiled kernel (:mod:`dataset.fasta.kernel`), 0.17 us, hashes included (a shared core of an AMD EPYC
-9004). Without the kernel, every byte is looked at in a few vector operations, the places where headers start
-and end are marked, the line feeds between are deleted, and the text is split at the marks.
-
-Shape legend: N records of the text, M lines.
+dnaio's FASTA reader is a loop over lines in Python: 3.8 us for a record of 350 residues in lines of 60, where the
+kernel (:mod:`dataset.fasta.kernel`) takes 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
 """
 
 from __future__ import annotations
@@ -23,8 +19,7 @@ from dataset.fasta.records import Records
 LONGEST_RECORD_BYTES = 64 << 20
 """A record that is longer is left to dnaio; no protein is a thousandth of it, so it may be no FASTA at all."""
 
-_LINE_FEED, _BLANK, _COMMENT, _HEADER = b"\n #>"
-_MARK = b"\x01"
+_LINE_FEED, _HEADER = b"\n>"
 
 
 class PlainFasta:
@@ -33,7 +28,7 @@ class PlainFasta:
     Whatever gives None leaves the text as it was, to be had from :meth:`unparsed`.
     """
 
-    def __init__(self, kernel: Kernel | None = None) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._size = 0
         self._buffer = bytearray()
@@ -71,8 +66,7 @@ class PlainFasta:
         buffer[: self._size] = self._buffer[: self._size]
         self._buffer = buffer
         self._text = np.frombuffer(buffer, dtype=np.uint8)
-        self._is_control = np.empty(num_bytes, dtype=bool)
-        self._columns = Columns(num_bytes) if self._kernel else None
+        self._columns = Columns(num_bytes)
 
     def _append(self, chunk: memoryview) -> None:
         end = self._size + len(chunk)
@@ -83,39 +77,9 @@ class PlainFasta:
 
     def _take(self, end: int) -> Records | None:
         """The records of the text before ``end``, which are complete; the text after it moves to the front."""
-        if self._kernel and self._columns:
-            records = self._kernel.parse(self._text[:end], self._columns)
-        else:
-            records = self._parse(end)
+        records = self._kernel.parse(self._text[:end], self._columns)
         if records is not None:
             rest = self._size - end
             self._buffer[:rest] = self._buffer[end : self._size]
             self._size = rest
         return records
-
-    def _parse(self, end: int) -> Records | None:
-        text = self._text[:end]
-        # As int8, a byte outside ASCII is negative, so one comparison finds these along with the control characters.
-        is_control = np.less(text.view(np.int8), _BLANK, out=self._is_control[:end])
-        line_ends_M = np.flatnonzero(is_control)
-        line_starts_M = np.concatenate([[0], line_ends_M[:-1] + 1])
-        first_M = text[line_starts_M]
-        header_lines_N = np.flatnonzero(first_M == _HEADER)
-        header_starts_N, header_ends_N = line_starts_M[header_lines_N], line_ends_M[header_lines_N]
-        if not (
-            (text[line_ends_M] == _LINE_FEED).all()
-            and (line_starts_M < line_ends_M).all()  # blank lines
-            and not (first_M == _COMMENT).any()
-        ):
-            return None
-        has_blanks = self._buffer.find(b" ", 0, end) >= 0
-        blank_ends = bool((text[header_ends_N - 1] == _BLANK).any())
-        text[header_starts_N] = text[header_ends_N] = _MARK[0]
-        parts = text.tobytes().replace(b"\n", b"").split(_MARK)
-        headers, sequences = parts[1::2], parts[2::2]
-        if has_blanks and b" " in b"".join(sequences):
-            text[header_starts_N], text[header_ends_N] = _HEADER, _LINE_FEED
-            return None
-        if blank_ends:
-            headers = list(map(bytes.rstrip, headers))
-        return Records.of(headers, sequences)

@@ -4,9 +4,9 @@ In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :clas
 as they stand in the files. Left to :mod:`dataset.store.ingest`: what a sequence and an id may be.
 
 :mod:`dataset.fasta.read_ahead` reads and decompresses, :mod:`dataset.fasta.plain_fasta` parses what is laid out
-plainly. From the first text that is not, dnaio parses the rest of the file. Before dnaio sits a stream that looks at
-every byte, because dnaio 1.2 decodes by the locale and skips lines that start with '#', even inside a record. Line
-numbers are found by :mod:`dataset.fasta.locate`, once something is known to be wrong.
+plainly, where there is a C++ compiler. From the first text that is not plain, dnaio parses the rest of the file. Before
+dnaio sits a stream that looks at every byte, because dnaio 1.2 decodes by the locale and skips lines that start with
+'#', even inside a record. Line numbers are found by :mod:`dataset.fasta.locate`, once something is known to be wrong.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
-
-KERNEL_BYTES = 64 << 20
-"""From this size on the compiled parser is used; compiling it, once, takes as long as parsing so much without it."""
 
 _LARGEST_BATCH = 1.5
 """What was parsed at once stays together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
@@ -122,7 +119,7 @@ class FastaSource:
         """
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
-        self.kernel = load_kernel() if self.bytes_total >= KERNEL_BYTES else None
+        self.kernel = load_kernel()
         self.finished: list[SourceFile] = []
         self._bytes_finished = 0
         self._opened: ReadAhead | None = None
@@ -184,6 +181,9 @@ class FastaSource:
             self._damage = error
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
+        if self.kernel is None:
+            yield from _unusual_records(_CheckedStream(_Rest(b"", text), path))
+            return
         plain = PlainFasta(self.kernel)
         records: Records | None = None
         for chunk in text:

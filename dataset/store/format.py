@@ -180,10 +180,6 @@ class StoreManifest(_Record):
     counts: IngestCounts
     created: str
 
-    def to_json(self) -> str:
-        """The text of manifest.json, with the checksum of its own content."""
-        return signed_json(self)
-
 
 def signed_json(manifest: BaseModel) -> str:
     """A manifest as JSON, with the checksum of its own content."""
@@ -206,7 +202,7 @@ def read_manifest(store: Path) -> StoreManifest:
         raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
     if not path.is_file():
         raise DataError(f"{store}: not a store, it has no {MANIFEST_FILE}; make one with python -m tools fasta2lmdb")
-    return read_signed(path, StoreManifest, "convert the FASTA again")
+    return read_signed(path, StoreManifest, "convert the FASTA again, or copy the store again")
 
 
 def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
@@ -223,7 +219,7 @@ def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
     wanted, version = (model.model_fields[name].default for name in ("format", "format_version"))
 
     def damaged(problem: str) -> DataError:
-        return DataError(f"{path}: damaged: {problem}; {remedy}, or copy the store again")
+        return DataError(f"{path}: damaged: {problem}; {remedy}")
 
     try:
         content: Any = json.loads(path.read_bytes())

@@ -40,6 +40,7 @@ from dataset.store.format import (
     frame,
     index_crc32,
     key_bytes,
+    signed_json,
 )
 from dataset.store.ingest import CleanBlock
 from train_config.schema import IngestSection
@@ -134,7 +135,7 @@ class StoreWriter:
         manifest = self._describe(lengths, checksum, page_bytes, source, ingest, counts)
         self._thread.wait()
         self.close()
-        (self._folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        (self._folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
         return manifest
 
     def close(self) -> None:

@@ -13,20 +13,19 @@ Shape legend: N records, L tokens of one record, T tokens of all of them.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
+from dataset.store.format import read_signed, signed_json
 from dataset.store.reader import Store
 from dataset.tokens.base import SequenceTokenizer
 
@@ -71,16 +70,11 @@ class TokenManifest(BaseModel):
     tokens_xxh128: str
     lengths_xxh128: str
 
-    def to_json(self) -> str:
-        """The text of manifest.json, with the checksum of its own content."""
-        content = self.model_dump(mode="json")
-        return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
-
 
 class TokenStore:
     """Read access to the tokens.
 
-    May be pickled and may cross a fork: only its path and manifest do, and each process maps the file itself.
+    A pickle carries the path and the manifest; each process maps the files itself.
 
     Attributes:
         path: the folder.
@@ -101,19 +95,27 @@ class TokenStore:
             DataError: no token store, one of another format version, or a damaged one.
         """
         self.path = Path(path).absolute()
-        self.manifest = _read_manifest(self.path)
+        self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY)
         self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
         self.pad, self.vocabulary_size = self.manifest.pad, self.manifest.vocabulary_size
-        self._mapped: _Mapped | None = None
         _check_files(self.path, self.manifest, full=verify == "full")
 
     def __len__(self) -> int:
         return self.manifest.num_records
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.uint32]:
         """(N,) uint32: tokens of each record, without those that belong before and after it."""
-        return self._map.lengths
+        return _map_file(self.path / LENGTHS_FILE, "<u4", self.manifest.num_records)
+
+    @cached_property
+    def _tokens(self) -> NDArray[np.unsignedinteger]:
+        return _map_file(self.path / TOKENS_FILE, self.manifest.dtype, self.manifest.num_tokens)
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int64]:
+        """(N+1,) where each record's tokens start, and the end."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
         """Some tokens of one record.
@@ -129,22 +131,16 @@ class TokenStore:
         Raises:
             IndexError: there is no such record, or it has fewer tokens.
         """
-        mapped = self._map
         if not 0 <= record < self.manifest.num_records:
             raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
-        first, end = mapped.offsets[record : record + 2].tolist()
+        first, end = self._offsets[record : record + 2].tolist()
         if start < 0 or length < 0 or first + start + length > end:
             raise IndexError(f"tokens {start} to {start + length} of record {record}, which has {end - first}")
-        return mapped.tokens[first + start : first + start + length]
+        return self._tokens[first + start : first + start + length]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": None}
-
-    @property
-    def _map(self) -> _Mapped:
-        if self._mapped is None or self._mapped.pid != os.getpid():
-            self._mapped = _Mapped(self.path, self.manifest)
-        return self._mapped
+        mapped = ("lengths", "_tokens", "_offsets")
+        return {name: value for name, value in self.__dict__.items() if name not in mapped}
 
 
 def ensure_tokens(
@@ -172,17 +168,6 @@ def ensure_tokens(
                 _write(folder, store, tokenizer, progress)
             found = TokenStore(target, verify="quick")
     return found
-
-
-class _Mapped:
-    """The files of one token store in this process."""
-
-    def __init__(self, path: Path, manifest: TokenManifest) -> None:
-        self.pid = os.getpid()
-        self.tokens = _map_file(path / TOKENS_FILE, manifest.dtype, manifest.num_tokens)
-        self.lengths: NDArray[np.uint32] = _map_file(path / LENGTHS_FILE, "<u4", manifest.num_records)
-        self.offsets = np.zeros(manifest.num_records + 1, dtype=np.int64)
-        np.cumsum(self.lengths, out=self.offsets[1:])
 
 
 def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
@@ -218,7 +203,7 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
             if tokenizer.unknown is not None:
                 unknown_tokens += int(np.count_nonzero(ids_T == tokenizer.unknown))
             lengths[first : first + len(texts)] = lengths_N
-            _append(file, ids_T.astype(dtype))
+            file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
             if progress is not None:
                 done = first + len(texts)
                 progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
@@ -239,11 +224,7 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
         tokens_xxh128=file_xxh128(folder / TOKENS_FILE),
         lengths_xxh128=file_xxh128(folder / LENGTHS_FILE),
     )
-    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-
-
-def _append(file: BinaryIO, ids_T: NDArray[np.unsignedinteger]) -> None:
-    file.write(np.ascontiguousarray(ids_T).data)
+    (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
 
 
 def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[str]]]:
@@ -265,26 +246,6 @@ def _smallest_dtype(vocabulary_size: int) -> np.dtype[Any]:
     return np.min_scalar_type(vocabulary_size - 1).newbyteorder("<")
 
 
-def _read_manifest(folder: Path) -> TokenManifest:
-    path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise DataError(f"{folder}: no tokens there: it has no {MANIFEST_FILE}")
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: damaged: not JSON; {_REMEDY}") from error
-    digest = content.pop("manifest_sha256", None) if isinstance(content, dict) else None
-    if digest is None or digest != _digest(content):
-        raise DataError(f"{path}: damaged: its checksum does not hold; {_REMEDY}")
-    try:
-        return TokenManifest.model_validate(content)
-    except ValidationError as error:
-        wrong = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DataError(f"{path}: written by another version of Esmeray ({wrong} differs); {_REMEDY}") from error
-
-
 def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
     """Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal."""
     expected = {
@@ -301,8 +262,3 @@ def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:
                 raise DataError(f"{path}: damaged: its checksum is not the manifest's; {_REMEDY}")
         except OSError as error:
             raise DataError(f"{path}: can't be read: {error.strerror}; {_REMEDY}") from error
-
-
-def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Whole searches: Ray Tune on a real cluster, with a pool that answers from a formula, and with real workers."""
+"""Whole searches: on a real cluster, with a pool that answers from a formula, and with real workers."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""The vectorised set agrees with Python's."""
+"""The set of hashes agrees with Python's, with the kernel and without."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataset.store.hash_set import HashSet64
 colliding = st.integers(0, 5).map(lambda high: high << 40) | st.integers(0, 2**64 - 1)
 
 
-@pytest.fixture(scope="module", params=["NumPy", "compiled"])
+@pytest.fixture(scope="module", params=["set", "compiled"])
 def kernel(request) -> Kernel | None:
-    if request.param == "NumPy":
+    if request.param == "set":
         return None
     return load_kernel() or pytest.skip("needs a C++ compiler")
 
