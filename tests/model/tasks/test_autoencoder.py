@@ -1,4 +1,4 @@
-"""The autoencoder's loss, figures and its encode and decode."""
+"""The autoencoder's loss, values and its encode and decode."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     assert_near(output.loss_sum.detach(), expected)
     assert output.num_targets == 104 and output.loss_sum.dtype == torch.float32
 
-    figures = model.figures(output.metrics)
+    values = model.metrics(output.metrics)
     r2 = 1 - (decoded - normal).square().sum() / (normal - normal.mean(0)).square().sum()
-    assert figures["feature_r2"] == pytest.approx(r2.item(), rel=1e-5)
-    assert figures["feature_cosine"] == pytest.approx(cosine.mean().item(), rel=1e-5)
+    assert values["feature_r2"] == pytest.approx(r2.item(), rel=1e-5)
+    assert values["feature_cosine"] == pytest.approx(cosine.mean().item(), rel=1e-5)
     correct = logits.argmax(-1) == batch.targets[residues]
-    assert figures["residue_recovery"] == pytest.approx(correct.float().mean().item())
-    assert figures["loss"] == pytest.approx(expected.item() / 104, rel=1e-5)
-    assert figures["compression_ratio"] == 4
+    assert values["residue_recovery"] == pytest.approx(correct.float().mean().item())
+    assert values["loss"] == pytest.approx(expected.item() / 104, rel=1e-5)
+    assert values["compression_ratio"] == 4
 
 
 @settings(max_examples=10, deadline=None)
@@ -94,7 +94,7 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(cut):
     whole = model(residue_batch(sequences)).metrics
     parts = [model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:])]
     added = {name: parts[0][name] + parts[1][name] for name in whole}
-    assert model.figures(added) == pytest.approx(model.figures(whole), rel=1e-5)
+    assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
 
 
 def test_metrics_are_detached_fp64_sums(batch):
@@ -113,7 +113,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(batch, froze
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.figures(output.metrics) == {}
+    assert model.metrics(output.metrics) == {}
 
 
 def test_special_tokens_change_neither_loss_nor_metrics(batch):
@@ -192,13 +192,13 @@ def test_training_recovers_residues_and_features():
     model = build({"residue_loss_weight": 1.0}, hidden_sizes=(64, 16))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=5e-3)
     held_out = residue_batch(random_sequences([100] * 4, seed=99))
-    before = model.figures(model(held_out).metrics)
+    before = model.metrics(model(held_out).metrics)
     for step in range(60):
         output = model(residue_batch(random_sequences([100] * 4, seed=step)))
         (output.loss_sum / output.num_targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-    after = model.figures(model(held_out).metrics)
+    after = model.metrics(model(held_out).metrics)
     assert before["residue_recovery"] < 0.3 and before["feature_r2"] < 0.1
     assert after["residue_recovery"] > 0.95 and after["feature_r2"] > 0.4
     logits = model.decode(model.encode(["MKTAYIAKQR"]))[1][0]
