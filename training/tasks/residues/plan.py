@@ -38,9 +38,7 @@ class ResiduePlan(TaskPlan):
         """
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        section = self.config.model.backbone
-        self.count_parameters(self.config.model)  # refuses an impossible model before the data is read
-        self.check_stage(padded=is_padded(section, source_type(section)))
+        self._parameters()  # refuses an impossible model before the data is read
         return ensure_store(self.config.data, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -50,11 +48,16 @@ class ResiduePlan(TaskPlan):
         return Store(path).checksum
 
     def measure(self, path: Path) -> TaskSize:
-        return TaskSize(size_of_store(Store(path), self.config.data), self.count_parameters(self.config.model))
+        return TaskSize(size_of_store(Store(path), self.config.data), self._parameters())
 
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
-        return TaskSize(estimate_size(self.config.data), self.count_parameters(self.config.model))
+        return TaskSize(estimate_size(self.config.data), self._parameters())
+
+    def _parameters(self) -> ParameterCount:
+        section = self.config.model.backbone
+        self.check_stage(padded=is_padded(section, source_type(section)))
+        return self.count_parameters(self.config.model)
 
 
 class MaskedLMPlan(ResiduePlan):
