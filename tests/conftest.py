@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import resource
@@ -25,33 +24,22 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+RAY_FILES: set[Path] = set()
+"""Files with a test on a Ray cluster."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes."""
-    items.sort(key=lambda item: (not _needs_ray(file := _file(item)), not _is_slow(file)))
+    RAY_FILES.update(item.path for item in items if "ray_address" in getattr(item, "fixturenames", ()))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End this process's cluster after its last file: idle, it takes a twentieth of a core from what follows."""
-    if nextitem is not None and _needs_ray(_file(item)) and not _needs_ray(_file(nextitem)):
+    if nextitem is not None and item.path in RAY_FILES and nextitem.path not in RAY_FILES:
         ray.shutdown()
-
-
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
-
-
-@functools.cache
-def _text(file: str) -> str:
-    return (REPOSITORY / file).read_text(encoding="utf-8")
-
-
-def _needs_ray(file: str) -> bool:
-    return "ray_address" in _text(file)
-
-
-def _is_slow(file: str) -> bool:
-    return "mark.slow" in _text(file)
 
 
 @pytest.fixture(scope="module", autouse=True)

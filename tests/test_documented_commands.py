@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import train_ray
 from benchmarks.catalogue import load_stages
 from common.command_line import run
 from dataset.labels.sample_locations import located_records
@@ -25,7 +24,7 @@ from tests.conftest import REPOSITORY
 from tests.runs import merged, run_folder, tiny_config
 from tests.training.tasks.test_classification import train
 from tools import find_batch_size
-from tools.__main__ import main as tools
+from tools.__main__ import main as esmeray
 from tools._gpu_check import trial
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -34,7 +33,7 @@ from training.loop.worker import train_worker
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
-PROGRAMS = ("python ", "make ")
+PROGRAMS = ("python ", "make ", "esmeray ")
 TINY_CLASSIFIER = {
     "run": {"name": "protein_classifier"},
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
@@ -44,7 +43,7 @@ STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "watch": ["--once"],
     "gpu_monitor": ["--duration", "0.01"],
-    "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.5"],
+    "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
     "profile_classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
 }
 """What ends a tool early, or makes it measure less."""
@@ -116,7 +115,7 @@ def write_data(folder: Path) -> None:
     write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
-    assert run(tools, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    assert run(esmeray, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
     gpu = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):
@@ -137,6 +136,14 @@ def workspace(made, tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def without_runs(made, tmp_path_factory) -> Path:
+    """The same without the tiny runs, whose settings are not those of the commands."""
+    folder = tmp_path_factory.mktemp("without-runs") / "workspace"
+    names = ("esm2ae", "protein_classifier", "text_classifier")
+    return shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
+
+
 class ReachedError(Exception):
     """A command was understood, and what it would start takes too long for a test."""
 
@@ -145,36 +152,50 @@ def instead(*_: object, **__: object) -> None:
     raise ReachedError
 
 
-@pytest.mark.parametrize("command", ALL_COMMANDS)
-def test_a_documented_command_runs(command, workspace, monkeypatch, capsys):
-    program, *arguments = shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
-    if program == "make":
-        subprocess.run(["make", "-n", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
-        return
-    if arguments[:2] == ["-m", "benchmarks"]:
-        assert load_stages(arguments[2:])
-        return
-    if arguments[:2] == ["-m", "tools"]:
-        assert run_tool(arguments[2], arguments[3:], workspace, monkeypatch) == 0, capsys.readouterr().err
-        return
-    assert arguments[0] == "train_ray.py", f"no rule covers {command!r}"
-    for name in ("esm2ae", "protein_classifier", "text_classifier"):
-        shutil.rmtree(workspace / "runs" / name)  # tiny ones; those that the command makes are of other settings
-    before = files(workspace)
-    words = {"FILE": "train_config/esm2ae.yaml"}
-    options = [words.get(argument, argument) for argument in arguments[1:]]
-    assert run(train_ray.main, [*options, "--dry-run"]) == 0, capsys.readouterr().err
-    assert files(workspace) == before
+def words_of(command: str) -> list[str]:
+    """Name and arguments of a command, without the optional ones, which stand in brackets."""
+    program, *words = shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
+    if words[:2] == ["-m", "tools"]:
+        return words[2:]
+    if words[:1] == ["train_ray.py"]:
+        return ["train", *words[1:]]
+    return words if program == "esmeray" else [program, *words]
+
+
+PLANNED = [one for one in ALL_COMMANDS if words_of(one)[0] in ("train", "tune")]
+RUN = [one for one in ALL_COMMANDS if words_of(one)[0] not in ("train", "tune", "make", "python")]
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
+    name, *arguments = words_of(command)
+    assert run_tool(name, arguments, workspace, monkeypatch) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", PLANNED)
+def test_a_documented_training_is_planned_and_nothing_is_written(command, without_runs, monkeypatch, capsys):
+    monkeypatch.chdir(without_runs)
+    before = files(without_runs)
+    options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in words_of(command)]
+    assert run(esmeray, [*options, "--dry-run"]) == 0, capsys.readouterr().err
+    assert files(without_runs) == before
+
+
+def test_every_other_command_names_what_there_is():
+    for command in set(ALL_COMMANDS) - {*PLANNED, *RUN}:
+        program, *words = words_of(command)
+        if program == "make":
+            subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
+        else:
+            assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
+            assert load_stages(words[2:])
 
 
 def test_a_command_with_data_or_weights_of_ones_own_does_not_take_the_name_of_the_samples_run():
-    own = [
-        one for one in ALL_COMMANDS if "train_ray.py" in one and ("--data.source" in one or "backbone.source" in one)
-    ]
+    own = [one for one in ALL_COMMANDS if " --config " in one and ("--data.source" in one or "backbone.source" in one)]
     assert len(own) > 5
-    assert [one for one in own if "--run.name" not in one] == [
-        "python train_ray.py --config train_config/my_classifier.yaml --data.source mine.csv"  # which has no other data
-    ]
+    unnamed = [one for one in own if "--run.name" not in one]
+    assert all("my_classifier.yaml --data.source mine.csv" in one for one in unnamed), "it has no other data"
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -185,7 +206,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
-        return run(tools, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
+        return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
     except ReachedError:
         return 0
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
+import multiprocessing
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 GRACE_S = 2.0
-"""How long is waited for what one says after the other failed: it may wait for that one for ever."""
+"""Wait for one rank after the other has failed, which it may wait for for ever."""
 TIMEOUT_S = 170.0
 """Below the limit of a test."""
 
@@ -25,8 +24,7 @@ class WorkerPair:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._starts = 0
-        self._processes: list[Any] = []
-        self._connections: list[Connection] = []
+        self._ranks: list[ProcessPoolExecutor] = []
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call ``function(rank, *arguments)`` in both.
@@ -34,65 +32,43 @@ class WorkerPair:
         Raises:
             AssertionError: it failed in one, with what that one said; both are ended.
         """
-        if not self._processes:
+        if not self._ranks:
             self._start()
-        for connection in self._connections:
-            connection.send((function, arguments))
-        failures = self._failures()
-        if failures:
+        calls = [pool.submit(_call, function, rank, arguments) for rank, pool in enumerate(self._ranks)]
+        wait(calls, TIMEOUT_S, FIRST_EXCEPTION)
+        if any(not call.done() or call.exception() for call in calls):
+            wait(calls, GRACE_S)
+            failures = [f"rank {rank} {failure}" for rank, call in enumerate(calls) if (failure := _failure(call))]
             self.close()
             raise AssertionError("\n".join(failures))
 
     def close(self) -> None:
         """End them."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        for connection in self._connections:
-            connection.close()
-        self._processes, self._connections = [], []
+        for pool in self._ranks:
+            for process in list(pool._processes.values()):  # Python 3.14 has kill_workers()
+                process.kill()
+            pool.shutdown()
+        self._ranks = []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         self._starts += 1
-        for rank in range(2):
-            ours, theirs = context.Pipe()
-            rendezvous = self._folder / f"rendezvous-{self._starts}"
-            process = context.Process(target=_serve, args=(rank, str(rendezvous), theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(ours)
-
-    def _failures(self) -> list[str]:
-        waiting = dict(zip(self._connections, range(2), strict=True))
-        failures: list[str] = []
-        deadline = time.monotonic() + TIMEOUT_S
-        while waiting and (left_s := deadline - time.monotonic()) > 0:
-            for connection in wait(list(waiting), left_s):
-                rank = waiting.pop(connection)  # type: ignore[call-overload]
-                try:
-                    failure = connection.recv()  # type: ignore[union-attr]
-                except EOFError:
-                    failure = "its process ended"
-                if failure is not None:
-                    failures.append(f"rank {rank}: {failure}")
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
-        return failures + [f"rank {rank} did not end" for rank in waiting.values()]
+        rendezvous = str(self._folder / f"rendezvous-{self._starts}")
+        spawn = multiprocessing.get_context("spawn")
+        self._ranks = [ProcessPoolExecutor(1, spawn, _join, (rank, rendezvous)) for rank in range(2)]
 
 
-def _serve(rank: int, rendezvous: str, orders: Connection) -> None:
+def _join(rank: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    while True:
-        try:
-            function, arguments = orders.recv()
-        except EOFError:  # the tests are over
-            return
-        try:
-            function(rank, *arguments)
-            dist.barrier()
-        except BaseException:  # noqa: BLE001 - the test is told
-            orders.send(traceback.format_exc())
-        else:
-            orders.send(None)
+
+
+def _call(function: Callable[..., None], rank: int, arguments: tuple[Any, ...]) -> None:
+    function(rank, *arguments)
+    dist.barrier()
+
+
+def _failure(call: Future[None]) -> str | None:
+    if not call.done():
+        return "did not end"
+    error = call.exception()
+    return None if error is None else "".join(traceback.format_exception(error))

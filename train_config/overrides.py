@@ -70,7 +70,7 @@ def parse_sections(
     """
     members: list[Any] = [("own", Annotated[kind, tyro.conf.arg(name="")])]
     for prefix, section in sections.items():
-        annotation = Annotated[type(section), tyro.conf.arg(name=prefix)]
+        annotation: Any = Annotated[type(section), tyro.conf.arg(name=prefix)]
         members.append((f"settings_{prefix}", annotation, dataclass_field(default=section)))
     command = make_dataclass("Command", members)
     registry = ConstructorRegistry()

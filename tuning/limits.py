@@ -1,4 +1,4 @@
-"""What limits a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
+"""The limit of a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
 
 In: a configuration that was measured, and the others. Out: a :class:`Limit`. The shares of a step are its own; those of
 the others that differ in one setting show what a change gives.
@@ -28,7 +28,7 @@ _SEARCHED = ("loading", "communication", "memory", "compute")
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits a configuration.
+    """The limit of a configuration's speed.
 
     Attributes:
         topic: loading, communication, memory, compute or unknown.
@@ -64,6 +64,8 @@ def find_limit(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin
 def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Facts:
     settings, measurement = trial.settings, trial.measurement
     shares: dict[str, Any] = dict(measurement.shares)
+    if settings.workers == 1:  # what is left are the agreements of a worker with itself
+        shares.pop("communication", None)
     tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other.settings) for other in others)}
     if not any(other.settings.tokens > settings.tokens for other in others):
         tried.discard(KEYS["tokens"])

@@ -38,7 +38,7 @@ from tuning.settings import Measurement, Settings, Status
 from tuning.trial import PRUNE_MARGIN, measure_on_worker
 
 GRACE_S = 2.0
-"""How long the other workers may take to end after one broke off by itself: it may have left them inside a step."""
+"""Seconds that the other workers may take to end after one broke off: it may have left them inside a step."""
 
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
@@ -77,7 +77,7 @@ class MeasuringPool:
         self._trial = trial
         self._group: _Group | None = None
         self.starts = 0
-        """How often workers were started."""
+        """Number of times that workers were started."""
 
     def measure(
         self,

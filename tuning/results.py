@@ -94,7 +94,7 @@ class Results:
         return trial.measurement.speed(self.margin)
 
     def outcomes(self) -> str:
-        """How many configurations had each result."""
+        """The number of configurations with each result."""
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.configurations)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
 

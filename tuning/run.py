@@ -239,7 +239,7 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
 
 
 def _preview(space: SearchSpace, search: TuneConfig) -> list[Settings]:
-    """What is tried first where everything fits and nothing is faster than anything else."""
+    """The first configurations where all fit and are equally fast."""
     searcher = Search(space, search)
     first: list[Settings] = []
     while len(first) < PREVIEWED and (proposal := searcher.ask()) is not None and proposal.phase != CONFIRM:

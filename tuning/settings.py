@@ -1,4 +1,4 @@
-"""What a throughput search varies, and what it comes to know of each configuration.
+"""The settings that a search varies, and the result of measuring them.
 
 In: a config. Out: its :class:`Settings`, which another config can take over. What a trial with them came to is a
 :class:`Measurement`; :mod:`tuning.trial` makes it.
@@ -59,7 +59,7 @@ STATUSES: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a search varies; each stands for one key of the config."""
+    """A configuration of a search; each field stands for one key of the config (:data:`KEYS`)."""
 
     tokens: int
     batch_size: int | None
@@ -112,7 +112,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What became of a trial; plain values, for :func:`dataclasses.asdict`.
+    """The result of a trial; plain values, for :func:`dataclasses.asdict`.
 
     Attributes:
         status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
@@ -143,11 +143,11 @@ class Measurement:
         return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
 
     def fits(self, memory_margin: float) -> bool:
-        """Whether it ran and left the margin free."""
+        """Return whether it ran and left the margin free."""
         return self.status in ("ok", "pruned") and not self._over(memory_margin)
 
     def is_too_large(self, memory_margin: float) -> bool:
-        """Whether it was out of memory or did not leave the margin free."""
+        """Return whether it was out of memory or did not leave the margin free."""
         return self.status == "out_of_memory" or self._over(memory_margin)
 
     def _over(self, memory_margin: float) -> bool:

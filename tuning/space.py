@@ -139,7 +139,7 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
 
 
 def needs_at_least(more: Settings, less: Settings) -> bool:
-    """Whether ``more`` surely needs at least the memory of a device that ``less`` needs.
+    """Return whether ``more`` surely needs at least the memory of a device that ``less`` needs.
 
     Budget and sequences may be larger, activations kept in place of recomputed, fp32 in place of 16 bits, and ZeRO's
     state spread over fewer workers; how batches are loaded does not matter to the device. Nothing is concluded from
@@ -157,7 +157,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
 
 
 class _Rules:
-    """What can't be, or would be measured twice."""
+    """Reasons to leave a combination out: it is not possible, or makes no difference."""
 
     def __init__(
         self,

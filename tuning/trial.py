@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from training.tasks.experiment import Experiment
 
 _FAILURES: tuple[Status, ...] = ("nan", "refused", "crash", "out_of_memory")
-"""What workers can agree that one of them met, the one that counts most last."""
+"""Failures that workers agree on, the gravest last."""
 
 SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
 DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

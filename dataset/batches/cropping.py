@@ -1,7 +1,7 @@
 """What of a sequence is used when it is longer than the model takes.
 
 In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation and
-prediction the start, so that figures of different steps compare; or both ends, in all of them. How much is lost is
+prediction the start, so that metrics of different steps compare; or both ends, in all of them. How much is lost is
 known from the lengths, before anything is read.
 
 Shape legend: N sequences.

@@ -98,7 +98,7 @@ class ValidationBatches(ValidationSteps):
 
         Args:
             max_batches: packed batches over all workers; all there are if left out. Which ones is random but fixed.
-            seed: of the choice and of the masks. Not the run's seed, so that figures of runs compare.
+            seed: of the choice and of the masks. Not the run's seed, so that metrics of runs compare.
             Others: as for :class:`TrainingBatches`.
 
         Raises:

@@ -191,7 +191,7 @@ class ValidationSteps:
 
         Args:
             max_batches: packed batches over all workers; all there are if left out. Which ones is random but fixed.
-            seed: of the choice. Not the run's seed, so that figures of runs compare.
+            seed: of the choice. Not the run's seed, so that metrics of runs compare.
             Others: as for :class:`TrainingSteps`.
         """
         self._source, self._pin_memory = source, pin_memory

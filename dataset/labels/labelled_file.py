@@ -52,7 +52,7 @@ class LabelledCounts(IngestCounts):
         label_values_missing: numbers that are missing in records which have others; no loss looks at these.
         records_unseen_label: held-out records that were left out, because no training record has their label.
         residues_unseen_label: held-out residues that no loss looks at, because no training record has their letter.
-        held_out_also_in_training: held-out records whose sequence or text is in training too, which flatters figures.
+        held_out_also_in_training: held-out records whose sequence or text is in training too, which flatters metrics.
     """
 
     records_skipped_missing_label: int = 0

@@ -128,8 +128,8 @@ class ESM2Autoencoder(TaskModel):
             metrics["targets"] = has_target_T.sum().double()
         return TaskOutput(loss_T.sum(), has_target_T.sum(), metrics)
 
-    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Figures per residue, features in normalised units.
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the metrics per residue, features in normalised units.
 
         ``feature_r2`` is 1 - SSE / SST over all channels, SST about the channel means of the residues summed over; it
         is left out if these don't vary. ``cosine`` is between normalised features and reconstruction.
@@ -140,7 +140,7 @@ class ESM2Autoencoder(TaskModel):
             return {}
         mean_D = sums["feature_sum"].double() / count
         total_variance = values["feature_square"] / count - mean_D.square().mean().item()
-        figures = {
+        found = {
             "loss": values["loss"] / count,
             "feature_loss": values["feature_loss"] / count,
             "feature_cosine": values["cosine"] / count,
@@ -149,8 +149,8 @@ class ESM2Autoencoder(TaskModel):
             "compression_ratio": self.compression_ratio,
         }
         if total_variance > 0:
-            figures["feature_r2"] = 1 - figures["feature_loss"] / total_variance
-        return figures
+            found["feature_r2"] = 1 - found["feature_loss"] / total_variance
+        return found
 
     def new_statistics(self) -> FeatureStatistics:
         """Empty sums for :meth:`measure`, on the device of the model."""

@@ -1,9 +1,9 @@
-"""What a task is to the training loop: a module that takes a packed batch and gives a loss and metrics as sums.
+"""Interface of a task to the training loop: a module that takes a packed batch and gives loss and metrics as sums.
 
-Everything a task returns adds up over batches and workers; :meth:`TaskModel.figures` turns the sums into the figures
+Everything a task returns adds up over batches and workers; :meth:`TaskModel.metrics` turns the sums into the values
 that a person reads. So a mean over the global batch, or over a whole evaluation, is the same for any number of
 workers, to the rounding of the sums: within a batch they are taken in fp32 over channels and in fp64 over tokens, and
-across batches in fp64. Figures agree to about 1e-6 relative.
+across batches in fp64. Metrics agree to about 1e-6 relative.
 
 Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
 """
@@ -23,7 +23,7 @@ from model.backbones.base import PackedBackbone
 
 @dataclass(frozen=True)
 class TaskOutput:
-    """What a task makes of one packed batch.
+    """Loss and metrics of one packed batch.
 
     Attributes:
         loss_sum: () fp32, the weighted loss summed over the M targets; 0 with zero gradients if there are none.
@@ -50,8 +50,8 @@ class TaskModel(nn.Module, ABC):
         """Loss and metric sums of one batch; its targets are those of the task (:class:`PackedBatch`)."""
 
     @abstractmethod
-    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Reported figures from metrics summed over batches and workers; none if there was no target."""
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the reported metrics from their sums over batches and workers; none if there was no target."""
 
 
 def targets_of(batch: PackedBatch) -> Tensor:

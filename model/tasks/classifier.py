@@ -171,28 +171,28 @@ class Classifier(TaskModel):
         known_M = has_target(targets)
         num_targets = known_M.sum()
         with torch.no_grad():
-            metrics = self._metrics(outputs_MK.detach(), targets, known_M)
+            metrics = self._metric_sums(outputs_MK.detach(), targets, known_M)
             metrics["targets"] = num_targets.double()
             metrics["loss"] = losses_M.detach().sum(dtype=torch.float64)
         return TaskOutput(losses_M.sum(), num_targets, metrics)
 
-    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` for each target, and by kind:
 
         Classes: ``accuracy``. Multilabel: ``accuracy``, the share of sequences with all labels right, and
-        ``f1_micro`` over all labels, left out where none is called or true. Regression: ``mse`` over all numbers, and
-        ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
+        ``f1_micro`` over all labels, left out where none is predicted or true. Regression: ``mse`` over all numbers,
+        and ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
         """
         values = scalar_sums(sums)
         count = values["targets"]
         if count == 0:
             return {}
-        figures = {"loss": values["loss"] / count}
+        found = {"loss": values["loss"] / count}
         if "correct" in values:
-            figures["accuracy"] = values["correct"] / count
+            found["accuracy"] = values["correct"] / count
         if "hits" in values and values["called"] + values["positives"]:
-            figures["f1_micro"] = 2 * values["hits"] / (values["called"] + values["positives"])
-        return figures | (_number_figures(sums) if "squared_error" in sums else {})
+            found["f1_micro"] = 2 * values["hits"] / (values["called"] + values["positives"])
+        return found | (_number_metrics(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
         """What is learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
@@ -218,7 +218,7 @@ class Classifier(TaskModel):
             )
         return targets
 
-    def _metrics(self, outputs_MK: Tensor, targets: Tensor, known_M: Tensor) -> dict[str, Tensor]:
+    def _metric_sums(self, outputs_MK: Tensor, targets: Tensor, known_M: Tensor) -> dict[str, Tensor]:
         if self.label_space.kind == "regression":
             return _number_sums(outputs_MK, targets)
         if self.label_space.kind == "multilabel":
@@ -251,14 +251,14 @@ def _number_sums(outputs_NK: Tensor, targets_NK: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _number_figures(sums: Mapping[str, Tensor]) -> dict[str, float]:
+def _number_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     counts_K, errors_K = sums["values"].double(), sums["squared_error"].double()
-    figures = {"mse": (errors_K.sum() / counts_K.sum()).item()}
+    found = {"mse": (errors_K.sum() / counts_K.sum()).item()}
     squares_K = sums["value_square"].double()
     variation_K = squares_K - sums["value_sum"].double().square() / counts_K
     if (variation_K > _LEAST_VARIATION * squares_K).all():  # false as well where a column has no number
-        figures["r2"] = (1 - errors_K / variation_K).mean().item()
-    return figures
+        found["r2"] = (1 - errors_K / variation_K).mean().item()
+    return found
 
 
 def build_classifier(

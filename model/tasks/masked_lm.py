@@ -81,7 +81,7 @@ class MaskedLM(TaskModel):
         logits_TK: Tensor = self.lm_head(self.backbone(batch))
         return logits_TK
 
-    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""
         values = scalar_sums(sums)
         count = values["targets"]

@@ -3,7 +3,7 @@
 Protein language models have a few channels of enormous activation, which would own a squared error taken over raw
 features; CHEAP (Lu et al. 2024, bioRxiv 2024.08.06.606920, amyxlu/cheap-proteins) therefore rescales each channel
 before compressing. Here by mean and standard deviation. The sums behind them are fp64 and additive: added up over
-workers they give the same figures for any number of workers.
+workers they give the same values for any number of workers.
 
 Shape legend: T tokens, D channels.
 """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common import timing
-from common.timing import Ratio, measure, median_interval, ratio, round_ratios, spread, timed, warm_up
+from common.timing import Ratio, measure, median_interval, ratio, round_ratios, spread, warm_up
 
 
 def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
@@ -35,12 +33,6 @@ def test_a_contender_that_runs_out_of_memory_drops_out_and_the_others_go_on():
     measured = measure({"a": lambda: 1.0, "large": large}, 3, drop_out_on=(MemoryError,))
     assert measured.samples == {"a": [1.0] * 3, "large": []}
     assert list(measured.failed) == ["large"]
-
-
-def test_work_is_timed_alone(monkeypatch: pytest.MonkeyPatch):
-    clock = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    assert timed(lambda: clock.__setitem__(0, 2.0) or "done") == ("done", 2.0)
 
 
 def test_a_ratio_is_taken_within_each_round_so_that_noise_common_to_a_round_cancels():

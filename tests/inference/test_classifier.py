@@ -152,7 +152,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
     targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     batch = replace(pipeline().pack(["MK", "MKV"]), targets=targets)
-    in_training = model.figures(model.output_of(logits, batch).metrics)
+    in_training = model.metrics(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
     in_report = classification_metrics("multilabel", scores, targets)
     for figures in (in_training, in_report):

@@ -41,8 +41,8 @@ def load_search(path: Path | None, *options: str) -> TuneConfig:
 
 
 def test_command_line_overrides_file_and_file_overrides_default(file):
-    path = file("batch:\n  tokens: 4096\n  global_tokens: 8192\n")
-    config = load(path, "--batch.global_tokens", "4096")
+    path = file("batch:\n  tokens: 5000\n  global_tokens: 4096\n")
+    config = load(path, "--batch.tokens", "4096")  # which mends the file
     assert (config.batch.tokens, config.batch.global_tokens) == (4096, 4096)
     assert config.batch.packing_window == Config().batch.packing_window
     path = file("search:\n  seed: 3\nspace:\n  num_workers: [4]\n")
@@ -51,24 +51,19 @@ def test_command_line_overrides_file_and_file_overrides_default(file):
     assert search.search.seed == 3
 
 
-def test_an_override_may_mend_the_file(file):
-    assert load(file("batch:\n  tokens: 5000\n"), "--batch.tokens", "4096").batch.tokens == 4096
-
-
 def test_options_take_hyphens_equals_signs_and_lists():
     config = load(None, "--data.num-workers=3", "--data.source", "a.fasta", "b.fasta", "--ray.num_workers", "auto")
     assert (config.data.num_workers, config.data.source, config.ray.num_workers) == (3, ["a.fasta", "b.fasta"], "auto")
 
 
-@pytest.mark.parametrize("word", ["none", "null"])
-def test_none_clears_an_optional_setting_and_empties_a_list(file, word):
+def test_none_clears_an_optional_setting_and_empties_a_list(file):
     labels = "data:\n  labels:\n    split: files\n    validation_source: [a.fasta]\n"
     path = file(f"training:\n  max_steps: 5\n{labels}")
-    options = ["--training.max_steps", word, "--data.labels.split", "hash", "--data.labels.validation_source", word]
+    options = ["--training.max_steps", "null", "--data.labels.split", "hash", "--data.labels.validation_source", "none"]
     config = load(path, *options)
     assert (config.training.max_steps, config.data.labels.validation_source) == (None, [])
     with pytest.raises(ConfigError, match=r"^--data\.source: list should have at least 1 item"):
-        load(path, *options, "--data.source", word)
+        load(path, *options, "--data.source", "none")
 
 
 def test_none_is_a_precision_and_null_keeps_that_of_the_experiment():
@@ -87,20 +82,14 @@ def test_a_single_value_in_a_file_is_a_list_of_one(file):
 SIZES = "model:\n  backbone:\n    source: esm2_t6_8M\n    layers: 2\n    hidden_size: 64\n    heads: 4\n"
 
 
-@pytest.mark.parametrize("source", ["facebook/esm2_t6_8M_UR50D", "folder"])
-def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_path, source, capsys):
-    if source == "folder":
-        (tmp_path / "weights").mkdir()
-        source = str(tmp_path / "weights")
+def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_path, capsys):
+    (tmp_path / "weights").mkdir()
     path = file(SIZES)
-    backbone = load(path, "--model.backbone.source", source, "--model.backbone.heads", "8").model.backbone
-    assert (backbone.source, backbone.layers, backbone.hidden_size, backbone.heads) == (source, None, None, 8)
-    assert f"warning: {path}: layers, hidden_size of model.backbone not used: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("options", [[], ["--model.backbone.source", "bert"], ["--run.name", "other"]])
-def test_sizes_of_random_weights_stay(file, options, capsys):
-    backbone = load(file(SIZES), *options).model.backbone
+    for source in ("facebook/esm2_t6_8M_UR50D", str(tmp_path / "weights")):
+        backbone = load(path, "--model.backbone.source", source, "--model.backbone.heads", "8").model.backbone
+        assert (backbone.source, backbone.layers, backbone.hidden_size, backbone.heads) == (source, None, None, 8)
+        assert f"warning: {path}: layers, hidden_size of model.backbone not used: " in capsys.readouterr().err
+    backbone = load(path, "--model.backbone.source", "bert").model.backbone  # of which weights are drawn
     assert (backbone.layers, backbone.hidden_size, backbone.heads) == (2, 64, 4)
     assert capsys.readouterr().err == ""
 
@@ -120,15 +109,12 @@ def test_resolved_settings_read_back_the_same(file):
         ("batch:\n  tokens: 1\n  tokens: 2\n", r"run\.yaml:3: batch\.tokens is set twice, first in line 2"),
         ("batch: [1\n", r"run\.yaml:2: no valid YAML"),
         ("batch:\n", r"run\.yaml:1: batch: is empty: leave it out or name settings below it"),
-        ("model:\n  backbone:\n", r"run\.yaml:2: model\.backbone: is empty: leave it out or"),
         ("space: {}\n", r"run\.yaml: this looks like a search, which belongs to --tune"),
         ("- a\n", r"run\.yaml: must hold sections"),
         ("data:\n  max_length: 9000\n", r"batch\.tokens \(8192\) can't hold one sequence of data\.max_length \(9000\)"),
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
-        ("data:\n  source: []\n", r"run\.yaml:2: data\.source"),
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is no name of a folder: use letters"),
         ("run:\n  name: stores\n", r"run\.name: 'stores' is the folder of the stores"),
-        ("", r"run\.yaml: holds no settings"),
         ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
         ("run:\n  storage_path: s3://bucket\n", r"run\.yaml:2: run\.storage_path: must be a folder"),
     ],
@@ -147,7 +133,6 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
         ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: names a value twice: 2, 2"),
         ("search: {}\nbatch:\n  tokens: 512\n", r"run\.yaml:2: batch: no such setting"),
         ("batch:\n  tokens: 512\n", r"run\.yaml: this looks like an experiment, which belongs to --config"),
-        ("name: stores\n", r"name: 'stores' is the folder of the stores"),
     ],
 )
 def test_mistakes_in_the_file_of_a_search(file, text, message):
@@ -159,16 +144,13 @@ def test_mistakes_in_the_file_of_a_search(file, text, message):
     ("options", "message"),
     [
         (["--batch.tokns", "4"], r"unknown option --batch\.tokns \(did you mean --batch\.tokens\?\); usage: "),
-        (["--tune.space.tokns", "4"], r"unknown option --tune\.space\.tokns \(did you mean --tune\.space\.tokens\?\)"),
         (["--space.tokens", "512"], r"unknown option --space\.tokens"),
-        (["--batch", "3"], r"unknown option --batch"),
         (["--batch.tokens"], r"--batch\.tokens: a value is missing; usage: "),
         (["--data.source", "--batch.tokens", "3"], r"--data\.source: a value is missing"),
         (["--batch.tokens", "1", "2"], r"unexpected argument 2; usage: "),
         (["--batch.tokens", "x"], r"^--batch\.tokens: .*integer.*'x'"),
         (["--tune.space.stage", "5"], r"^--tune\.space\.stage: .*less than or equal to 3, got '5'"),
         (["--training.amp_dtype", "fp8"], r"^--training\.amp_dtype: .*'bf16', 'fp16' or 'none'"),
-        (["--ray.dashboard_port", "99999"], r"^--ray\.dashboard_port: .* less than or equal to 65535, got '99999'"),
         (
             ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"],
             r"^--training\.cudnn_benchmark --training\.deterministic: cudnn_benchmark chooses",

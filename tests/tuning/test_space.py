@@ -32,10 +32,12 @@ def test_default_budgets_are_powers_of_two_from_the_longest_sequence_to_the_glob
     assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
 
 
-def test_own_budget_is_among_them_whatever_it_is(tmp_path):
+def test_own_budget_is_among_them_and_they_divide_the_global_batch_unless_it_is_not_kept(tmp_path):
     space = space_of(tmp_path, batch={"tokens": 96, "global_tokens": 384})
     assert budgets(space) == [64, 96, 128]
     assert space.default.tokens == 96
+    free = space_of(tmp_path, {"workers": [1, 2], "tokens": [64, 100]}, keep=False)
+    assert {(s.tokens, s.workers) for s in free.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
 
 
 def test_budgets_of_several_workers_divide_the_global_batch_among_them(tmp_path):
@@ -43,16 +45,6 @@ def test_budgets_of_several_workers_divide_the_global_batch_among_them(tmp_path)
     assert {s.tokens for s in space.settings if s.workers == 2} == {64, 128, 256}
     assert sum(space.left_out.values()) == 12
     assert "do not divide the 512 tokens" in next(iter(space.left_out))
-
-
-def test_workers_that_the_cluster_does_not_hold_are_left_out_for_that_whatever_their_budgets(tmp_path):
-    space = space_of(tmp_path, {"workers": [1, 64]})
-    assert set(space.left_out) == {"more workers than the 2 that the cluster holds"}
-
-
-def test_without_a_fixed_global_batch_any_budget_goes_with_any_number_of_workers(tmp_path):
-    space = space_of(tmp_path, {"workers": [1, 2], "tokens": [64, 100]}, keep=False)
-    assert {(s.tokens, s.workers) for s in space.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
 
 
 def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
@@ -75,29 +67,22 @@ def test_on_gpus_fp16_and_a_worker_for_each_are_allowed(tmp_path):
     assert {settings.amp_dtype for settings in space.settings} == {"fp16"}
 
 
-def test_what_makes_no_difference_is_not_measured_twice(tmp_path):
+def test_what_makes_no_difference_or_can_not_be_is_left_out(tmp_path):
     space = space_of(tmp_path, {"num_workers": [0, 1], "prefetch": [2, 4, 8]})
     assert {s.prefetch for s in space.settings if s.num_workers == 0} == {4}
     assert {s.prefetch for s in space.settings if s.num_workers == 1} == {2, 4, 8}
     frozen = space_of(tmp_path, model={"backbone": {"frozen": True}})
     assert {settings.gradient_checkpointing for settings in frozen.settings} == {False}
-
-
-def test_stage_zero_is_left_out_where_the_optimizer_lies_in_host_memory(tmp_path):
-    space = space_of(tmp_path, {"stage": [0, 1]}, deepspeed={"offload_optimizer": True})
-    assert {settings.stage for settings in space.settings} == {1}
+    offloaded = space_of(tmp_path, {"stage": [0, 1]}, deepspeed={"offload_optimizer": True})
+    assert {settings.stage for settings in offloaded.settings} == {1}
+    too_many = space_of(tmp_path, {"workers": [1, 64]})
+    assert set(too_many.left_out) == {"more workers than the 2 that the cluster holds"}
 
 
 def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_path):
     assert space_of(tmp_path).default == Settings(256, None, 0, 4, "none", False, False, 2, 1)
     space = space_of(tmp_path, {"tokens": [64, 512], "num_workers": [1, 3], "amp_dtype": ["bf16"]})
     assert space.default == Settings(512, None, 1, 4, "bf16", False, False, 2, 1)
-
-
-def test_one_value_or_none_keeps_a_setting_fixed(tmp_path):
-    space = space_of(tmp_path, {"num_workers": [0], "amp_dtype": None, "gradient_checkpointing": None})
-    assert space.varied == ["tokens"]
-    assert len(space) == 4
 
 
 def test_nearest_configuration_has_another_budget_where_its_own_is_impossible(tmp_path):
@@ -107,12 +92,9 @@ def test_nearest_configuration_has_another_budget_where_its_own_is_impossible(tm
     assert space.nearest(replace(largest, workers=2)) == replace(largest, workers=2, tokens=256)
 
 
-def test_space_without_any_configuration_is_refused_with_the_reasons(tmp_path):
+def test_space_without_any_configuration_or_place_is_refused_with_the_reasons(tmp_path):
     with pytest.raises(ConfigError, match=r"is left of 12: 12 because of a budget under the 64 tokens"):
         space_of(tmp_path, {"tokens": [32]})
-
-
-def test_own_workers_that_the_cluster_can_not_hold_are_refused(tmp_path):
     with pytest.raises(ResourceError, match="9 workers asked"):
         space_of(tmp_path, ray={"num_workers": 9})
 

@@ -1,4 +1,4 @@
-"""What was found, for a person: a table of budgets, and which keys to set."""
+"""The result for a person: a table of budgets, and which keys to set."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def _log_step(
     rate: float,
     clock: StepClock,
 ) -> None:
-    metrics: dict[str, float] = worker.engine.module.figures(totals)  # type: ignore[operator]
+    metrics: dict[str, float] = worker.engine.module.metrics(totals)  # type: ignore[operator]
     times = clock.read()
     if worker.sampler is not None:
         worker.sampler.note(position.step, position.epoch, {**metrics, **times, **_loader_metrics(worker.experiment)})

@@ -143,7 +143,7 @@ class Experiment(ABC):
     ) -> dict[str, float]:
         """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
         totals = evaluate(engine, self.validation.steps(), control, stop_requested, engine)
-        return engine.module.figures(totals) if totals else {}  # type: ignore[operator]
+        return engine.module.metrics(totals) if totals else {}  # type: ignore[operator]
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The cost that ranks checkpoints, lower being better; None where it is not known."""

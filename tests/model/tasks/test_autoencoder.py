@@ -1,8 +1,6 @@
-"""The autoencoder's loss, figures and its encode and decode."""
+"""The autoencoder's loss, values and its encode and decode."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from common.errors import DataError
-from dataset.tokens.esm import pack_sequences
 from model.parameter_groups import parameter_groups
 from model.tasks.autoencoder import ESM2Autoencoder
 from tests.model.support import (
@@ -76,15 +73,16 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     expected = (2 * squared + 0.5 * (1 - cosine) + 3 * residue).sum()
     assert_near(output.loss_sum.detach(), expected)
     assert output.num_targets == 104 and output.loss_sum.dtype == torch.float32
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in output.metrics.values())
 
-    figures = model.figures(output.metrics)
+    values = model.metrics(output.metrics)
     r2 = 1 - (decoded - normal).square().sum() / (normal - normal.mean(0)).square().sum()
-    assert figures["feature_r2"] == pytest.approx(r2.item(), rel=1e-5)
-    assert figures["feature_cosine"] == pytest.approx(cosine.mean().item(), rel=1e-5)
+    assert values["feature_r2"] == pytest.approx(r2.item(), rel=1e-5)
+    assert values["feature_cosine"] == pytest.approx(cosine.mean().item(), rel=1e-5)
     correct = logits.argmax(-1) == batch.targets[residues]
-    assert figures["residue_recovery"] == pytest.approx(correct.float().mean().item())
-    assert figures["loss"] == pytest.approx(expected.item() / 104, rel=1e-5)
-    assert figures["compression_ratio"] == 4
+    assert values["residue_recovery"] == pytest.approx(correct.float().mean().item())
+    assert values["loss"] == pytest.approx(expected.item() / 104, rel=1e-5)
+    assert values["compression_ratio"] == 4
 
 
 @settings(max_examples=10, deadline=None)
@@ -94,13 +92,7 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(cut):
     whole = model(residue_batch(sequences)).metrics
     parts = [model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:])]
     added = {name: parts[0][name] + parts[1][name] for name in whole}
-    assert model.figures(added) == pytest.approx(model.figures(whole), rel=1e-5)
-
-
-def test_metrics_are_detached_fp64_sums(batch):
-    metrics = build()(batch).metrics
-    assert all(value.dtype == torch.float64 and value.ndim <= 1 for value in metrics.values())
-    assert not any(value.requires_grad for value in metrics.values())
+    assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -113,7 +105,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(batch, froze
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.figures(output.metrics) == {}
+    assert model.metrics(output.metrics) == {}
 
 
 def test_special_tokens_change_neither_loss_nor_metrics(batch):
@@ -135,23 +127,14 @@ def test_the_feature_target_has_no_gradient(batch):
     assert all(parameter.grad is None for parameter in model.backbone.parameters())
 
 
-def test_encode_gives_one_row_per_residue_in_order():
-    model, sequences = build(), random_sequences([12, 1, 50, 3])
+def test_encode_gives_one_row_per_residue_in_order_whatever_the_batches():
+    model, lengths = build(), [12, 1, 50, 3]
+    sequences = random_sequences(lengths)
     latents = model.encode(sequences)
-    assert [tuple(latent.shape) for latent in latents] == [(12, 8), (1, 8), (50, 8), (3, 8)]
-    for sequence, latent in zip(sequences, latents, strict=True):
-        assert_near(model.encode([sequence])[0], latent)
-
-
-def test_encode_in_small_batches_gives_the_same():
-    model, sequences = build(), random_sequences([12, 1, 50, 3, 9])
-    assert_near(model.encode(sequences), model.encode(sequences, max_tokens=16))
-
-
-def test_encode_takes_a_packed_batch_as_well(batch):
-    model = build()
-    sequences = random_sequences([30, 1, 64, 9])
-    assert all(torch.equal(a, b) for a, b in zip(model.encode(batch), model.encode(sequences), strict=True))
+    assert [tuple(latent.shape) for latent in latents] == [(length, 8) for length in lengths]
+    assert_near(model.encode(sequences, max_tokens=16), latents)
+    assert_near([model.encode([sequence])[0] for sequence in sequences], latents)
+    assert all(map(torch.equal, model.encode(residue_batch(sequences)), latents))
 
 
 def test_nothing_encodes_and_decodes_to_nothing():
@@ -192,13 +175,13 @@ def test_training_recovers_residues_and_features():
     model = build({"residue_loss_weight": 1.0}, hidden_sizes=(64, 16))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=5e-3)
     held_out = residue_batch(random_sequences([100] * 4, seed=99))
-    before = model.figures(model(held_out).metrics)
+    before = model.metrics(model(held_out).metrics)
     for step in range(60):
         output = model(residue_batch(random_sequences([100] * 4, seed=step)))
         (output.loss_sum / output.num_targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-    after = model.figures(model(held_out).metrics)
+    after = model.metrics(model(held_out).metrics)
     assert before["residue_recovery"] < 0.3 and before["feature_r2"] < 0.1
     assert after["residue_recovery"] > 0.95 and after["feature_r2"] > 0.4
     logits = model.decode(model.encode(["MKTAYIAKQR"]))[1][0]
@@ -211,9 +194,3 @@ def test_bf16_gives_an_fp32_loss_close_to_fp32(batch):
     rounded = model.bfloat16()(batch).loss_sum
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
-
-
-def test_features_of_a_store_batch_and_of_text_agree(batch):
-    model = build()
-    bare = dataclasses.replace(pack_sequences(random_sequences([30, 1, 64, 9])), records=torch.arange(10, 14))
-    assert torch.equal(model.backbone(batch), model.backbone(bare))

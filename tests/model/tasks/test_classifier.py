@@ -1,4 +1,4 @@
-"""A classifier gives each sequence what it would get alone, and its loss and figures are sums over the targets."""
+"""A classifier gives each sequence what it would get alone, and its loss and values are sums over the targets."""
 
 from __future__ import annotations
 
@@ -94,66 +94,59 @@ def test_packed_equals_one_at_a_time_in_outputs_loss_and_gradients(pooling, head
 def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
     model, batch = build(kind), labelled(kind)
     whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
-    assert model.figures(added(parts)) == pytest.approx(model.figures(whole.metrics), rel=1e-5)
+    assert model.metrics(added(parts)) == pytest.approx(model.metrics(whole.metrics), rel=1e-5)
     assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_metrics_are_detached_fp64_sums(kind):
-    output = build(kind)(labelled(kind))
-    assert all(value.dtype == torch.float64 and value.ndim <= 1 for value in output.metrics.values())
-    assert not any(value.requires_grad for value in output.metrics.values())
-    assert output.loss_sum.dtype == torch.float32 and output.loss_sum.ndim == 0
-    assert output.num_targets.dtype == torch.int64
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in whole.metrics.values())
+    assert whole.loss_sum.dtype == torch.float32 and whole.num_targets.dtype == torch.int64
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "binary", "per_residue"])
 def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
     model, batch = build(kind), labelled(kind)
-    figures, logits = model.figures(model(batch).metrics), model.logits(batch)
-    assert figures["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
+    values, logits = model.metrics(model(batch).metrics), model.logits(batch)
+    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
     known = batch.targets != IGNORED_TARGET
     right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
-    assert figures["accuracy"] == pytest.approx(right)
+    assert values["accuracy"] == pytest.approx(right)
 
 
 def test_figures_of_labels_are_those_over_all_sequences():
     model, batch = build("multilabel"), labelled("multilabel")
     known = has_target(batch.targets)
     logits, targets = model.logits(batch)[known], batch.targets[known]
-    figures = model.figures(model(batch).metrics)
+    values = model.metrics(model(batch).metrics)
     expected = functional.binary_cross_entropy_with_logits(logits, targets).item()
-    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert values["loss"] == pytest.approx(expected, rel=1e-5)
     called = logits > 0
-    assert figures["accuracy"] == pytest.approx((called == targets.bool()).all(-1).float().mean().item())
+    assert values["accuracy"] == pytest.approx((called == targets.bool()).all(-1).float().mean().item())
     hits = (called & targets.bool()).sum().item()
-    assert figures["f1_micro"] == pytest.approx(2 * hits / (called.sum() + targets.sum()).item())
+    assert values["f1_micro"] == pytest.approx(2 * hits / (called.sum() + targets.sum()).item())
 
 
 def test_figures_of_numbers_are_those_over_all_sequences():
     model, batch = build("regression"), labelled("regression")
     known = has_target(batch.targets)
     outputs, targets = model.logits(batch)[known], batch.targets[known]
-    figures = model.figures(model(batch).metrics)
-    assert figures["loss"] == pytest.approx(functional.mse_loss(outputs, targets).item(), rel=1e-5)
-    assert figures["mse"] == pytest.approx(figures["loss"], rel=1e-5)
+    values = model.metrics(model(batch).metrics)
+    assert values["loss"] == pytest.approx(functional.mse_loss(outputs, targets).item(), rel=1e-5)
+    assert values["mse"] == pytest.approx(values["loss"], rel=1e-5)
     unexplained = (outputs - targets).square().sum(0) / (targets - targets.mean(0)).square().sum(0)
-    assert figures["r2"] == pytest.approx((1 - unexplained).mean().item(), rel=1e-4)
+    assert values["r2"] == pytest.approx((1 - unexplained).mean().item(), rel=1e-4)
 
 
 def test_the_error_of_numbers_is_over_those_that_are_known():
     model, batch = build("regression"), labelled("regression")
     batch.targets[0, 1] = batch.targets[2, 0] = math.nan
     errors = (model.logits(batch) - batch.targets).square()
-    figures = model.figures(model(batch).metrics)
-    assert figures["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
-    assert figures["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
+    values = model.metrics(model(batch).metrics)
+    assert values["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
+    assert values["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
 
 
 def test_a_column_that_does_not_vary_has_no_r2():
     model, batch = build("regression"), labelled("regression", [5] * 8)
     batch.targets[has_target(batch.targets), 1] = 3.3  # of seven, whose squares do not add up to the last bit
-    assert "r2" not in model.figures(model(batch).metrics)
+    assert "r2" not in model.metrics(model(batch).metrics)
 
 
 def test_labels_of_which_some_are_unknown_are_judged_by_the_others():
@@ -166,9 +159,9 @@ def test_labels_of_which_some_are_unknown_are_judged_by_the_others():
 
 
 @pytest.mark.parametrize(
-    ("kind", "pooling"), [("per_residue", "mean"), *((k, p) for k in KINDS[:-1] for p in POOLINGS)]
+    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), *(("multiclass", pooling) for pooling in POOLINGS[1:])]
 )
-@pytest.mark.parametrize("lengths", [[3], [1], [2, 9]])
+@pytest.mark.parametrize("lengths", [[1], [2, 9]])
 def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
     model = build(kind, pooling=pooling, head="mlp").train()
     batch = with_targets(batch_of_lengths(lengths), kind)
@@ -177,7 +170,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, poolin
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.figures(output.metrics) == {}
+    assert model.metrics(output.metrics) == {}
 
 
 def test_a_frozen_backbone_trains_the_head_alone():
@@ -241,16 +234,13 @@ def test_predicting_runs_the_backbone_once():
     assert torch.equal(logits, model.logits(batch)) and torch.equal(output.loss_sum, model(batch).loss_sum)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max", "light_attention"])
-@pytest.mark.parametrize("around", [(0, 0), (0, 1), (2, 1)])
-def test_what_counts_as_special_is_the_tokenizers_to_say(pooling, around):
-    model, batch = build(pooling=pooling, around=around), batch_of_lengths([9, 5])
+@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
+def test_what_counts_as_special_is_the_tokenizers_to_say(pooling):
+    model, batch = build(pooling=pooling, around=(2, 1)), batch_of_lengths([9, 5])
     features = torch.randn(batch.num_tokens, 32)
-    rows = [row[around[0] : len(row) - around[1]] for row in segments(features, batch)]
-    inner = batch_of_lengths([len(row) for row in rows])
-    torch.testing.assert_close(
-        model.pool(features, batch), build(pooling=pooling, around=(0, 0)).pool(torch.cat(rows), inner)
-    )
+    inner = torch.cat([row[2:-1] for row in segments(features, batch)])
+    expected = build(pooling=pooling, around=(0, 0)).pool(inner, batch_of_lengths([6, 2]))
+    torch.testing.assert_close(model.pool(features, batch), expected)
 
 
 @pytest.mark.parametrize(
@@ -322,16 +312,15 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(pooling):
     assert counts[1] == counts[2]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
-def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape(pooling):
-    model = build(pooling=pooling)
+def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape():
+    model = build(pooling="light_attention")
     counters = torch._dynamo.utils.counters["stats"]
     torch._dynamo.reset()
     counters.clear()
     model.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
     graphs = []
     try:
-        for sequences in (2, 3, 4, 5, 6, 10):
+        for sequences in (2, 3, 4, 10):
             batch = labelled("multiclass", [10] * sequences)
             model(batch, torch.randn(batch.num_tokens, 32)).loss_sum.backward()
             graphs.append(counters["unique_graphs"])
@@ -340,7 +329,7 @@ def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape(pool
     assert graphs[-1] == graphs[1] > 0
 
 
-@pytest.mark.parametrize(("pooling", "head"), [("mean", "linear"), ("max", "mlp"), ("light_attention", "mlp")])
+@pytest.mark.parametrize(("pooling", "head"), [("max", "linear"), ("light_attention", "mlp")])
 def test_training_learns_what_sequences_are_made_of(pooling, head):
     model = build("binary", pooling=pooling, head=head, light_attention_kernel=3)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=3e-3)
@@ -352,7 +341,7 @@ def test_training_learns_what_sequences_are_made_of(pooling, head):
         optimizer.step()
         optimizer.zero_grad()
     held_out = dataclasses.replace(pack_sequences(["EKALAEKL", "PGSGGSPG"]), targets=torch.tensor([1, 0]))
-    assert model.figures(model.eval()(held_out).metrics)["accuracy"] == 1
+    assert model.metrics(model.eval()(held_out).metrics)["accuracy"] == 1
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("multiclass", 1.066631), ("regression", 1.072969)])

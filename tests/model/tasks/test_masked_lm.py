@@ -1,4 +1,4 @@
-"""The packed masked language model is EsmForMaskedLM, and its loss and figures are sums over targets."""
+"""The packed masked language model is EsmForMaskedLM, and its loss and values are sums over targets."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ def logits_alone(network, batch):
     return torch.cat([network(tokens[None]).logits[0] for tokens in segments(batch.tokens, batch)])
 
 
-def test_packed_logits_equal_one_at_a_time(network, model, batch):
-    with torch.no_grad():
-        assert_near(model.logits(batch), logits_alone(network, batch))
-
-
 def test_loss_is_the_cross_entropy_summed_over_targets(network, model, batch):
     output = model(batch)
     expected = functional.cross_entropy(logits_alone(network, batch), batch.targets, reduction="sum")
@@ -67,13 +62,13 @@ def test_loss_is_the_cross_entropy_summed_over_targets(network, model, batch):
 
 
 def test_figures_are_those_of_all_targets(network, model, batch):
-    figures = model.figures(model(batch).metrics)
+    values = model.metrics(model(batch).metrics)
     logits, wanted = logits_alone(network, batch), batch.targets != -100
     loss = functional.cross_entropy(logits, batch.targets).item()
-    assert figures["loss"] == pytest.approx(loss, rel=1e-5)
-    assert figures["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert values["loss"] == pytest.approx(loss, rel=1e-5)
+    assert values["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
     recovered = (logits.argmax(-1) == batch.targets)[wanted].float().mean().item()
-    assert figures["residue_recovery"] == pytest.approx(recovered)
+    assert values["residue_recovery"] == pytest.approx(recovered)
 
 
 def test_logits_are_computed_at_targets_alone(model, batch):
@@ -99,7 +94,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(model, batch
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.figures(output.metrics) == {}
+    assert model.metrics(output.metrics) == {}
 
 
 def test_a_frozen_backbone_trains_the_head_alone(network, batch):

@@ -172,13 +172,13 @@ class ClassifierExperiment(Experiment):
         weights_N = control.gather_rows(torch.cat(weights)) if weights else None
         metrics: dict[str, float] = {}
         if control.rank == 0:
-            metrics = model.figures(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
+            metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
         return json.loads(control.from_rank_0(json.dumps(metrics)))
 
     def cost(self, metrics: dict[str, float]) -> float | None:
         """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined.
 
-        That is so where all predictions are equal, or all targets, or no label is true or called.
+        That is so where all predictions are equal, or all targets, or no label is true or predicted.
         """
         name = self._best_metric
         if name not in metrics:
