@@ -15,15 +15,12 @@ Examples:
 from __future__ import annotations
 
 import math
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import psutil
 from pydantic import Field, PositiveFloat
@@ -38,8 +35,6 @@ from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.host import HostSampler, ProcessSampler
 from monitoring.sampling.nvml import GpuSample, NvmlDevices
 
-TERMINATED = 143
-"""Exit code after SIGTERM (128 + 15), as shells report it."""
 _LEAST_INTERVAL_S = 0.05
 _GIB = 2.0**30
 
@@ -63,21 +58,26 @@ class Arguments(ToolArguments):
 
 
 def main(argv: list[str]) -> int:
-    """Sample until told to end."""
+    """Sample until Ctrl-C, SIGTERM, or the end of what is watched."""
     arguments = parse(Arguments, argv, "gpu_monitor", __doc__)
     if arguments.interval < _LEAST_INTERVAL_S:
         raise ConfigError(
             f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"
         )
     session = _Session(arguments, ProcessSampler([_process(pid) for pid in arguments.pid]))
+    code = 0
     try:
         session.check_gpus()
-        with GpuLogWriter(arguments.output) as log, _Signals() as signals, _live() as live:
-            session.run(log, live, signals.ended)
+        with GpuLogWriter(arguments.output) as log, _live() as live:
+            session.run(log, live)
+    except KeyboardInterrupt:
+        pass
+    except SystemExit as end:  # SIGTERM, see tools.__main__
+        code = int(end.code or 0)
     finally:
         session.close()
     print(session.summary())
-    return TERMINATED if signals.terminated else 0
+    return code
 
 
 class _Session:
@@ -90,7 +90,7 @@ class _Session:
         self._host = HostSampler()
         self._name = socket.gethostname()
         self._samples = 0
-        self._seconds = 0.0
+        self._begun = time.monotonic()
         self._gpus: set[int] = set()
         self._used: set[int] = set()
 
@@ -107,17 +107,15 @@ class _Session:
         if not there:
             self._warn("no GPU here: rows have the machine's own metrics alone")
 
-    def run(self, log: GpuLogWriter, live: Live | None, ended: threading.Event) -> None:
-        """Sample at once, and then every so often by the clock, until ``ended`` or there is nothing left to do."""
-        begun = time.monotonic()
+    def run(self, log: GpuLogWriter, live: Live | None) -> None:
+        """Sample at once, and then every so often by the clock, until there is nothing left to do."""
+        interval, duration = self._arguments.interval, self._arguments.duration or math.inf
         while not self._arguments.pid or self._watched.running():
             self._sample(log, live)
-            self._seconds = time.monotonic() - begun
-            duration = self._arguments.duration or math.inf
-            # A sample that came late makes the next one no later.
-            due = (math.floor(self._seconds / self._arguments.interval) + 1) * self._arguments.interval
-            if ended.wait(min(due, duration) - self._seconds) or due > duration:
-                self._seconds = time.monotonic() - begun
+            seconds = time.monotonic() - self._begun
+            due = (math.floor(seconds / interval) + 1) * interval  # a late sample makes the next one no later
+            time.sleep(max(0.0, min(due, duration) - seconds))
+            if due > duration:
                 return
 
     def close(self) -> None:
@@ -127,7 +125,8 @@ class _Session:
     def summary(self) -> str:
         """Return a line on what was written."""
         gpus = counted(len(self._gpus), "GPU{s}") if self._gpus else "no GPU"
-        return f"{counted(self._samples, 'sample{s}')} of {gpus} in {self._seconds:.0f} s: {self._arguments.output}"
+        seconds = time.monotonic() - self._begun
+        return f"{counted(self._samples, 'sample{s}')} of {gpus} in {seconds:.0f} s: {self._arguments.output}"
 
     def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
         gpus = self._chosen(self._devices.read())
@@ -165,29 +164,6 @@ class _Session:
         if message not in self._warned:
             self._warned.add(message)
             print(f"warning: {message}", file=sys.stderr)
-
-
-class _Signals:
-    """Ctrl-C and SIGTERM end the wait between samples, never a sample."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.terminated = False
-        self._earlier: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._earlier[number] = signal.signal(number, self._end)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        self.terminated = number == signal.SIGTERM
-        self.ended.set()
 
 
 @contextmanager

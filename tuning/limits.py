@@ -64,6 +64,8 @@ def find_limit(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin
 def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Facts:
     settings, measurement = trial.settings, trial.measurement
     shares: dict[str, Any] = dict(measurement.shares)
+    if settings.workers == 1:  # what is left are the agreements of a worker with itself
+        shares.pop("communication", None)
     tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other.settings) for other in others)}
     if not any(other.settings.tokens > settings.tokens for other in others):
         tried.discard(KEYS["tokens"])

@@ -27,101 +27,6 @@ _SMALLEST_DOUBT = 1e-8
 """Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
 
 
-def cross_entropy(
-    logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None = None, label_smoothing: float = 0.0
-) -> Tensor:
-    """Cross entropy of each target, as torch's own without reduction.
-
-    Args:
-        logits_MK: (M, K).
-        targets_M: (M,) int64.
-        class_weights: (K,) fp32.
-        label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016).
-
-    Returns:
-        (M,).
-    """
-    return functional.cross_entropy(
-        logits_MK,
-        targets_M,
-        weight=class_weights,
-        ignore_index=IGNORED_TARGET,
-        label_smoothing=label_smoothing,
-        reduction="none",
-    )
-
-
-def focal(logits_MK: Tensor, targets_M: Tensor, gamma: float, class_weights: Tensor | None = None) -> Tensor:
-    """Focal loss over classes: -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
-
-    Args:
-        logits_MK: (M, K).
-        targets_M: (M,) int64.
-        gamma: 0 is cross entropy.
-        class_weights: (K,) fp32, the equation's alpha.
-
-    Returns:
-        (M,).
-    """
-    surprise_M = cross_entropy(logits_MK, targets_M)
-    losses_M = _doubt(surprise_M, gamma) * surprise_M
-    if class_weights is None:
-        return losses_M
-    return losses_M * class_weights[targets_M.clamp(min=0)]
-
-
-def binary_cross_entropy(logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None = None) -> Tensor:
-    """Cross entropy of each label by itself, the mean over the labels that are known.
-
-    Args:
-        logits_MK: (M, K).
-        targets_MK: (M, K) float of 0 and 1, or NaN.
-        positive_weights: (K,) fp32, how much the targets of 1 count.
-
-    Returns:
-        (M,).
-    """
-    known_MK = ~targets_MK.isnan()
-    losses_MK = functional.binary_cross_entropy_with_logits(
-        logits_MK, _filled(targets_MK), pos_weight=positive_weights, reduction="none"
-    )
-    return _mean_of_known(losses_MK, known_MK)
-
-
-def binary_focal(logits_MK: Tensor, targets_MK: Tensor, gamma: float, positive_weights: Tensor | None = None) -> Tensor:
-    """Focal loss of each label by itself (Lin et al. 2017, equation 5), the mean over the labels that are known.
-
-    Args:
-        logits_MK: (M, K).
-        targets_MK: (M, K) float of 0 and 1, or NaN.
-        gamma: 0 is :func:`binary_cross_entropy`.
-        positive_weights: (K,) fp32, how much the targets of 1 count.
-
-    Returns:
-        (M,).
-    """
-    known_MK, filled_MK = ~targets_MK.isnan(), _filled(targets_MK)
-    surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
-    losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
-    if positive_weights is not None:
-        losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
-    return _mean_of_known(losses_MK, known_MK)
-
-
-def squared_error(outputs_MK: Tensor, targets_MK: Tensor) -> Tensor:
-    """The squared error of each number, the mean over those that are known.
-
-    Args:
-        outputs_MK: (M, K).
-        targets_MK: (M, K) float, or NaN.
-
-    Returns:
-        (M,).
-    """
-    known_MK = ~targets_MK.isnan()
-    return _mean_of_known((outputs_MK - _filled(targets_MK)).square(), known_MK)
-
-
 def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) -> Tensor:
     """Weights that make rare classes count as much as frequent ones.
 
@@ -182,15 +87,62 @@ class TargetLoss(Float32Buffers):
             outputs_MK: (M, K) fp32.
             targets: (M,) int64, or (M, K) float32.
         """
-        section = self.section
-        if self.name == "cross_entropy":
-            return cross_entropy(outputs_MK, targets, self.class_weights, section.label_smoothing)
-        if self.name == "bce":
-            return binary_cross_entropy(outputs_MK, targets, self.class_weights)
         if self.name == "mse":
-            return squared_error(outputs_MK, targets)
-        focal_loss = binary_focal if self.kind == "multilabel" else focal
-        return focal_loss(outputs_MK, targets, section.focal_gamma, self.class_weights)
+            return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
+        gamma = self.section.focal_gamma if self.name == "focal" else None
+        if self.kind == "multilabel":
+            return _label_losses(outputs_MK, targets, self.class_weights, gamma)
+        return _class_losses(outputs_MK, targets, self.class_weights, gamma, self.section.label_smoothing)
+
+
+def _class_losses(
+    logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None, gamma: float | None, label_smoothing: float
+) -> Tensor:
+    """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
+
+    Args:
+        logits_MK: (M, K).
+        targets_M: (M,) int64.
+        class_weights: (K,) fp32, the equation's alpha.
+        gamma: of the focal loss; None is cross entropy.
+        label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
+    """
+    if gamma is None:
+        return functional.cross_entropy(
+            logits_MK,
+            targets_M,
+            weight=class_weights,
+            ignore_index=IGNORED_TARGET,
+            label_smoothing=label_smoothing,
+            reduction="none",
+        )
+    surprise_M = functional.cross_entropy(logits_MK, targets_M, ignore_index=IGNORED_TARGET, reduction="none")
+    losses_M = _doubt(surprise_M, gamma) * surprise_M
+    return losses_M if class_weights is None else losses_M * class_weights[targets_M.clamp(min=0)]
+
+
+def _label_losses(
+    logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None, gamma: float | None
+) -> Tensor:
+    """(M,) cross entropy or focal loss of each label by itself, the mean over the labels that are known.
+
+    Args:
+        logits_MK: (M, K).
+        targets_MK: (M, K) float of 0 and 1, or NaN.
+        positive_weights: (K,) fp32, how much the targets of 1 count.
+        gamma: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
+    """
+    filled_MK = _filled(targets_MK)
+    if gamma is None:
+        losses_MK = functional.binary_cross_entropy_with_logits(
+            logits_MK, filled_MK, pos_weight=positive_weights, reduction="none"
+        )
+        return _mean_of_known(losses_MK, targets_MK)
+    surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
+    losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
+    if positive_weights is not None:
+        losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
+    return _mean_of_known(losses_MK, targets_MK)
 
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
@@ -203,7 +155,9 @@ def _filled(targets_MK: Tensor) -> Tensor:
     return torch.where(targets_MK.isnan(), 0.0, targets_MK)
 
 
-def _mean_of_known(losses_MK: Tensor, known_MK: Tensor) -> Tensor:
+def _mean_of_known(losses_MK: Tensor, targets_MK: Tensor) -> Tensor:
+    """(M,): the mean over the columns whose target is known; 0 where none is."""
+    known_MK = ~targets_MK.isnan()
     return torch.where(known_MK, losses_MK, 0.0).sum(-1) / known_MK.sum(-1).clamp(min=1)
 
 

@@ -40,11 +40,6 @@ class Metric:
         return "run" if self.name.startswith(("perf/", "train/")) else "host"
 
     @property
-    def group(self) -> str:
-        """The first part of its name."""
-        return self.name.partition("/")[0]
-
-    @property
     def prometheus_name(self) -> str:
         """Name given to Ray, which prefixes ``ray_``."""
         parts = [part for part in self.name.split("/") if not part.startswith("{")]

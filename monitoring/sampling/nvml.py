@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -123,7 +123,7 @@ class NvmlDevices:
         self._warn = warn
         self._clock = clock
         self._gpus: list[_Gpu] = []
-        self._pcie_turn = 0
+        self._pcie_turns = 0
         self._pcie_next_s = clock()
 
     @classmethod
@@ -154,19 +154,20 @@ class NvmlDevices:
         return devices
 
     def read(self) -> list[GpuSample]:
-        """Look at all GPUs that still answer."""
+        """Read all GPUs that still answer."""
         samples = []
+        turn = self._pcie_turn()
         for gpu in list(self._gpus):
             try:
-                samples.append(gpu.read())
+                samples.append(gpu.read(pcie=gpu is turn))
             except self._library.NVMLError as error:
                 if error.value in _codes(self._library, _DRIVER_GONE):
                     self._warn(f"NVML failed ({error}): the GPUs are not watched from here on")
                     self._gpus.clear()
-                    break
+                    return []
                 self._warn(f"GPU {gpu.index} can't be read any more ({error}) and is not watched from here on")
                 self._gpus.remove(gpu)
-        return self._with_pcie(samples)
+        return samples
 
     def used_by(self, pids: Container[int]) -> set[int]:
         """Indices of the GPUs that any of these processes uses now, as far as NVML tells.
@@ -197,44 +198,14 @@ class NvmlDevices:
             except library.NVMLError as error:
                 self._warn(f"GPU {index} is not watched: NVML can't open it ({error})")
 
-    def _with_pcie(self, samples: list[GpuSample]) -> list[GpuSample]:
-        """The samples, one of them with its PCIe traffic if it is time."""
-        now = self._clock()
-        if not samples or now < self._pcie_next_s - 0.1 * PCIE_EVERY_S:  # who looks as often comes now and then early
-            return samples
-        self._pcie_next_s = now + PCIE_EVERY_S
-        place = self._pcie_turn % len(samples)
-        self._pcie_turn += 1
-        gpu = next(gpu for gpu in self._gpus if gpu.index == samples[place].index)
-        samples[place] = gpu.with_pcie(samples[place])
-        return samples
-
-
-@dataclass
-class _Questions:
-    """Questions to a GPU; what it does not support is asked once only."""
-
-    library: Any
-    asked: dict[str, Callable[[], Metrics]] = field(default_factory=dict)
-
-    def ask(self) -> Metrics:
-        """All answers. Raises NVMLError where the GPU is lost, or nothing could be had of it."""
-        library, found, failure = self.library, Metrics(), None
-        for name, question in list(self.asked.items()):
-            try:
-                found |= question()
-            except library.NVMLError as error:
-                if error.value in _codes(library, _CANNOT_SAY):
-                    del self.asked[name]  # it will not learn to
-                elif error.value in _codes(library, _LOST + _DRIVER_GONE):
-                    raise
-                else:
-                    failure = error  # a timeout, say: it may be better next time
-            except AttributeError:
-                del self.asked[name]  # not in this version of nvidia-ml-py
-        if failure is not None and not found:
-            raise failure
-        return found
+    def _pcie_turn(self) -> _Gpu | None:
+        """The GPU whose PCIe traffic is measured now, if it is time."""
+        now_s = self._clock()
+        if not self._gpus or now_s < self._pcie_next_s - 0.1 * PCIE_EVERY_S:  # samples may come slightly early
+            return None
+        self._pcie_next_s = now_s + PCIE_EVERY_S
+        self._pcie_turns += 1
+        return self._gpus[(self._pcie_turns - 1) % len(self._gpus)]
 
 
 class _Gpu:
@@ -247,19 +218,32 @@ class _Gpu:
         self._uuid = library.nvmlDeviceGetUUID(self._handle)
         self._name = library.nvmlDeviceGetName(self._handle)
         self._links = Rates(clock)
-        self._questions = _Questions(library, self._all_questions())
-        self._pcie = _Questions(library, {"pcie": self._pcie_traffic})
+        self._questions = self._all_questions()
 
-    def read(self) -> GpuSample:
-        """Read everything but PCIe traffic."""
-        return GpuSample(self.index, self._uuid, self._name, **self._questions.ask())  # type: ignore[arg-type]
+    def read(self, pcie: bool) -> GpuSample:
+        """Ask everything; what the GPU does not support is asked once only. PCIe traffic takes 40 ms.
 
-    def with_pcie(self, sample: GpuSample) -> GpuSample:
-        """The sample with PCIe traffic, if this GPU tells it. Takes 40 ms."""
-        try:
-            return GpuSample(**{**asdict(sample), **self._pcie.ask()})
-        except self._library.NVMLError:
-            return sample  # what is wrong with the GPU, its next reading tells
+        Raises:
+            NVMLError: the GPU is lost, or nothing could be read of it.
+        """
+        library, found, failure = self._library, Metrics(), None
+        for name, question in list(self._questions.items()):
+            if name == "pcie" and not pcie:
+                continue
+            try:
+                found |= question()
+            except library.NVMLError as error:
+                if error.value in _codes(library, _CANNOT_SAY):
+                    del self._questions[name]
+                elif error.value in _codes(library, _LOST + _DRIVER_GONE):
+                    raise
+                else:
+                    failure = error  # a timeout, say: it may be better next time
+            except AttributeError:
+                del self._questions[name]  # not in this version of nvidia-ml-py
+        if failure is not None and not found:
+            raise failure
+        return GpuSample(self.index, self._uuid, self._name, **found)  # type: ignore[arg-type]
 
     def is_used_by(self, pids: Container[int]) -> bool:
         """Test whether any of these processes computes on it, by MPS or without, or draws."""
@@ -286,6 +270,7 @@ class _Gpu:
             "memory_clock": lambda: {"memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)},
             "throttling": self._throttling,
             "nvlink": self._nvlink_traffic,
+            "pcie": self._pcie_traffic,
             "ecc": self._ecc,
             "processes": lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
         }

@@ -76,7 +76,7 @@ def test_a_compiled_model_is_traced_for_no_further_shape(masked_lm):
     masked_lm.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
     graphs = []
     try:
-        for sequences in (2, 3, 4, 5, 6, 10):
+        for sequences in (2, 3, 4, 10):
             masked_lm(batch_of(sequences)).loss_sum.backward()
             graphs.append(counters["unique_graphs"])
     finally:

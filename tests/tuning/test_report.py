@@ -163,7 +163,9 @@ def test_memory_limits_where_the_next_budget_did_not_fit_and_speed_was_rising():
 
 
 def test_communication_and_compute_limit():
-    assert limit_of(ok(1, 100.0, shares=COMPUTING | {"communication": 0.4})).topic == "communication"
+    talking = COMPUTING | {"communication": 0.4}
+    assert limit_of(ok(1, 100.0, shares=talking, workers=2)).topic == "communication"
+    assert limit_of(ok(1, 100.0, shares=talking)).topic == "compute", "one worker waits for no other"
     limit = limit_of(ok(1, 100.0, amp_dtype="none"))
     assert limit.topic == "compute"
     assert any("amp_dtype: bf16" in advice for advice in limit.advice)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AutoModel, BertConfig, Qwen2Config
 
-from model.attention.packed import PACKED_ATTENTION, packed_attention
+from model.attention.packed import packed_attention
 from tests.model.support import assert_near
 
 
@@ -66,38 +63,6 @@ def test_a_plain_call_without_sequence_bounds_is_refused():
     q = torch.randn(1, 2, 9, 8)
     with pytest.raises(ValueError, match="cu_seqlens"):
         packed_attention(nn.Identity(), q, q, q, None)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=40),
-        Qwen2Config(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=64,
-            vocab_size=40,
-        ),
-    ],
-    ids=["bert (bidirectional)", "qwen2 (causal, grouped queries)"],
-)
-def test_other_transformers_become_padding_free_with_it(config):
-    torch.manual_seed(0)
-    reference = AutoModel.from_config(config).eval()
-    packed = AutoModel.from_config(copy.deepcopy(config), attn_implementation=PACKED_ATTENTION).eval()
-    packed.load_state_dict(reference.state_dict())
-    rows = [torch.randint(0, 40, (length,)) for length in (7, 1, 12)]
-    with torch.no_grad():
-        together = packed(
-            torch.cat(rows)[None],
-            position_ids=torch.cat([torch.arange(len(row)) for row in rows])[None],
-            cu_seqlens=torch.tensor([0, 7, 8, 20], dtype=torch.int32),
-            max_seqlen=12,
-        ).last_hidden_state[0]
-        alone = torch.cat([reference(row[None]).last_hidden_state[0] for row in rows])
-    assert_near(together, alone)
 
 
 @pytest.mark.parametrize("causal", [False, True])

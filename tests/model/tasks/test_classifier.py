@@ -96,15 +96,8 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
     whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
     assert model.metrics(added(parts)) == pytest.approx(model.metrics(whole.metrics), rel=1e-5)
     assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_metrics_are_detached_fp64_sums(kind):
-    output = build(kind)(labelled(kind))
-    assert all(value.dtype == torch.float64 and value.ndim <= 1 for value in output.metrics.values())
-    assert not any(value.requires_grad for value in output.metrics.values())
-    assert output.loss_sum.dtype == torch.float32 and output.loss_sum.ndim == 0
-    assert output.num_targets.dtype == torch.int64
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in whole.metrics.values())
+    assert whole.loss_sum.dtype == torch.float32 and whole.num_targets.dtype == torch.int64
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "binary", "per_residue"])
@@ -166,9 +159,9 @@ def test_labels_of_which_some_are_unknown_are_judged_by_the_others():
 
 
 @pytest.mark.parametrize(
-    ("kind", "pooling"), [("per_residue", "mean"), *((k, p) for k in KINDS[:-1] for p in POOLINGS)]
+    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), *(("multiclass", pooling) for pooling in POOLINGS[1:])]
 )
-@pytest.mark.parametrize("lengths", [[3], [1], [2, 9]])
+@pytest.mark.parametrize("lengths", [[1], [2, 9]])
 def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
     model = build(kind, pooling=pooling, head="mlp").train()
     batch = with_targets(batch_of_lengths(lengths), kind)
@@ -322,16 +315,15 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(pooling):
     assert counts[1] == counts[2]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "light_attention"])
-def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape(pooling):
-    model = build(pooling=pooling)
+def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape():
+    model = build(pooling="light_attention")
     counters = torch._dynamo.utils.counters["stats"]
     torch._dynamo.reset()
     counters.clear()
     model.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
     graphs = []
     try:
-        for sequences in (2, 3, 4, 5, 6, 10):
+        for sequences in (2, 3, 4, 10):
             batch = labelled("multiclass", [10] * sequences)
             model(batch, torch.randn(batch.num_tokens, 32)).loss_sum.backward()
             graphs.append(counters["unique_graphs"])
@@ -340,7 +332,7 @@ def test_what_is_compiled_after_the_backbone_is_traced_for_no_further_shape(pool
     assert graphs[-1] == graphs[1] > 0
 
 
-@pytest.mark.parametrize(("pooling", "head"), [("mean", "linear"), ("max", "mlp"), ("light_attention", "mlp")])
+@pytest.mark.parametrize(("pooling", "head"), [("max", "linear"), ("light_attention", "mlp")])
 def test_training_learns_what_sequences_are_made_of(pooling, head):
     model = build("binary", pooling=pooling, head=head, light_attention_kernel=3)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=3e-3)

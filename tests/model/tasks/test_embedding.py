@@ -22,7 +22,7 @@ SEQUENCES = random_sequences([40, 3, 130, 1, 63, 250])
 
 @pytest.fixture(scope="module")
 def network():
-    return load_network(BackboneSection(source="esm2_t6_8M", layers=3), seed=3).eval()
+    return load_network(BackboneSection(source="esm2_t6_8M", layers=2), seed=3).eval()
 
 
 @pytest.fixture(scope="module")

@@ -13,29 +13,16 @@ from torch.nn import functional
 from common.errors import ConfigError
 from dataset.packed_batch import IGNORED_TARGET, has_target
 from model.tasks.classifier_settings import loss_name
-from model.tasks.losses import (
-    TargetLoss,
-    balanced_class_weights,
-    binary_cross_entropy,
-    binary_focal,
-    cross_entropy,
-    focal,
-    squared_error,
-)
+from model.tasks.losses import TargetLoss, balanced_class_weights
 from train_config.classifier_schema import ClassifierSection
 
 ROWS, CLASSES = 6, 4
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
-CLASS_LOSSES = {
-    "cross_entropy": cross_entropy,
-    "smoothed": lambda *given: cross_entropy(*given, label_smoothing=0.2),
-    "focal": lambda logits, targets, weights=None: focal(logits, targets, 2.0, weights),
-}
-COLUMN_LOSSES = {
-    "bce": binary_cross_entropy,
-    "focal": lambda logits, targets, weights=None: binary_focal(logits, targets, 2.0, weights),
-    "mse": lambda outputs, targets, weights=None: squared_error(outputs, targets),
-}
+FOCAL = {"loss": "focal", "focal_gamma": 2.0}
+
+
+def loss_of(kind, weights=None, **settings):
+    return TargetLoss(ClassifierSection(**settings), kind, weights)
 
 
 @pytest.fixture
@@ -58,62 +45,56 @@ def labels():
 @pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
 def test_cross_entropy_is_torchs(logits, classes, weights, smoothing):
     expected = functional.cross_entropy(logits, classes, weight=weights, label_smoothing=smoothing, reduction="none")
-    assert torch.equal(cross_entropy(logits, classes, weights, smoothing), expected)
+    assert torch.equal(loss_of("multiclass", weights, label_smoothing=smoothing)(logits, classes), expected)
+
+
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_losses_of_columns_are_torchs(logits, labels, weights):
+    expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    torch.testing.assert_close(loss_of("multilabel", weights)(logits, labels).mean(), expected)
+    torch.testing.assert_close(loss_of("regression")(logits, labels).mean(), functional.mse_loss(logits, labels))
 
 
 @pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
 def test_focal_with_gamma_0_is_cross_entropy(logits, classes, labels, weights):
-    torch.testing.assert_close(focal(logits, classes, 0.0, weights), cross_entropy(logits, classes, weights))
-    torch.testing.assert_close(
-        binary_focal(logits, labels, 0.0, weights), binary_cross_entropy(logits, labels, weights)
-    )
+    for kind, targets in (("multiclass", classes), ("multilabel", labels)):
+        focal = loss_of(kind, weights, loss="focal", focal_gamma=0.0)
+        torch.testing.assert_close(focal(logits, targets), loss_of(kind, weights)(logits, targets))
 
 
-def test_focal_is_the_papers(logits, classes):
+def test_focal_is_the_papers(logits, classes, labels):
     p = logits.softmax(-1)[torch.arange(ROWS), classes]
-    torch.testing.assert_close(
-        focal(logits, classes, 2.0, CLASS_WEIGHTS), -CLASS_WEIGHTS[classes] * (1 - p) ** 2 * p.log()
-    )
-
-
-def test_binary_focal_is_the_papers(logits, labels):
+    expected = -CLASS_WEIGHTS[classes] * (1 - p) ** 2 * p.log()
+    torch.testing.assert_close(loss_of("multiclass", CLASS_WEIGHTS, **FOCAL)(logits, classes), expected)
     p = torch.where(labels == 1, logits.sigmoid(), 1 - logits.sigmoid())
     alpha = torch.where(labels == 1, CLASS_WEIGHTS, 1.0)
     expected = (-alpha * (1 - p) ** 2 * p.log()).mean(-1)
-    torch.testing.assert_close(binary_focal(logits, labels, 2.0, CLASS_WEIGHTS), expected)
+    torch.testing.assert_close(loss_of("multilabel", CLASS_WEIGHTS, **FOCAL)(logits, labels), expected)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 def test_focal_of_certain_answers_has_finite_gradients(gamma):
     logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
-    focal(logits, torch.tensor([0, 0]), gamma).sum().backward()
-    binary_focal(logits, torch.tensor([[1.0, 1.0], [1.0, 0.0]]), gamma).sum().backward()
+    for kind, targets in (("multiclass", torch.tensor([0, 0])), ("multilabel", torch.tensor([[1.0, 1.0], [1.0, 0.0]]))):
+        loss_of(kind, loss="focal", focal_gamma=gamma)(logits, targets).sum().backward()
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, FOCAL], ids=str)
 @pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
-def test_binary_cross_entropy_is_torchs(logits, labels, weights):
-    expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
-    torch.testing.assert_close(binary_cross_entropy(logits, labels, weights).mean(), expected)
-
-
-def test_squared_error_is_torchs(logits, labels):
-    torch.testing.assert_close(squared_error(logits, labels).mean(), functional.mse_loss(logits, labels))
-
-
-@pytest.mark.parametrize("loss", CLASS_LOSSES.values(), ids=CLASS_LOSSES)
-@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
-def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, loss, weights):
+def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, settings, weights):
+    loss = loss_of("multiclass", weights, **settings)
     ignored = torch.tensor([False, True, False, False, True, False])
-    expected = loss(logits, classes, weights)
-    losses = loss(logits, classes.masked_fill(ignored, IGNORED_TARGET), weights)
+    expected = loss(logits, classes)
+    losses = loss(logits, classes.masked_fill(ignored, IGNORED_TARGET))
     losses.sum().backward()
     assert losses[ignored].eq(0).all() and logits.grad[ignored].eq(0).all()
     torch.testing.assert_close(losses[~ignored], expected[~ignored])
 
 
-@pytest.mark.parametrize("loss", COLUMN_LOSSES.values(), ids=COLUMN_LOSSES)
-def test_unknown_columns_are_left_out_of_the_mean(logits, labels, loss):
+@pytest.mark.parametrize(("kind", "settings"), [("multilabel", {}), ("multilabel", FOCAL), ("regression", {})])
+def test_unknown_columns_are_left_out_of_the_mean(logits, labels, kind, settings):
+    loss = loss_of(kind, **settings)
     labels[0, 1] = labels[0, 3] = labels[2, 0] = math.nan
     labels[4] = math.nan
     losses = loss(logits, labels)
@@ -187,31 +168,6 @@ def test_numbers_have_no_balanced_weights():
 
 
 def test_class_weights_stay_fp32_and_out_of_the_saved_state():
-    loss = TargetLoss(ClassifierSection(), "multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
+    loss = loss_of("multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
     assert torch.equal(loss.class_weights, (CLASS_WEIGHTS.double() / 3).float())
     assert loss.state_dict() == {}
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"label_smoothing": 0.3}, lambda *given: cross_entropy(*given, label_smoothing=0.3)),
-        ({"loss": "focal", "focal_gamma": 3.0}, lambda x, t, w: focal(x, t, 3.0, w)),
-    ],
-)
-def test_a_section_gives_its_loss_of_classes(logits, classes, settings, expected):
-    loss = TargetLoss(ClassifierSection(**settings), "multiclass", CLASS_WEIGHTS)
-    assert torch.equal(loss(logits, classes), expected(logits, classes, CLASS_WEIGHTS))
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "expected"),
-    [
-        ("multilabel", {}, binary_cross_entropy),
-        ("multilabel", {"loss": "focal", "focal_gamma": 3.0}, lambda x, t, w: binary_focal(x, t, 3.0, w)),
-        ("regression", {}, lambda x, t, w: squared_error(x, t)),
-    ],
-)
-def test_a_section_gives_its_loss_of_columns(logits, labels, kind, settings, expected):
-    loss = TargetLoss(ClassifierSection(**settings), kind, None if kind == "regression" else CLASS_WEIGHTS)
-    assert torch.equal(loss(logits, labels), expected(logits, labels, CLASS_WEIGHTS))

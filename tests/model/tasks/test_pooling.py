@@ -17,7 +17,7 @@ from model.tasks.pooling import (
     residue_mask,
     sum_over_residues,
 )
-from tests.model.support import assert_near, batch_of_lengths, random_sequences, segments
+from tests.model.support import assert_near, batch_of_lengths, segments
 
 RAGGED = [5, 1, 40, 2]
 AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
@@ -57,14 +57,6 @@ def test_a_sequence_without_residues_is_zero_and_gets_no_gradient(pool, lengths)
     assert features.grad[empty[batch.segment_ids()]].eq(0).all() and features.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("pool", [mean_over_residues, max_over_residues])
-def test_special_tokens_change_nothing(pool):
-    batch = pack_sequences(random_sequences(RAGGED))
-    features = torch.randn(batch.num_tokens, 4)
-    changed = torch.where(residue_mask(batch).unsqueeze(1), features, 1e6)
-    assert torch.equal(pool(features, batch), pool(changed, batch))
-
-
 def test_first_and_last_token_are_those_of_each_sequence():
     batch = batch_of_lengths(RAGGED)
     features = torch.randn(batch.num_tokens, 4)
@@ -102,24 +94,3 @@ def test_half_precision_is_pooled_to_fp32(pool):
     batch = pack_sequences(["ACD", "E"])
     features = torch.randn(batch.num_tokens, 2).bfloat16()
     assert torch.equal(pool(features, batch), pool(features.float(), batch))
-
-
-def test_special_tokens_get_no_gradient():
-    batch = pack_sequences(["ACD", "EF"])
-    features = torch.randn(batch.num_tokens, 2, requires_grad=True)
-    mean_over_residues(features, batch).sum().backward()
-    shares = [0, 1 / 3, 1 / 3, 1 / 3, 0, 0, 0.5, 0.5, 0]
-    torch.testing.assert_close(features.grad[:, 0], torch.tensor(shares))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("pool", [*ALONE, first_token, last_token])
-def test_pooling_never_waits_for_the_device(pool):
-    batch = batch_of_lengths(RAGGED).to("cuda")
-    features = torch.randn(batch.num_tokens, 7, device="cuda", requires_grad=True)
-    pool(features, batch).sum().backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        pool(features, batch).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -1,19 +1,19 @@
 """Memory that runs out on one of two workers: neither waits for the other for ever, and no loss changes."""
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import events, run_folder, tiny_config
+from tests.training.engine.test_memory_guard import (
+    assert_same_bits,
+    assert_same_result,
+    backward_needs_memory,
+    forward_needs_memory,
+)
 from tests.worker_pair import WorkerPair
 from train_config.schema import Config
 from training.engine.context import WorkerContext
-from training.engine.engine import TrainingEngine
 from training.loop.worker import train_worker
-
-FITS_TOKENS = 150
-"""Of batches of up to 256."""
-FORWARD, BACKWARD = TrainingEngine.__call__, TrainingEngine.backward
 
 ENGINES = [(1, "none", False), (2, "bf16", True)]
 """ZeRO stage, precision, and whether the optimizer is offloaded."""
@@ -22,54 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 def train_rank(rank: int, runs: list[tuple[dict, str | None]], store_path: str) -> None:
-    try:
-        for config, fault in runs:
-            TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD
-            if rank == 1 and fault is not None:
-                FAULTS[fault]()
+    for config, fault in runs:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1 and fault == "forward":
+                forward_needs_memory(patch)
+            elif rank == 1 and fault == "backward":
+                backward_needs_memory(patch, call=1)
             train_worker(Config.model_validate(config), WorkerContext(rank, 2, rank), store_path)
-            dist.barrier()
-    finally:
-        TrainingEngine.__call__, TrainingEngine.backward = FORWARD, BACKWARD
-
-
-def forward_needs_memory() -> None:
-    """From the third training batch on, large ones do not fit on this worker."""
-    calls = []
-
-    def call(self, batch):
-        output = FORWARD(self, batch)
-        if torch.is_grad_enabled():
-            calls.append(1)
-            if len(calls) > 2 and batch.num_tokens > FITS_TOKENS:
-                raise torch.OutOfMemoryError("injected")
-        return output
-
-    TrainingEngine.__call__ = call
-
-
-def backward_needs_memory() -> None:
-    """The backward pass of the first step's second batch breaks off in the middle."""
-    calls = []
-
-    def fail(gradient):
-        raise torch.OutOfMemoryError("injected")
-
-    def backward(self, loss_sum, global_targets):
-        calls.append(1)
-        if len(calls) != 2:
-            return BACKWARD(self, loss_sum, global_targets)
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        handle = trained[len(trained) // 2].register_hook(fail)
-        try:
-            BACKWARD(self, loss_sum, global_targets)
-        finally:
-            handle.remove()
-
-    TrainingEngine.backward = backward
-
-
-FAULTS = {"forward": forward_needs_memory, "backward": backward_needs_memory}
+        dist.barrier()
 
 
 def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -> None:
@@ -90,7 +50,7 @@ def config_for(folder, **changes) -> Config:
 
 @pytest.fixture(scope="module")
 def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
-    """Runs that needed no new start, by name."""
+    """Runs by name."""
     folder = tmp_path_factory.mktemp("trained")
     runs = [("undisturbed", {}, None), ("forward", {}, "forward")]
     for stage, amp_dtype, offload in ENGINES:
@@ -115,7 +75,7 @@ def parts(config: Config) -> list[tuple[int, int]]:
 
 
 def test_running_out_on_one_worker_halves_on_both_and_changes_no_loss(trained):
-    assert train_losses(trained["forward"]) == pytest.approx(train_losses(trained["undisturbed"]), rel=1e-5)
+    assert_same_result(trained["forward"], trained["undisturbed"])
     assert parts(trained["forward"]) == [(1, 2)]
 
 
@@ -124,6 +84,4 @@ def test_broken_off_step_leaves_nothing_behind_on_either_worker(stage, amp_dtype
     """To the last bit what a run gives that takes every batch in two parts from the start."""
     guarded, in_parts = trained[f"{stage} {amp_dtype} guarded"], trained[f"{stage} {amp_dtype} in parts"]
     assert parts(guarded) == parts(in_parts) == [(0, 2)]
-    assert train_losses(guarded) == train_losses(in_parts)
-    weights = exported_weights(in_parts)
-    assert all(torch.equal(value, weights[name]) for name, value in exported_weights(guarded).items())
+    assert_same_bits(guarded, in_parts)
