@@ -72,12 +72,6 @@ class EpochPlan:
         """The records of one batch."""
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
 
-    def step_records(self, step: int) -> Indices:
-        """The records of all batches of an optimizer step, over all workers."""
-        first = step * self.batches_per_step
-        last = min(first + self.batches_per_step, self.num_batches)
-        return self.records[self.offsets[first] : self.offsets[last]]
-
     def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:
         """The batches that one rank takes in an optimizer step: every ``world_size``-th, from its own rank on.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from common.errors import ConfigError
 from train_config.classifier_schema import LabelsSection, TargetKind
 
 Label = str | list[str] | tuple[float, ...]
@@ -117,17 +116,6 @@ def part(value: Any) -> str:
         return _PARTS[text.lower()]
     except KeyError:
         raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}") from None
-
-
-def check_columns(labels: LabelsSection) -> None:
-    """Refuse label columns of which two have one name.
-
-    Raises:
-        ConfigError: which.
-    """
-    for column in labels.label_columns:
-        if labels.label_columns.count(column) > 1:
-            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
 
 
 def _name(value: Any) -> str | None:
