@@ -39,7 +39,7 @@ _SHOWN = 8
 
 
 def called(probabilities: Any) -> Any:
-    """True for each label of several that is predicted: an array, or a tensor, of truths in the shape of its probabilities."""
+    """True for each label of several that is predicted, as an array or tensor in the shape of its probabilities."""
     return probabilities > DECISION_THRESHOLD
 
 
