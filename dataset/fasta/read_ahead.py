@@ -118,7 +118,7 @@ class ReadAhead:
 
 
 class TextStream(io.RawIOBase):
-    """What is left of a file's text as a file: what was taken and not used, then the chunks."""
+    """The rest of a file's text as a file: text that was taken and not used, then the chunks."""
 
     def __init__(self, text: ReadAhead, unused: bytes = b"") -> None:
         self._text = text

@@ -41,7 +41,7 @@ BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
 
 _LARGEST_BATCH = 1.5
-"""What was parsed at once stays together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
+"""Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
 
 _RECORDS_AT_ONCE = 256
 _CHUNK_BYTES = 256 * 1024
@@ -50,7 +50,7 @@ _NOT_TEXT = re.compile(rb"[\0\x80-\xff]")
 
 
 class Origin(NamedTuple):
-    """Where the records of a batch from ``start`` on were read.
+    """Place where the records of a batch from ``start`` on were read.
 
     Attributes:
         start: index in the batch.
@@ -232,7 +232,7 @@ def find_files(sources: list[str]) -> list[Path]:
 
 
 def is_fasta_name(path: Path) -> bool:
-    """Whether the name ends like a FASTA file's."""
+    """Return whether the name ends like a FASTA file's."""
     name = path.name.lower()
     return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
 

@@ -278,7 +278,7 @@ def _check_settings(data: DataSection, tokenizer: TokenizerSection) -> None:
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
-    """What the content of a labelled store depends on, besides its files."""
+    """The settings that the content of a labelled store depends on, besides its files."""
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),

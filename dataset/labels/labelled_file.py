@@ -67,7 +67,7 @@ class LabelledCounts(IngestCounts):
 
 
 class Origins(NamedTuple):
-    """Where N records were read.
+    """Places where N records were read.
 
     Attributes:
         paths: the files.

@@ -53,7 +53,7 @@ class TablePart:
 
 
 def is_table_name(path: Path) -> bool:
-    """Whether the name ends like a table's."""
+    """Return whether the name ends like a table's."""
     return path.name.lower().endswith(SUFFIXES)
 
 

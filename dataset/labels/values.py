@@ -32,7 +32,7 @@ _MEND_WEIGHT = "give a number of 0 or more"
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
-    """What makes a label of the values of one record, one for each of ``labels.label_columns``.
+    """A function that makes a label of the values of one record, one for each of ``labels.label_columns``.
 
     What it gives: a name (multiclass, binary), a list of names (multilabel in one column), a string of letters
     (per_residue), or a tuple of numbers with NaN where one is missing (regression, multilabel with a column for each
@@ -51,7 +51,7 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
 
 
 def has_numbers(kind: TargetKind, num_columns: int) -> bool:
-    """Whether labels are tuples of numbers."""
+    """Return whether labels are tuples of numbers."""
     return kind == "regression" or (kind == "multilabel" and num_columns > 1)
 
 

@@ -199,7 +199,7 @@ def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
 
 
 def sample_source(sample: SampleSection) -> SampleSource:
-    """What a manifest says of the embedded sample."""
+    """The embedded sample as a manifest describes it."""
     return SampleSource(**sample.model_dump(), generator_version=GENERATOR_VERSION)
 
 
@@ -261,7 +261,7 @@ def _store_name(data: DataSection) -> str:
 
 
 def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """What tells files from others without reading them: path, size and time of change."""
+    """Path, size and time of change of each file: they identify it without reading it."""
     return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
@@ -314,7 +314,7 @@ def other_store(path: Path) -> str:
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    """Whether the files that something was made of are these."""
+    """Return whether the recorded files are these."""
     return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
 
 
@@ -329,7 +329,7 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:
-    """What something was made of, for a message."""
+    """A source in words, for a message."""
     if isinstance(source, SampleSource):
         families = counted(source.families, "famil{ies}")
         return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"
