@@ -29,6 +29,7 @@ from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
 from monitoring.watch.run_state import RunState
 from monitoring.watch.run_view import draw_run
+from run_folder.paths import RunFolder
 
 MADE_BY = "watch"
 _PLAIN_WIDTH = 100
@@ -98,7 +99,8 @@ def _refuse_what_is_no_run(folder: Path) -> None:
         report = folder / "tune_report.html"
         where = f"its report is {report}" if report.exists() else "its report, tune_report.html, is not there yet"
         raise ConfigError(f"{folder} is a throughput search, which is no run to watch; {where}")
-    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "monitoring", ".lock")):
+    run = _files(folder)
+    if any(path.exists() for path in (run.config, run.metrics, run.monitoring, run.lock)):
         return
     inside = _runs_in(folder)
     if inside:
@@ -113,7 +115,8 @@ def _refuse_what_is_not_there(folder: Path) -> None:
     Raises:
         ConfigError: there is no run yet; names the nearest of those beside it.
     """
-    if any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+    run = _files(folder)
+    if run.exists or run.metrics.exists():
         return
     beside = _runs_in(folder.absolute().parent)
     hint = f"beside it: {', '.join(beside[:_MOST_NAMED])}" if beside else "no run is beside it"
@@ -121,6 +124,11 @@ def _refuse_what_is_not_there(folder: Path) -> None:
         hint = f"did you mean {' or '.join(str(folder.parent / name) for name in near)}?"
     there = "has no config.yaml" if folder.exists() else "is not there"
     raise ConfigError(f"{folder} {there}, so there is no run to show ({hint}); without --once its beginning is awaited")
+
+
+def _files(folder: Path) -> RunFolder:
+    folder = folder.resolve()
+    return RunFolder(folder.parent, folder.name)
 
 
 def _runs_in(folder: Path) -> list[str]:
