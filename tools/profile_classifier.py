@@ -23,8 +23,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -34,6 +33,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import EsmerayError
+from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
 from inference.options import PipelineOptions, load_pipeline
 from train_config.overrides import parse_with_settings
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     else:
         texts = read_texts([arguments.data], config, space, overrides=overrides)
     pipeline = load_pipeline(arguments, config)
-    with made_folder(output, MADE_BY, arguments.overwrite) as building, _showing() as show:
+    with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
         if profile["steps"]:
             shutil.copytree(output, building, dirs_exist_ok=True)
         broken_off = None
@@ -133,14 +133,3 @@ def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:
         "device": arguments.device or "default",
         "amp_dtype": arguments.amp_dtype,
     }
-
-
-@contextmanager
-def _showing() -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being measured, where stderr is a terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))

@@ -116,4 +116,4 @@ def test_a_full_run_records_how_it_was_warmed_up(tmp_path: Path):
 
 def test_a_smoke_run_says_that_its_figures_mean_nothing(tmp_path: Path):
     run_stages([toy_stage("conversion")], a_run(tmp_path))
-    assert "these figures mean nothing" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "these values mean nothing" in (tmp_path / "results.md").read_text(encoding="utf-8")
