@@ -15,15 +15,17 @@ which a large bf16 matrix product runs in the same rounds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.proteins import Proteins, read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.harness.models import Embedder
+    from benchmarks.peers.transformers_embedding import Tuning
 
 PROTEINS = {"cpu": {"ESM-2 8M": 240, "ESM-2 35M": 80}, "cuda": {"ESM-2 8M": 2_000, "ESM-2 35M": 2_000}}
 """On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
@@ -44,151 +46,142 @@ TUNED = "transformers tuned by hand"
 FAIR_ESM = "fair-esm extract"
 PEAK = "bf16 matrix product"
 
-CASES = {"ESM-2 8M": ("esm2_t6_8M", 3), "ESM-2 35M": ("esm2_t12_35M", 3)}
+CASES = {"ESM-2 8M": "esm2_t6_8M", "ESM-2 35M": "esm2_t12_35M"}
 LARGE_CASE, LARGE_SIZE = "ESM-2 650M", "esm2_t33_650M"
-PEAK_SIZE, PEAK_REPEATS = 8192, 20
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
-    for name, (size, rounds) in list(CASES.items())[: 1 if setting.quick else None]:
+    for name, size in list(CASES.items())[: 1 if setting.quick else None]:
         sequences = spread_by_length(proteins.sequences, PROTEINS[setting.device][name])
         if setting.quick:
             sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
-        yield _case(name, size, rounds, setting, proteins, sequences)
+        yield _case(name, size, setting, proteins, sequences)
     if setting.device == "cuda":
         yield _large_case(setting, proteins, spread_by_length(proteins.sequences, LARGE_PROTEINS))
 
 
-def _case(name: str, size: str, rounds: int, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
+def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
     import torch
 
-    from benchmarks.harness.models import MAX_TOKENS, our_embedder, random_network, save_weights
+    from benchmarks.harness.models import our_embedder, random_network, save_weights
     from benchmarks.peers.fair_esm_extract import FairEsmExtract
-    from benchmarks.peers.transformers_embedding import (
-        SEARCHED_BATCHES,
-        TransformersEmbedder,
-        documented,
-        search_tuning,
-    )
+    from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
 
     device = setting.device
     network = random_network(size)
     folder = save_weights(network, setting.folder / size)
     setting.note(f"{name} · searching the peer's best batch size")
-    searched = sequences[:: max(1, len(sequences) // SEARCH_PROTEINS[device])]
-    batch_sizes = SEARCHED_BATCHES[device][:1] if setting.quick else SEARCHED_BATCHES[device]
-    tuning = search_tuning(folder, device, searched, batch_sizes)
-    ours = our_embedder(folder, device, torch.bfloat16)
-    peers: dict[str, Embedder] = {
-        _documented_name(device): TransformersEmbedder(folder, device, documented(device)),
+    tuning = _search(setting, folder, sequences)
+    embedders: dict[str, Embedder] = {
+        OURS: our_embedder(folder, device, torch.bfloat16),
+        DOCUMENTED_HALF if device == "cuda" else DOCUMENTED: TransformersEmbedder(folder, device, documented(device)),
         TUNED: TransformersEmbedder(folder, device, tuning),
         FAIR_ESM: FairEsmExtract(network, device),
     }
-    short = sequences[:: max(1, len(sequences) // SHORT_PROTEINS)]
 
-    def contender(label: str, embedder: Embedder, warm: Sequence[str]) -> Contender:
+    def contender(label: str, embedder: Embedder) -> Contender:
+        # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
+        warm = sequences if label == OURS else _some(sequences, SHORT_PROTEINS)
         return Contender(label, lambda: len(embedder(sequences)), short=lambda: len(embedder(warm)))
 
-    def check() -> Facts:
-        some = sequences[:: max(1, len(sequences) // CHECKED_PROTEINS)]
-        reference = TransformersEmbedder(folder, device, documented("cpu"))(some)
-        exact = our_embedder(folder, device, torch.float32)(some)
-        return _check(reference, exact, {OURS: ours(some), **{label: peer(some) for label, peer in peers.items()}})
-
-    # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
-    contenders = [contender(OURS, ours, sequences)]
-    contenders += [contender(label, peer, short) for label, peer in peers.items()]
-    facts = _facts(proteins, sequences) | {
-        "tuned by hand": str(tuning),
-        "tokens of our batches": MAX_TOKENS[device],
-    }
-    return Case(name, "proteins/s", tuple(contenders), rounds=rounds, check=check, facts=facts)
+    return Case(
+        name,
+        "proteins/s",
+        tuple(contender(label, embedder) for label, embedder in embedders.items()),
+        rounds=3,
+        check=lambda: _check(setting, folder, sequences, embedders),
+        facts=_facts(setting, proteins, sequences) | {"tuned by hand": str(tuning)},
+    )
 
 
 def _large_case(setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
     """ESM-2 650M in FLOP/s of real tokens, beside what the device does at best."""
     import torch
 
-    from benchmarks.harness.models import MAX_TOKENS, forward_flops, our_embedder, random_network, save_weights
+    from benchmarks.harness.models import forward_flops, matrix_product, our_embedder, random_network, save_weights
     from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
 
     device = setting.device
     network = random_network(LARGE_SIZE)
     folder = save_weights(network, setting.folder / LARGE_SIZE)
-    ours = our_embedder(folder, device, torch.bfloat16)
-    peer = TransformersEmbedder(folder, device, documented(device))
-    teraflops = forward_flops(network, sequences) / 1e12
-    some = sequences[:: max(1, len(sequences) // CHECKED_PROTEINS)]
+    embedders: dict[str, Embedder] = {
+        OURS: our_embedder(folder, device, torch.bfloat16),
+        DOCUMENTED_HALF: TransformersEmbedder(folder, device, documented(device)),
+    }
 
-    def contender(label: str, embedder: Embedder, warm: Sequence[str]) -> Contender:
-        def work(chosen: Sequence[str], chosen_teraflops: float) -> float:
+    def contender(label: str, embedder: Embedder) -> Contender:
+        def work(chosen: Sequence[str], teraflops: float) -> float:
             embedder(chosen)
-            return chosen_teraflops
+            return teraflops
 
-        warm_teraflops = forward_flops(network, warm) / 1e12
-        return Contender(label, lambda: work(sequences, teraflops), short=lambda: work(warm, warm_teraflops))
-
-    def check() -> Facts:
-        reference = TransformersEmbedder(folder, device, documented("cpu"))(some)
-        exact = our_embedder(folder, device, torch.float32)(some)
-        return _check(reference, exact, {OURS: ours(some), DOCUMENTED_HALF: peer(some)})
+        warm = sequences if label == OURS else _some(sequences, CHECKED_PROTEINS)
+        whole, short = (forward_flops(network, chosen) / 1e12 for chosen in (sequences, warm))
+        return Contender(label, lambda: work(sequences, whole), short=lambda: work(warm, short))
 
     return Case(
         LARGE_CASE,
         "TFLOP/s",
         (
-            contender(OURS, ours, sequences),
-            contender(DOCUMENTED_HALF, peer, some),
-            _matrix_product(device),
+            *(contender(label, embedder) for label, embedder in embedders.items()),
+            Contender(PEAK, matrix_product(device)),
         ),
-        check=check,
-        facts=_facts(proteins, sequences) | {"tokens of our batches": MAX_TOKENS[device]},
+        check=lambda: _check(setting, folder, sequences, embedders),
+        facts=_facts(setting, proteins, sequences),
     )
 
 
-def _matrix_product(device: Device) -> Contender:
-    """What the device does at best: one large bf16 product after the other."""
-    import torch
-
-    matrix = torch.randn(PEAK_SIZE, PEAK_SIZE, device=device, dtype=torch.bfloat16)
-
-    def product() -> float:
-        for _ in range(PEAK_REPEATS):
-            torch.matmul(matrix, matrix)
-        return PEAK_REPEATS * 2 * PEAK_SIZE**3 / 1e12
-
-    return Contender(PEAK, product)
+def _some(sequences: Sequence[str], number: int) -> Sequence[str]:
+    """About so many of the sequences, spread over the file."""
+    return sequences[:: max(1, len(sequences) // number)]
 
 
-def _documented_name(device: str) -> str:
-    return DOCUMENTED_HALF if device == "cuda" else DOCUMENTED
+def _search(setting: Setting, folder: Path, sequences: Sequence[str]) -> Tuning:
+    """The peer's fastest precision and batch size."""
+    from benchmarks.peers.transformers_embedding import SEARCHED_BATCHES, search_tuning
+
+    batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
+    return search_tuning(folder, setting.device, _some(sequences, SEARCH_PROTEINS[setting.device]), batch_sizes)
 
 
-def _facts(proteins: Proteins, sequences: Sequence[str]) -> Facts:
+def _facts(setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Facts:
+    from benchmarks.harness.models import MAX_TOKENS
+
     return {
         **proteins.facts,
         "proteins embedded": len(sequences),
         "residues embedded": sum(map(len, sequences)),
         "longest in residues": max(map(len, sequences)),
+        "tokens of our batches": MAX_TOKENS[setting.device],
     }
 
 
-def _check(reference_ND: Tensor, exact_ND: Tensor, others: dict[str, Tensor]) -> Facts:
-    """Hold our results to the reference in fp32; say how near the peers are to it."""
-    from torch.nn.functional import cosine_similarity
+def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:
+    """Hold our results to transformers' in fp32; return how near all embedders are to these."""
+    import torch
 
-    scale = reference_ND.abs().max()
-    difference = float((exact_ND - reference_ND).abs().max() / scale)
+    from benchmarks.harness.models import our_embedder
+    from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
+
+    some = _some(sequences, CHECKED_PROTEINS)
+    reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(some)
+    exact_ND = our_embedder(folder, setting.device, torch.float32)(some)
+    difference = float((exact_ND - reference_ND).abs().max() / reference_ND.abs().max())
     if not difference <= RELATIVE_TOLERANCE:
         raise WrongWorkError(f"our fp32 embeddings differ from transformers' by {difference:.1e} relative")
     facts: Facts = {"largest relative difference to transformers, fp32": difference}
-    for label, other_ND in others.items():
-        cosine = float(cosine_similarity(reference_ND.double(), other_ND.double()).min())
+    for label, embedder in embedders.items():
+        cosine = _least_cosine(reference_ND, embedder(some))
         if not cosine >= LEAST_COSINE:
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to transformers' in fp32")
         facts[f"least cosine to transformers in fp32, {label}"] = round(cosine, 6)
     return facts
+
+
+def _least_cosine(reference_ND: Tensor, other_ND: Tensor) -> float:
+    from torch.nn.functional import cosine_similarity
+
+    return float(cosine_similarity(reference_ND.double(), other_ND.double()).min())
 
 
 STAGE = Stage(

@@ -89,16 +89,17 @@ def _throughput(
 
 
 def _waiting(store: Path, setting: Setting) -> Case:
-    from benchmarks.stages.loading_wait import WaitMeter
+    from benchmarks.stages.loading_wait import waiting_meter
 
     cuda = setting.device == "cuda"
     tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
     steps = QUICK_STEPS if setting.quick else STEPS
-    meter = WaitMeter(_batches(store, True, tokens, num_workers=1, pin_memory=cuda), setting.device)
+    batches = _batches(store, True, tokens, num_workers=1, pin_memory=cuda)
+    waiting_percent = waiting_meter(batches, setting.device)
     return Case(
         name=WAITING,
         unit="% of a step",
-        contenders=(Contender(WAIT, lambda: meter.waiting_percent(steps), kind="value"),),
+        contenders=(Contender(WAIT, lambda: waiting_percent(steps), kind="value"),),
         better="lower",
         rounds=3,
         facts={"tokens of a batch": tokens, "steps": steps, "loader processes": 1},
