@@ -33,6 +33,7 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
+from common.command_line import result_console
 from common.errors import EsmerayError
 from common.publishing import made_folder, refuse_existing
 from inference.options import PipelineOptions, load_pipeline
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
 SUMMARY_FILE = "baseline_summary_report.txt"
 MADE_BY = "profile_classifier"
-_UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(PipelineOptions):
@@ -102,8 +102,7 @@ def main(argv: list[str]) -> int:
         (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
     if broken_off is not None:
         raise broken_off
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(Text(summary))
     console.print(Text(f"written: {output}/{METRICS_FILE}, {DETAILS_FILE}, {SUMMARY_FILE}, plots, profiler_traces"))
     return 0
