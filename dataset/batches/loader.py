@@ -31,7 +31,7 @@ from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
 
 _Prepared: TypeAlias = tuple[PreparedBatch, Indices] | None
-"""What was asked for and its records; None stands for a filler."""
+"""A prepared batch and its records; None stands for a filler."""
 
 
 class TrainingBatches(TrainingSteps):
@@ -71,7 +71,7 @@ class TrainingBatches(TrainingSteps):
             source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, pin_memory=pin_memory
         )
         self.cropped: CropCount = source.count_cropped(self._indices)
-        """How many sequences an epoch crops, and how many residues it leaves out by that."""
+        """Sequences that an epoch crops, and residues that it leaves out by that."""
 
 
 class ValidationBatches(ValidationSteps):
@@ -112,7 +112,7 @@ class ValidationBatches(ValidationSteps):
 
 
 def filler_batch() -> PackedBatch:
-    """What a rank computes where a step has no batch left for it: a sequence of one X without targets or record.
+    """The batch of a rank for which a step has none left: a sequence of one X without targets or record.
 
     It keeps collective operations equally many on every rank and adds nothing to loss, metrics or counts.
     """
@@ -149,7 +149,7 @@ class ResidueSource:
         return (cropped_N + SPECIAL_TOKENS_PER_SEQUENCE).astype(np.int64)
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """How many of the records are cropped, and by how much."""
+        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:

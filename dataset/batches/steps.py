@@ -51,7 +51,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank takes in one optimizer step.
+    """The batches of one rank in one optimizer step.
 
     Attributes:
         batches: micro-batches, equally many on every rank and in every step; fillers among them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,11 @@ class PackedBackbone(nn.Module, ABC):
         gradient_checkpointing: recompute each layer in the backward pass.
         residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
             given; None where batches come in the backbone's own vocabulary.
+        lora_export: how an adapter around its layers is to be exported; "merged" also where there is none.
     """
 
     model: Any
+    lora_export: Literal["merged", "adapter"] = "merged"
     residue_ids: Tensor | None
 
     def __init__(self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:

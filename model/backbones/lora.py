@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -62,12 +62,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
         fan_in_fan_out=isinstance(backbone.model.get_submodule(layers[0]), Conv1D),
     )
     inject_adapter_in_model(config, backbone.model, adapter_name=_ADAPTER)
-    _untyped(backbone).lora_export = section.export
-
-
-def export_form(backbone: PackedBackbone) -> Literal["merged", "adapter"]:
-    """How the settings that it was adapted by want it exported."""
-    return _untyped(backbone).lora_export if is_adapted(backbone) else "merged"
+    backbone.lora_export = section.export
 
 
 def is_adapted(backbone: PackedBackbone) -> bool:
@@ -80,13 +75,14 @@ def merge(backbone: PackedBackbone) -> None:
 
     Weights stay frozen. The sum is taken in the dtype of the weights.
     """
-    model = _untyped(backbone).model
+    model = backbone.model
     for name, layer in list(_adapted_layers(model)):
         layer.merge(safe_merge=True)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
     if hasattr(model, "peft_config"):
         del model.peft_config
+    backbone.lora_export = "merged"
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -103,14 +99,10 @@ def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
-    adapted = {name for name, _ in _adapted_layers(model)}
     state = {}
     for name, tensor in model.state_dict().items():
-        layer = _layer_of(name, adapted)
-        if layer is None:
-            state[name] = tensor
-        elif name.startswith(f"{layer}.base_layer."):
-            state[f"{layer}.{name.removeprefix(f'{layer}.base_layer.')}"] = tensor
+        if not any(part.startswith("lora_") for part in name.split(".")):
+            state[name.replace(".base_layer.", ".")] = tensor
     return state
 
 
@@ -128,7 +120,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
     """
     if not is_adapted(backbone):
         raise ValueError("the backbone has no adapter to save")
-    model = _untyped(backbone).model
+    model = backbone.model
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
@@ -149,7 +141,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 
-    model = _untyped(backbone).model
+    model = backbone.model
     try:
         config = LoraConfig.from_pretrained(str(folder))
         state = load_file(folder / ADAPTER_WEIGHTS_FILE)
@@ -158,7 +150,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         if {name: tensor.shape for name, tensor in state.items()} != expected:
             raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} does not fit the backbone; export the model again")
         set_peft_model_state_dict(model, state, adapter_name=_ADAPTER)
-        _untyped(backbone).lora_export = "adapter"
+        backbone.lora_export = "adapter"
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"the adapter in {folder} can't be read ({_first_line(error)}); export it again") from error
 
@@ -190,11 +182,6 @@ def layer_shape(layer: nn.Linear | Conv1D) -> tuple[int, int]:
     return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (int(layer.nx), int(layer.nf))
 
 
-def _untyped(backbone: PackedBackbone) -> Any:
-    """The backbone to whose modules peft, and this module, add attributes that no type knows of."""
-    return backbone
-
-
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names and modules of the layers that an adapter stands around."""
     if not hasattr(model, "peft_config"):
@@ -211,13 +198,6 @@ def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)
-
-
-def _layer_of(name: str, layers: set[str]) -> str | None:
-    """The layer of these that a parameter belongs to, if any."""
-    parts = name.split(".")
-    names = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return next((candidate for candidate in names if candidate in layers), None)
 
 
 def _first_line(error: Exception) -> str:

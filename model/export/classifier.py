@@ -35,7 +35,7 @@ from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from model.backbones.huggingface import PaddedBackbone
 from model.backbones.loading import build_backbone, quiet_transformers, seeded
-from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, export_form, load_adapter, merged_state, save_adapter
+from model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from model.export.classifier_card import Opening, classifier_card
 from model.export.exported_folder import (
     CONFIG_FILE,
@@ -92,7 +92,7 @@ def export_classifier(
     """
     with exported_folder(folder, overwrite, resolved_config) as (building, target):
         base = None
-        if export_form(model.backbone) == "adapter":
+        if model.backbone.lora_export == "adapter":
             base = _write_adapter(model, building)
         else:
             _write_network(model, building, merged_state(model.backbone.model))

@@ -45,18 +45,17 @@ def trainable(module):
 
 
 @pytest.mark.parametrize(
-    ("source", "in_layer"),
-    [("esm2_t6_8M", BERT), ("bert", BERT), ("qwen2", LLAMA), ("llama", LLAMA)],
+    ("source", "first", "names"),
+    [
+        ("esm2_t6_8M", "encoder.layer.0.", BERT),
+        ("qwen2", "layers.0.", LLAMA),
+        ("t5", "encoder.block.0.", {f"layer.0.SelfAttention.{name}" for name in "qkvo"}),
+    ],
 )
-def test_attention_means_its_four_projections_in_each_layer(source, in_layer):
+def test_attention_means_its_four_projections_in_each_layer(source, first, names):
     layers = target_layers(backbone(source).model, ["attention"])
     assert len(layers) == 2 * 4
-    assert {layer.partition(".0.")[2] for layer in layers if ".0." in layer} == in_layer
-
-
-def test_attention_of_t5_means_q_k_v_and_o():
-    layers = target_layers(backbone("t5").model, ["attention"])
-    assert {layer.rpartition(".")[2] for layer in layers} == set("qkvo") and len(layers) == 8
+    assert {layer.removeprefix(first) for layer in layers if layer.startswith(first)} == names
 
 
 def test_all_linear_leaves_out_heads_that_no_loss_reaches():
@@ -98,7 +97,7 @@ def test_a_second_adapter_is_refused():
         adapt(adapted(), LoraSection(rank=2))
 
 
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
 def test_an_adapter_starts_as_nothing_and_learns_alone(source):
     plain, made = backbone(source)(BATCH), adapted(source, learnt=False)
     assert_near(made(BATCH), plain)
@@ -109,7 +108,7 @@ def test_an_adapter_starts_as_nothing_and_learns_alone(source):
     assert all(parameter.grad is not None for parameter in made.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2", "t5"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
 @torch.no_grad()
 def test_merging_keeps_the_features_and_removes_the_adapter(source):
     made = adapted(source)
@@ -132,7 +131,7 @@ def test_the_merged_state_is_that_of_merging_and_changes_nothing():
     assert_near(list(state.values()), [merged[name] for name in state])
 
 
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "bert", "qwen2"])
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2"])
 @torch.no_grad()
 def test_peft_opens_what_was_saved(source, tmp_path):
     made = adapted(source)

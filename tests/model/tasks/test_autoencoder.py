@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from common.errors import DataError
-from dataset.tokens.esm import pack_sequences
 from model.parameter_groups import parameter_groups
 from model.tasks.autoencoder import ESM2Autoencoder
 from tests.model.support import (
@@ -76,6 +73,7 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     expected = (2 * squared + 0.5 * (1 - cosine) + 3 * residue).sum()
     assert_near(output.loss_sum.detach(), expected)
     assert output.num_targets == 104 and output.loss_sum.dtype == torch.float32
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in output.metrics.values())
 
     values = model.metrics(output.metrics)
     r2 = 1 - (decoded - normal).square().sum() / (normal - normal.mean(0)).square().sum()
@@ -95,12 +93,6 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(cut):
     parts = [model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:])]
     added = {name: parts[0][name] + parts[1][name] for name in whole}
     assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
-
-
-def test_metrics_are_detached_fp64_sums(batch):
-    metrics = build()(batch).metrics
-    assert all(value.dtype == torch.float64 and value.ndim <= 1 for value in metrics.values())
-    assert not any(value.requires_grad for value in metrics.values())
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -135,23 +127,14 @@ def test_the_feature_target_has_no_gradient(batch):
     assert all(parameter.grad is None for parameter in model.backbone.parameters())
 
 
-def test_encode_gives_one_row_per_residue_in_order():
-    model, sequences = build(), random_sequences([12, 1, 50, 3])
+def test_encode_gives_one_row_per_residue_in_order_whatever_the_batches():
+    model, lengths = build(), [12, 1, 50, 3]
+    sequences = random_sequences(lengths)
     latents = model.encode(sequences)
-    assert [tuple(latent.shape) for latent in latents] == [(12, 8), (1, 8), (50, 8), (3, 8)]
-    for sequence, latent in zip(sequences, latents, strict=True):
-        assert_near(model.encode([sequence])[0], latent)
-
-
-def test_encode_in_small_batches_gives_the_same():
-    model, sequences = build(), random_sequences([12, 1, 50, 3, 9])
-    assert_near(model.encode(sequences), model.encode(sequences, max_tokens=16))
-
-
-def test_encode_takes_a_packed_batch_as_well(batch):
-    model = build()
-    sequences = random_sequences([30, 1, 64, 9])
-    assert all(torch.equal(a, b) for a, b in zip(model.encode(batch), model.encode(sequences), strict=True))
+    assert [tuple(latent.shape) for latent in latents] == [(length, 8) for length in lengths]
+    assert_near(model.encode(sequences, max_tokens=16), latents)
+    assert_near([model.encode([sequence])[0] for sequence in sequences], latents)
+    assert all(map(torch.equal, model.encode(residue_batch(sequences)), latents))
 
 
 def test_nothing_encodes_and_decodes_to_nothing():
@@ -211,9 +194,3 @@ def test_bf16_gives_an_fp32_loss_close_to_fp32(batch):
     rounded = model.bfloat16()(batch).loss_sum
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
-
-
-def test_features_of_a_store_batch_and_of_text_agree(batch):
-    model = build()
-    bare = dataclasses.replace(pack_sequences(random_sequences([30, 1, 64, 9])), records=torch.arange(10, 14))
-    assert torch.equal(model.backbone(batch), model.backbone(bare))

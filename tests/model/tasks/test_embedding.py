@@ -14,7 +14,7 @@ from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network
 from model.backbones.prepacked import PrepackedLinear
 from model.tasks.embedding import embed, optimize_for_inference
-from tests.model.support import assert_near, random_sequences
+from tests.model.support import random_sequences
 from train_config.schema import BackboneSection
 
 SEQUENCES = random_sequences([40, 3, 130, 1, 63, 250])
@@ -43,17 +43,11 @@ def test_fp32_agrees_with_transformers_in_any_packing(backbone, expected, max_to
     assert ((ours - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-5
 
 
-def test_bf16_points_the_same_way_for_each_protein(backbone, expected):
-    ours = embed(optimize_for_inference(backbone), SEQUENCES)
-    assert nn.functional.cosine_similarity(ours, expected).min() >= 0.999
-
-
-def test_prepacked_layers_give_the_same(network, backbone):
-    plain = EsmBackbone(copy.deepcopy(network.esm)).eval().bfloat16()
+def test_bf16_with_prepacked_layers_points_the_same_way_for_each_protein(backbone, expected):
     optimized = optimize_for_inference(backbone)
     packs = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # not so on a processor without AVX-512
     assert any(isinstance(module, PrepackedLinear) for module in optimized.modules()) == packs
-    assert_near(embed(optimized, SEQUENCES), embed(plain, SEQUENCES), 2e-2)
+    assert nn.functional.cosine_similarity(embed(optimized, SEQUENCES), expected).min() >= 0.999
 
 
 def test_fp32_layers_are_left_as_they_are(backbone):

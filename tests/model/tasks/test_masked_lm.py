@@ -53,11 +53,6 @@ def logits_alone(network, batch):
     return torch.cat([network(tokens[None]).logits[0] for tokens in segments(batch.tokens, batch)])
 
 
-def test_packed_logits_equal_one_at_a_time(network, model, batch):
-    with torch.no_grad():
-        assert_near(model.logits(batch), logits_alone(network, batch))
-
-
 def test_loss_is_the_cross_entropy_summed_over_targets(network, model, batch):
     output = model(batch)
     expected = functional.cross_entropy(logits_alone(network, batch), batch.targets, reduction="sum")
