@@ -70,16 +70,17 @@ def main(argv: list[str]) -> int:
     """Load, do the steps, write and print the summary."""
     arguments, overrides = parse_with_settings(Arguments, argv, "profile_classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    # Here, so that --help and a wrong option answer at once.
+    # Here, so that --help, a wrong option and a wrong model are answered at once: the steps load torch.
     from inference.exported import config_of, label_space_of, model_folder
     from inference.labelled import read_texts, read_unlabelled
-    from tools._profile_classifier.report import summary_lines
-    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, Profiler, known_profile
 
     output = (arguments.output or Path(f"profile-{arguments.model.name}")).absolute()
     space = label_space_of(arguments.model)
     config = config_of(arguments.model, overrides)
     refuse_existing(output, MADE_BY, arguments.overwrite)
+    from tools._profile_classifier.report import summary_lines
+    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, Profiler, known_profile
+
     profile = known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
     if arguments.unlabelled:
         texts = read_unlabelled([arguments.data], config)
