@@ -33,6 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from common.arguments import ToolArguments, parse
+from common.command_line import result_console
 from common.publishing import made_folder
 from common.text import counted
 from dataset.store.reader import Store
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from tools._benchmark.subject import StageResult
 
 MADE_BY = "benchmark"
-_UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(ToolArguments):
@@ -84,8 +84,7 @@ def main(argv: list[str]) -> int:
         return 0
     from tools._benchmark.report import tables
 
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(Text(_heading(facts)), Text(), tables(stages), sep="\n")
     for title, lines in (("What is slow", facts["slow"]), ("Advice", facts["advice"])):
         console.print(Text(title, style="bold"), *(Text(f"  {line}") for line in lines), Text(), sep="\n")
