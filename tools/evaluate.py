@@ -43,7 +43,7 @@ Part = Literal["all", "training", "validation", "test"]
 
 
 class Arguments(PipelineOptions):
-    """What to score, on what, and how."""
+    """Arguments of the command."""
 
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
         None, description="Labelled file, folder or quoted glob. Default: the run's own records."

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeAlias
@@ -173,11 +172,13 @@ class ResidueSource:
             yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
 
     def _source_batch(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
-        batch = _to_torch(prepared, records_N)
         has_target_T = prepared.targets != NO_TARGET
-        if self._settings.masking is not None:
-            batch = replace(batch, target_positions=torch.from_numpy(np.flatnonzero(has_target_T)))
-        return SourceBatch(batch, int(np.count_nonzero(has_target_T)), batch.num_tokens)
+        if self._settings.masking is None:
+            batch, num_targets = _to_torch(prepared, records_N), int(np.count_nonzero(has_target_T))
+        else:
+            positions_M = has_target_T.nonzero()[0]
+            batch, num_targets = _to_torch(prepared, records_N, positions_M), positions_M.size
+        return SourceBatch(batch, num_targets, batch.num_tokens)
 
     def close(self) -> None:
         """End the loader processes. May be called again."""
@@ -235,7 +236,7 @@ def _preparation(
     return PreparationSettings(max_length=data.max_length, seed=seed, random_crops=random_crops, masking=masking)
 
 
-def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
+def _to_torch(prepared: PreparedBatch, records_N: Indices, positions_M: Indices | None = None) -> PackedBatch:
     cu_seqlens = prepared.cu_seqlens
     return PackedBatch(
         tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
@@ -244,4 +245,5 @@ def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
         positions=torch.from_numpy(token_positions(cu_seqlens)),
         records=torch.from_numpy(records_N.copy()),
         targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
+        target_positions=None if positions_M is None else torch.from_numpy(positions_M),
     )
