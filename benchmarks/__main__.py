@@ -22,7 +22,7 @@ from typing import Annotated
 import tyro
 from pydantic import BaseModel, Field
 
-from benchmarks.catalogue import load_stages, require_packages, stage_names
+from benchmarks.catalogue import MODULES, load_stages, require_packages
 from benchmarks.harness.stage import Stage
 from common.command_line import run
 
@@ -39,7 +39,7 @@ class Arguments(BaseModel):
         (), description="Stages to measure; all if none is named."
     )
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Do everything once on little work: a smoke run of minutes, whose figures mean nothing."
+        False, description="Do everything once on little work: a smoke run of minutes, whose values mean nothing."
     )
     output: Path | None = Field(
         None, description="Folder of the results. Default: benchmarks/results/MACHINE, with --quick its folder quick."
@@ -75,7 +75,7 @@ def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     try:
-        broken = run_stages(stages, Run(machine, output, arguments.quick, command, stage_names(), arguments.fasta))
+        broken = run_stages(stages, Run(machine, output, arguments.quick, command, MODULES, arguments.fasta))
     except KeyboardInterrupt:
         print(f"stopped; what was finished is in {output}", file=sys.stderr)
         raise

@@ -5,13 +5,13 @@ A stage is a module of :mod:`benchmarks.stages` with a ``STAGE``; a new one is a
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Sequence
 
 from benchmarks.harness.stage import Stage
 from common.errors import ConfigError
+from common.text import did_you_mean
 
 MODULES = (
     "conversion",
@@ -26,24 +26,18 @@ MODULES = (
 """Importing one loads neither torch nor a peer, so that --list and --help answer at once."""
 
 
-def stage_names() -> list[str]:
-    """Names of all stages."""
-    return [name for name in MODULES if importlib.util.find_spec(f"benchmarks.stages.{name}") is not None]
-
-
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
     """The stages of these names in the catalogue's order; all of them if none is named.
 
     Raises:
         ConfigError: there is no such stage.
     """
-    known = stage_names()
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"no stage is called {name!r}; {hint}")
-    chosen = [name for name in known if name in names or not names]
+        if name not in MODULES:
+            raise ConfigError(
+                f"no stage is called {name!r}{did_you_mean(name, MODULES)}; there are {', '.join(MODULES)}"
+            )
+    chosen = [name for name in MODULES if name in names or not names]
     return [importlib.import_module(f"benchmarks.stages.{name}").STAGE for name in chosen]
 
 

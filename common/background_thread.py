@@ -49,7 +49,7 @@ class BackgroundThread(Generic[_Returned]):
         self._tasks.put(task)
 
     def wait(self) -> _Returned:
-        """What the last task returned, once it has.
+        """Return the result of the last task, once it has one.
 
         Raises:
             BaseException: what the task raised.

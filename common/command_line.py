@@ -1,4 +1,4 @@
-"""How every command of Esmeray ends: a line for each thing to mend, and an exit code that scripts can act on.
+"""Output and end of every command: a line for each thing to mend, and an exit code that scripts can act on.
 
 In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~common.errors.EsmerayError` that it raised;
 or 130 after Ctrl-C. Anything else that is raised is a fault of the program, keeps its traceback and leaves with code 1.
@@ -10,10 +10,13 @@ import os
 import sys
 from collections.abc import Callable
 
+from rich.console import Console
+
 from common.errors import EsmerayError
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after SIGINT and SIGTERM (128 + the signal's number), as shells report them."""
+_UNWRAPPED_WIDTH = 10_000
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
@@ -41,3 +44,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
 def one_line(error: BaseException | str) -> str:
     """The message of an error on one line, whatever a file name or a library put into it."""
     return " ".join(str(error).split("\n")).strip()
+
+
+def result_console() -> Console:
+    """A console for the results of a command; into a file or pipe nothing is wrapped."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)

@@ -64,7 +64,7 @@ def _reason(error: Exception) -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Where what was compiled is kept, by name; a folder of this process alone if the user's can't be written."""
+    """Folder of compiled code, by name; one of this process alone if the user's can't be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,7 +90,7 @@ def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[s
 
 
 def processor() -> str:
-    """What decides which machine code the processor takes."""
+    """Facts of the processor that decide on the machine code."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 
 class ConversionProgress(NamedTuple):
-    """How far a conversion is.
+    """Progress of a conversion.
 
     Attributes:
         bytes_read: of the source as it lies on disk, compressed or not.

@@ -274,7 +274,7 @@ def _locked(lock_path: Path, target: Path) -> int:
 
 
 def is_same_file(descriptor: int, path: Path) -> bool:
-    """Whether the path still names the open file; the last holder removes it."""
+    """Test that the path still names the open file; the last holder removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -137,7 +137,7 @@ class PackedBatch:
 
 
 def _even_bounds(sizes: list[int], count: int) -> list[int]:
-    """Where to cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
+    """Bounds that cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
     total, sums = sum(sizes), [0, *accumulate(sizes)]
     bounds = [0]
     for part in range(1, count):
@@ -149,7 +149,7 @@ def _even_bounds(sizes: list[int], count: int) -> list[int]:
 
 
 def has_target(targets: Tensor) -> Tensor:
-    """Which tokens or sequences a loss is taken of; their count is what loss sums are divided by.
+    """Mask of the tokens or sequences that a loss is taken of; loss sums are divided by their count.
 
     Args:
         targets: (T,) or (N,) int64, or (N, C) float; see :class:`PackedBatch`.

@@ -187,12 +187,12 @@ class ClassifierPipeline:
 
     @property
     def label_space(self) -> LabelSpace:
-        """What is predicted."""
+        """Kind and names of the outputs."""
         return self.model.label_space
 
     @property
     def per_residue(self) -> bool:
-        """Whether each residue has a prediction of its own."""
+        """True where each residue has a prediction of its own."""
         return self.label_space.kind == "per_residue"
 
     def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:

@@ -1,4 +1,4 @@
-"""Options of a tool: the model and how it computes."""
+"""Options of a tool that runs a classifier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PipelineOptions(ToolArguments):
-    """Which classifier, and how it computes."""
+    """Classifier, device, precision and token budget."""
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = Field(
         description="Exported classifier, or a run that has one."

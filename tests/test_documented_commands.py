@@ -50,7 +50,7 @@ QUICK = {
 
 
 def commands(path: Path) -> Iterator[str]:
-    """The commands in a page's blocks of code, or in a file's first comment, without what continues a line."""
+    """The commands in a page's blocks of code, or in a file's first comment, without what is optional."""
     lines = iter(path.read_text(encoding="utf-8").splitlines())
     fenced = False
     for line in lines:
@@ -60,7 +60,8 @@ def commands(path: Path) -> Iterator[str]:
         while text.endswith("\\"):
             text = text[:-1] + next(lines).strip()
         if is_code and text.startswith(PROGRAMS):
-            yield re.sub(r"\s+# .*", "", text)
+            bare = re.sub(r"\s+# .*| \[.*?\]", "", text)
+            yield " ".join(STAND_INS.get(word, word) for word in bare.split(" "))
 
 
 def snippets(path: Path) -> list[str]:
@@ -153,8 +154,8 @@ def instead(*_: object, **__: object) -> None:
 
 
 def words_of(command: str) -> list[str]:
-    """Name and arguments of a command, without the optional ones, which stand in brackets."""
-    program, *words = shlex.split(re.sub(r" \[.*?\]", "", command), comments=True)
+    """Name and arguments of a command."""
+    program, *words = shlex.split(command)
     if words[:2] == ["-m", "tools"]:
         return words[2:]
     if words[:1] == ["train_ray.py"]:
@@ -204,7 +205,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "proteins.store")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
-    words = STAND_INS | {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
+    words = {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
         return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
     except ReachedError:

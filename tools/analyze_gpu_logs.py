@@ -16,16 +16,15 @@ Examples:
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from pydantic import Field
-from rich.console import Console
 from rich.text import Text
 
 from common.arguments import ToolArguments, parse
+from common.command_line import result_console
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
 from monitoring.gpu_log.analysis import GpuSummary, interval_s, summarise
@@ -34,7 +33,6 @@ from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import GpuLog, read_gpu_log
 
 MADE_BY = "analyze_gpu_logs"
-_UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(ToolArguments):
@@ -73,8 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print(log: GpuLog, summaries: list[GpuSummary]) -> None:
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     table = next(iter((log.gpus or log.hosts).values()))
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
     if not summaries:

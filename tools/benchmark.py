@@ -19,20 +19,16 @@ Examples:
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from pydantic import Field
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from common.arguments import ToolArguments, parse
+from common.command_line import result_console
+from common.progress import status_line
 from common.publishing import made_folder
 from common.text import counted
 from dataset.store.reader import Store
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
     from tools._benchmark.subject import StageResult
 
 MADE_BY = "benchmark"
-_UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(ToolArguments):
@@ -84,8 +79,7 @@ def main(argv: list[str]) -> int:
         return 0
     from tools._benchmark.report import tables
 
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(Text(_heading(facts)), Text(), tables(stages), sep="\n")
     for title, lines in (("What is slow", facts["slow"]), ("Advice", facts["advice"])):
         console.print(Text(title, style="bold"), *(Text(f"  {line}") for line in lines), Text(), sep="\n")
@@ -111,7 +105,7 @@ def measured(arguments: Arguments, store: Store, picture: Path) -> tuple[dict[st
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = BackboneSection(source=arguments.model)
-    with _progress(arguments.seconds) as show:
+    with status_line() as show:
         subject = Subject(store, backbone, arguments.max_length, device, arguments.seconds, show)
         stages = {stage.name: stage for stage in run_stages(subject)}
     tokens_per_record = float(subject.tokens_of(subject.some_records()).mean())
@@ -149,20 +143,3 @@ def _heading(facts: dict[str, Any]) -> str:
         f"average, {facts['longest_tokens']:,} the longest{cropped}; {facts['model']} on {facts['device']}, "
         f"torch {facts['torch']}; took {facts['seconds']:.0f} s"
     )
-
-
-@contextmanager
-def _progress(seconds: float) -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being measured, where stderr is a terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=seconds)
-
-        def show(text: str) -> None:
-            bar.update(task, description=escape(text), completed=bar.tasks[0].elapsed or 0.0)
-
-        yield show

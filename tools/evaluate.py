@@ -15,17 +15,16 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from pydantic import Field
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from common.command_line import result_console
 from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
@@ -39,13 +38,12 @@ if TYPE_CHECKING:
     from inference.report import Scored
     from train_config.schema import Config
 
-_UNWRAPPED_WIDTH = 10_000
 MADE_BY = "evaluate"
 Part = Literal["all", "training", "validation", "test"]
 
 
 class Arguments(PipelineOptions):
-    """What to score, on what, and how."""
+    """Arguments of the command."""
 
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
         None, description="Labelled file, folder or quoted glob. Default: the run's own records."
@@ -105,8 +103,7 @@ def main(argv: list[str]) -> int:
         }
         best_of = None if classifier.best_metric == "auto" else classifier.best_metric
         write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(_metrics_table(evaluation))
     for name, number in counts.items():
         console.print(escape(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}"))

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from pydantic import Field
-from rich.console import Console
 from rich.text import Text
 
 from common.arguments import ToolArguments
+from common.command_line import result_console
 from common.errors import ResourceError
 from common.progress import conversion_bar, status_line
 from train_config.loading import load_config
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from tuning.budgets import Found
     from tuning.pool import MeasuringPool
 
-_UNWRAPPED_WIDTH = 10_000
 _MEASUREMENT = MeasurementSection(warmup_steps=1, window_s=0.5, max_windows=3, agreement=0.1, timeout_s=120.0)
 
 
@@ -72,8 +71,7 @@ def main(argv: list[str]) -> int:
     config = load_config(arguments.config, overrides)
     if arguments.workers is not None:
         config = config.model_copy(update={"ray": config.ray.model_copy(update={"num_workers": arguments.workers})})
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     signals = StopSignals()
     try:
         with signals, status_line() as show:

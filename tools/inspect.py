@@ -12,19 +12,18 @@ Examples:
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from pydantic import Field
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from common.arguments import ToolArguments, parse
+from common.command_line import result_console
 from common.text import counted
 from dataset.fasta.counts import count_lines
 from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
@@ -33,7 +32,6 @@ from dataset.store.format import SampleSource
 from dataset.store.reader import Store
 
 _BAR_WIDTH = 40
-_UNWRAPPED_WIDTH = 10_000
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
@@ -67,8 +65,7 @@ def main(argv: list[str]) -> int:
     if arguments.json_:
         print(json.dumps(facts, indent=1))
         return 0
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(_overview(arguments.store, store, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
     console.print(Text(), _bars("length in residues", lengths), sep="\n")

@@ -42,7 +42,7 @@ CHUNK_CHARACTERS = 4_000_000
 
 
 class Arguments(PipelineOptions):
-    """What to predict, and how."""
+    """Arguments of the command."""
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
         description="File, folder or quoted glob."

@@ -22,18 +22,17 @@ import hashlib
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 from pydantic import Field, PositiveInt
-from rich.console import Console
 from rich.text import Text
 
+from common.command_line import result_console
 from common.errors import EsmerayError
+from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
 from inference.options import PipelineOptions, load_pipeline
 from train_config.overrides import parse_with_settings
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
 SUMMARY_FILE = "baseline_summary_report.txt"
 MADE_BY = "profile_classifier"
-_UNWRAPPED_WIDTH = 10_000
 
 
 class Arguments(PipelineOptions):
@@ -70,23 +68,24 @@ def main(argv: list[str]) -> int:
     """Load, do the steps, write and print the summary."""
     arguments, overrides = parse_with_settings(Arguments, argv, "profile_classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    # Here, so that --help and a wrong option answer at once.
+    # Here, so that --help, a wrong option and a wrong model are answered at once: the steps load torch.
     from inference.exported import config_of, label_space_of, model_folder
     from inference.labelled import read_texts, read_unlabelled
-    from tools._profile_classifier.report import summary_lines
-    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, Profiler, known_profile
 
     output = (arguments.output or Path(f"profile-{arguments.model.name}")).absolute()
     space = label_space_of(arguments.model)
     config = config_of(arguments.model, overrides)
     refuse_existing(output, MADE_BY, arguments.overwrite)
+    from tools._profile_classifier.report import summary_lines
+    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, Profiler, known_profile
+
     profile = known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
     if arguments.unlabelled:
         texts = read_unlabelled([arguments.data], config)
     else:
         texts = read_texts([arguments.data], config, space, overrides=overrides)
     pipeline = load_pipeline(arguments, config)
-    with made_folder(output, MADE_BY, arguments.overwrite) as building, _showing() as show:
+    with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
         if profile["steps"]:
             shutil.copytree(output, building, dirs_exist_ok=True)
         broken_off = None
@@ -101,8 +100,7 @@ def main(argv: list[str]) -> int:
         (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
     if broken_off is not None:
         raise broken_off
-    # Into a file or pipe nothing is wrapped.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)
+    console = result_console()
     console.print(Text(summary))
     console.print(Text(f"written: {output}/{METRICS_FILE}, {DETAILS_FILE}, {SUMMARY_FILE}, plots, profiler_traces"))
     return 0
@@ -133,14 +131,3 @@ def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:
         "device": arguments.device or "default",
         "amp_dtype": arguments.amp_dtype,
     }
-
-
-@contextmanager
-def _showing() -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being measured, where stderr is a terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))

@@ -117,10 +117,12 @@ def _draw_speed(axes: Axes, results: Results) -> None:
 def _draw_memory(axes: Axes, results: Results) -> None:
     heading(axes, "Peak memory in GiB by token budget")
     _draw_curves(axes, results, lambda trial: (trial.measurement.peak_memory_bytes or 0) / 2**30)
-    totals = [t.measurement.total_memory_bytes for t in results.configurations if t.measurement.total_memory_bytes]
-    if totals:
-        allowed = (1 - results.margin) * min(totals) / 2**30
+    measured = [m for t in results.configurations if (m := t.measurement).total_memory_bytes and m.peak_memory_bytes]
+    allowed = min(((1 - results.margin) * (m.total_memory_bytes or 0) / 2**30 for m in measured), default=0.0)
+    highest = max(((m.peak_memory_bytes or 0) / 2**30 for m in measured), default=0.0)
+    if allowed < 3 * highest:  # or it would flatten the curves
         axes.axhline(allowed, color=RED, linestyle="--", label=f"memory less the margin of {results.margin:.0%}")
+        axes.set_ylim(0.0, 1.15 * max(allowed, highest))
     legend(axes, over_curves=True)
 
 
@@ -160,4 +162,5 @@ def _draw_importance(axes: Axes, results: Results) -> None:
         return
     bars = axes.barh(list(shares), list(shares.values()), color=BLUE)
     axes.bar_label(bars, [f" {share:.0%}" for share in shares.values()], color=INK, fontsize=9)
+    axes.set_xlim(0.0, 1.1 * max(shares.values()))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

@@ -324,8 +324,8 @@ class _Trial:
         clock.stepped(0)  # the wait before the step that is not taken any more
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # or the last phases would not be known yet
-        figures = clock.read()
-        own = {name: torch.tensor(figures[f"{name}_s"] / figures["step_s"]) for name in SHARES}
+        seconds = clock.read()
+        own = {name: torch.tensor(seconds[f"{name}_s"] / seconds["step_s"]) for name in SHARES}
         return {name: float(total) / self._world_size for name, total in self._control.sum(own).items()}
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark ran: the machine, the versions and the revision that its figures belong to.
+"""Description of the machine, the versions and the revision that results belong to.
 
 In: this process. Out: plain values for ``results.json``, and the name of the machine's folder, such as
 ``amd-epyc-2-cores`` or ``nvidia-h200``.

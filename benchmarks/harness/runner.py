@@ -9,14 +9,11 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
 
 from benchmarks.harness.machine import Machine, device_of, revision, versions
 from benchmarks.harness.plot import draw_results
@@ -34,6 +31,7 @@ from benchmarks.harness.results import (
 from benchmarks.harness.stage import Setting, Stage, WrongWorkError
 from benchmarks.harness.table import markdown, quantity, ratio_text, ratio_texts
 from common.errors import EsmerayError
+from common.progress import status_line
 from common.publishing import write_atomically
 
 
@@ -71,7 +69,7 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
     read_results(run.output, run.machine)  # refuse before an hour of measuring, not after it
     run.output.mkdir(parents=True, exist_ok=True)
     broken = []
-    with _status() as show:
+    with status_line() as show:
         for number, stage in enumerate(stages, 1):
             try:
                 _run_stage(stage, run, _prefixed(show, f"{number}/{len(stages)} {stage.name}"))
@@ -82,17 +80,6 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
                 broken.append(stage.name)
                 print(f"{stage.name}: broke\n{traceback.format_exc()}", file=sys.stderr)
     return broken
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being measured, where stderr is a terminal."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(escape(text))
 
 
 def _prefixed(show: Callable[[str], None], prefix: str) -> Callable[[str], None]:

@@ -27,7 +27,7 @@ def markdown(results: Results) -> str:
         f"# {machine.slug}",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB{gpu}; {machine.system}, Python "
         f"{machine.python}. Made by `python -m benchmarks`; every sample is in `results.json`.",
-        *(["**Of a smoke run: these figures mean nothing.**"] if results.smoke else []),
+        *(["**Of a smoke run: these values mean nothing.**"] if results.smoke else []),
         comparison_table(results),
         "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
         "is better for ours.",

@@ -1,4 +1,4 @@
-"""What of a sequence is used when it is longer than the model takes.
+"""Crops of sequences that are longer than the model takes.
 
 In training a random window, another one in each epoch, a function of (seed, epoch, record) alone; in validation and
 prediction the start, so that metrics of different steps compare; or both ends, in all of them. How much is lost is
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dataset.batches.random_bits import keyed_bits
 
 Crop = Literal["random", "start", "ends"]
-"""What is taken of a sequence that is too long: a random window, its start, or half from its start and half from its
+"""The crop of a sequence that is too long: a random window, its start, or half from its start and half from its
 end."""
 
 FixedCrop = Literal["start", "ends"]
@@ -29,7 +29,7 @@ _PURPOSE = 1
 
 @dataclass(frozen=True)
 class CropCount:
-    """What an epoch leaves out.
+    """Sequences and residues that an epoch leaves out.
 
     Attributes:
         sequences: how many are cropped.
@@ -41,12 +41,12 @@ class CropCount:
 
 
 def fixed_crop(crop: Crop) -> FixedCrop:
-    """What is taken in validation and prediction after training with ``crop``."""
+    """The crop in validation and prediction after training with ``crop``."""
     return "start" if crop == "random" else crop
 
 
 def head_length(kept: int, crop: FixedCrop) -> int:
-    """How much of the ``kept`` residues of a longer sequence comes from its start; the rest comes from its end."""
+    """Residues of the ``kept`` ones of a longer sequence that come from its start; the rest comes from its end."""
     return kept if crop == "start" else (kept + 1) // 2
 
 
@@ -56,7 +56,7 @@ def cropped_lengths(lengths_N: NDArray[np.integer], max_length: int) -> NDArray[
 
 
 def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
-    """What cropping to ``max_length`` residues leaves out; the same in each epoch."""
+    """Count what cropping to ``max_length`` residues leaves out; the same in each epoch."""
     excess_N = lengths_N.astype(np.int64) - cropped_lengths(lengths_N, max_length)
     return CropCount(sequences=int(np.count_nonzero(excess_N)), residues=int(excess_N.sum()))
 
@@ -64,7 +64,7 @@ def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
 def crop_starts(
     lengths_N: NDArray[np.integer], max_length: int, records_N: NDArray[np.integer], seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Where each sequence's random window starts: uniform over all windows, 0 for those that fit.
+    """Start of each sequence's random window: uniform over all windows, 0 for those that fit.
 
     Args:
         lengths_N: (N,) residues of each whole sequence.

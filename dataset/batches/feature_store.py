@@ -1,4 +1,4 @@
-"""What a frozen network makes of sequences, computed once for each distinct one and read from then on.
+"""Features of sequences by a frozen network, computed once for each distinct one and read from then on.
 
 In: features of sequences, by the hash of the sequence and the fingerprint of whatever made them. Out: views of
 memory-mapped files. A folder holds the features of one fingerprint in shards, each written by one process at one time;

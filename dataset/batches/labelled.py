@@ -27,7 +27,7 @@ _FILLER_TOKENS = 1
 
 @dataclass(frozen=True)
 class Labels:
-    """What is learnt of every record.
+    """Targets and weights of every record.
 
     Attributes:
         targets: (records,) int64 or (records, C) float32, of each sequence; or (R,) int64, of each residue.
@@ -74,7 +74,7 @@ class LabelledSource:
         return self._kept(records_N) + self._num_special
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """How many of the records are cropped, and by how much."""
+        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeAlias
@@ -31,7 +30,7 @@ from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
 
 _Prepared: TypeAlias = tuple[PreparedBatch, Indices] | None
-"""What was asked for and its records; None stands for a filler."""
+"""A prepared batch and its records; None stands for a filler."""
 
 
 class TrainingBatches(TrainingSteps):
@@ -71,7 +70,7 @@ class TrainingBatches(TrainingSteps):
             source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, pin_memory=pin_memory
         )
         self.cropped: CropCount = source.count_cropped(self._indices)
-        """How many sequences an epoch crops, and how many residues it leaves out by that."""
+        """Sequences that an epoch crops, and residues that it leaves out by that."""
 
 
 class ValidationBatches(ValidationSteps):
@@ -112,7 +111,7 @@ class ValidationBatches(ValidationSteps):
 
 
 def filler_batch() -> PackedBatch:
-    """What a rank computes where a step has no batch left for it: a sequence of one X without targets or record.
+    """The batch of a rank for which a step has none left: a sequence of one X without targets or record.
 
     It keeps collective operations equally many on every rank and adds nothing to loss, metrics or counts.
     """
@@ -149,7 +148,7 @@ class ResidueSource:
         return (cropped_N + SPECIAL_TOKENS_PER_SEQUENCE).astype(np.int64)
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """How many of the records are cropped, and by how much."""
+        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
@@ -173,11 +172,13 @@ class ResidueSource:
             yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
 
     def _source_batch(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
-        batch = _to_torch(prepared, records_N)
         has_target_T = prepared.targets != NO_TARGET
-        if self._settings.masking is not None:
-            batch = replace(batch, target_positions=torch.from_numpy(np.flatnonzero(has_target_T)))
-        return SourceBatch(batch, int(np.count_nonzero(has_target_T)), batch.num_tokens)
+        if self._settings.masking is None:
+            batch, num_targets = _to_torch(prepared, records_N), int(np.count_nonzero(has_target_T))
+        else:
+            positions_M = has_target_T.nonzero()[0]
+            batch, num_targets = _to_torch(prepared, records_N, positions_M), positions_M.size
+        return SourceBatch(batch, num_targets, batch.num_tokens)
 
     def close(self) -> None:
         """End the loader processes. May be called again."""
@@ -235,7 +236,7 @@ def _preparation(
     return PreparationSettings(max_length=data.max_length, seed=seed, random_crops=random_crops, masking=masking)
 
 
-def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
+def _to_torch(prepared: PreparedBatch, records_N: Indices, positions_M: Indices | None = None) -> PackedBatch:
     cu_seqlens = prepared.cu_seqlens
     return PackedBatch(
         tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
@@ -244,4 +245,5 @@ def _to_torch(prepared: PreparedBatch, records_N: Indices) -> PackedBatch:
         positions=torch.from_numpy(token_positions(cu_seqlens)),
         records=torch.from_numpy(records_N.copy()),
         targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
+        target_positions=None if positions_M is None else torch.from_numpy(positions_M),
     )

@@ -1,4 +1,4 @@
-"""Which residues a masked language model has to predict, and what it sees in their place.
+"""The residues that a masked language model has to predict, and the tokens in their place.
 
 In: the tokens of a packed batch. Out: the same with some replaced, and the targets. Every decision is a function of
 (seed, epoch, record, position), so it is the same on any rank, in any loader process and in any order of batches.
@@ -32,7 +32,7 @@ _NEVER = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class MaskingShares:
-    """How much is masked, and how (Devlin et al. 2019; see ``train_config.schema.MaskedLMSection``).
+    """Shares of masking (Devlin et al. 2019; see ``train_config.schema.MaskedLMSection``).
 
     Attributes:
         masked: share of residues to predict.

@@ -1,4 +1,4 @@
-"""Which sequences share a batch, and which batches share an optimizer step: planned from the lengths alone.
+"""The plan of an epoch: sequences that share a batch, batches that share a step, from the lengths alone.
 
 In: the length of each sequence in tokens, a token budget and, where one is set, the most sequences that a batch may
 have. Out: an :class:`EpochPlan`, the same on every rank, in which each record stands exactly once. Each rank takes its
@@ -71,12 +71,6 @@ class EpochPlan:
     def batch_records(self, batch: int) -> Indices:
         """The records of one batch."""
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
-
-    def step_records(self, step: int) -> Indices:
-        """The records of all batches of an optimizer step, over all workers."""
-        first = step * self.batches_per_step
-        last = min(first + self.batches_per_step, self.num_batches)
-        return self.records[self.offsets[first] : self.offsets[last]]
 
     def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:
         """The batches that one rank takes in an optimizer step: every ``world_size``-th, from its own rank on.
@@ -200,7 +194,7 @@ class _WindowPacker:
         return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
 
     def _cut(self, stream: Indices) -> list[int]:
-        """Where to cut the stream into batches: 0, then the end of each batch that the next sequence does not fit."""
+        """Cuts of the stream into batches: 0, then the end of each batch that the next sequence does not fit."""
         ends = np.cumsum(self._lengths[stream]).tolist()
         cuts = [0]
         used = 0

@@ -23,7 +23,7 @@ from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 @dataclass(frozen=True)
 class PreparationSettings:
-    """How batches are made.
+    """Settings of the preparation of batches.
 
     Attributes:
         max_length: residues; longer sequences are cropped.

@@ -65,7 +65,7 @@ def keyed_bits(purpose: int, seed: int, epoch: int, records: NDArray[np.integer]
 
 @lru_cache(maxsize=64)
 def _key(purpose: int, seed: int, epoch: int) -> np.uint64:
-    """What the bits of all records of one use in one epoch have in common; the same for every batch."""
+    """The key that the bits of all records of one use in one epoch have in common; the same for every batch."""
     key = np.zeros(1, dtype=np.uint64)
     for part in (purpose, seed, epoch):
         key = splitmix64(key ^ np.uint64(part & _MASK_64))

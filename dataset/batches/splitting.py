@@ -1,4 +1,4 @@
-"""Which records are held out: decided by a hash of the sequence, so that duplicates always land on the same side.
+"""The split into training and held-out records, by a hash of the sequence: duplicates are always on the same side.
 
 In: the sequence hashes of a store. Out: the record indices for training and for validation. The split depends on
 the sequences alone, not on their order, on the run's seed or on what else is in the store: a sequence that was held out

@@ -51,7 +51,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank takes in one optimizer step.
+    """The batches of one rank in one optimizer step.
 
     Attributes:
         batches: micro-batches, equally many on every rank and in every step; fillers among them.
@@ -185,7 +185,6 @@ class ValidationSteps:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        pin_memory: bool | None = None,
     ) -> None:
         """Plan the batches.
 
@@ -194,7 +193,7 @@ class ValidationSteps:
             seed: of the choice. Not the run's seed, so that metrics of runs compare.
             Others: as for :class:`TrainingSteps`.
         """
-        self._source, self._pin_memory = source, pin_memory
+        self._source = source
         plan = _plan(source, indices.astype(np.int64), batch, seed, epoch=0)
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         mine: list[int | None] = list(range(rank, num_batches, world_size))
@@ -212,7 +211,7 @@ class ValidationSteps:
             DataError: the store is damaged.
         """
         for step, made in enumerate(self._source.batches(self._requests)):
-            yield _step([made], (0, step), (0, step + 1), self._pin_memory)
+            yield _step([made], (0, step), (0, step + 1))
 
     def close(self) -> None:
         """End what the source started."""
@@ -237,7 +236,7 @@ def _request(plan: EpochPlan, epoch: int, batch: int | None) -> Request:
 
 
 def _step(
-    made: Iterable[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool | None
+    made: Iterable[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool | None = None
 ) -> StepBatches:
     """One step's batches, fillers among them."""
     taken = list(made)

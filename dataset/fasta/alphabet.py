@@ -43,7 +43,7 @@ class CleanSequence(NamedTuple):
 
 
 def all_stored(residues: bytes) -> bool:
-    """Whether every byte is a letter of the store's alphabet."""
+    """Return whether every byte is a letter of the store's alphabet."""
     if not residues:
         return True
     codes = np.frombuffer(residues, dtype=np.uint8)  # minimum and maximum are 15 times as fast as bytes.translate

@@ -1,4 +1,4 @@
-"""Where in a FASTA file something stands, in words for a message: file, line, column, record.
+"""Places in a FASTA file in words for a message: file, line, column, record.
 
 Nobody counts lines while a file is converted. Once something is known to be wrong, the file is read again from its
 start, a line at a time, up to the place.
@@ -113,7 +113,7 @@ def _last_place(path: Path) -> str:
 
 
 def damage(path: Path, error: Exception) -> str:
-    """What a decompressor's error means, and how far the file can be read."""
+    """Describe a decompressor's error, and how far the file can be read."""
     place = _last_place(path)
     if isinstance(error, EOFError):
         return f"{path}: the compressed file is truncated {place}; copy or download it again"

@@ -117,6 +117,23 @@ class ReadAhead:
         return _Chunk(buffer[:size], self._raw.num_bytes)
 
 
+class TextStream(io.RawIOBase):
+    """The rest of a file's text as a file: text that was taken and not used, then the chunks."""
+
+    def __init__(self, text: ReadAhead, unused: bytes = b"") -> None:
+        self._text = text
+        self._waiting = memoryview(unused)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        chunk = self._waiting or self._text.take()
+        size = min(len(chunk), len(buffer))
+        buffer[:size], self._waiting = chunk[:size], chunk[size:]
+        return size
+
+
 class _HashedFile(io.RawIOBase):
     """The file as it lies on disk, counted and hashed while it is read."""
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import dnaio
 import numpy as np
@@ -29,7 +29,7 @@ from common.errors import DataError
 from dataset.fasta.kernel import load_kernel
 from dataset.fasta.locate import BYTE_ORDER_MARK, place_of_line, place_of_record
 from dataset.fasta.plain_fasta import PlainFasta
-from dataset.fasta.read_ahead import ReadAhead
+from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.records import Records
 from dataset.fasta.source_file import SourceFile
 
@@ -41,7 +41,7 @@ BATCH_RECORDS = 8192
 """A batch ends when it holds this much; a store's block is one batch."""
 
 _LARGEST_BATCH = 1.5
-"""What was parsed at once stays together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
+"""Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
 
 _RECORDS_AT_ONCE = 256
 _CHUNK_BYTES = 256 * 1024
@@ -50,7 +50,7 @@ _NOT_TEXT = re.compile(rb"[\0\x80-\xff]")
 
 
 class Origin(NamedTuple):
-    """Where the records of a batch from ``start`` on were read.
+    """Place where the records of a batch from ``start`` on were read.
 
     Attributes:
         start: index in the batch.
@@ -182,7 +182,7 @@ class FastaSource:
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
         if self.kernel is None:
-            yield from _unusual_records(_CheckedStream(_Rest(b"", text), path))
+            yield from _unusual_records(_CheckedStream(TextStream(text), path))
             return
         plain = PlainFasta(self.kernel)
         records: Records | None = None
@@ -196,7 +196,7 @@ class FastaSource:
             if records is not None:
                 yield records
         if records is None:
-            yield from _unusual_records(_CheckedStream(_Rest(plain.unparsed(), text), path))
+            yield from _unusual_records(_CheckedStream(TextStream(text, plain.unparsed()), path))
 
 
 def _unusual_records(checked: _CheckedStream) -> Iterator[Records]:
@@ -232,7 +232,7 @@ def find_files(sources: list[str]) -> list[Path]:
 
 
 def is_fasta_name(path: Path) -> bool:
-    """Whether the name ends like a FASTA file's."""
+    """Return whether the name ends like a FASTA file's."""
     name = path.name.lower()
     return name.endswith(tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS))
 
@@ -268,23 +268,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-class _Rest:
-    """What is left of a file's text when some of it was taken and not used."""
-
-    def __init__(self, unused: bytes, text: ReadAhead) -> None:
-        self._waiting = unused
-        self._text = text
-
-    def read(self, size: int, /) -> bytes:
-        waiting = self._waiting or bytes(self._text.take())
-        self._waiting = waiting[size:]
-        return waiting[:size]
-
-
 class _CheckedStream(io.RawIOBase):
     """The decompressed bytes, each looked at before dnaio sees it; a byte order mark is dropped.
 
@@ -292,7 +275,7 @@ class _CheckedStream(io.RawIOBase):
         DataError: no '>' at the start, a byte outside ASCII, a NUL, a line that starts with '#'.
     """
 
-    def __init__(self, decompressed: _Readable, path: Path) -> None:
+    def __init__(self, decompressed: io.RawIOBase, path: Path) -> None:
         self._decompressed = decompressed
         self._path = path
         self._waiting = b""
@@ -307,12 +290,12 @@ class _CheckedStream(io.RawIOBase):
     def readinto(self, buffer) -> int:
         if self._problem is not None:
             raise self._problem
-        chunk = self._waiting or self._decompressed.read(len(buffer))
+        chunk = self._waiting or self._read(len(buffer))
         if self._at_start:
             self._at_start = False
-            while 0 < len(chunk) < len(BYTE_ORDER_MARK) and (more := self._decompressed.read(len(BYTE_ORDER_MARK))):
+            while 0 < len(chunk) < len(BYTE_ORDER_MARK) and (more := self._read(len(BYTE_ORDER_MARK))):
                 chunk += more
-            chunk = chunk.removeprefix(BYTE_ORDER_MARK) or self._decompressed.read(len(buffer))
+            chunk = chunk.removeprefix(BYTE_ORDER_MARK) or self._read(len(buffer))
         chunk, self._waiting = chunk[: len(buffer)], chunk[len(buffer) :]
         if not self._started:
             self._check_start(chunk)
@@ -325,6 +308,9 @@ class _CheckedStream(io.RawIOBase):
                 raise
         buffer[: len(chunk)] = chunk
         return len(chunk)
+
+    def _read(self, size: int) -> bytes:
+        return self._decompressed.read(size) or b""
 
     def _check(self, chunk: bytes) -> None:
         if not chunk.isascii():

@@ -48,11 +48,13 @@ from dataset.labels.store import (
 from dataset.store.conversion import (
     SAMPLE,
     absolute,
-    describe_source,
+    check_source,
     file_identities,
     name_of_content,
+    other_store,
     same_files,
     sample_source,
+    source_store,
 )
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from dataset.store.ingest import CleanBlock
@@ -276,7 +278,7 @@ def _check_settings(data: DataSection, tokenizer: TokenizerSection) -> None:
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
-    """What the content of a labelled store depends on, besides its files."""
+    """The settings that the content of a labelled store depends on, besides its files."""
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
@@ -312,14 +314,7 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
 
 def _source_store(data: DataSection) -> Path | None:
     """The labelled store that the source names, when it names one in place of files."""
-    stores = [source for source in data.source if (Path(source) / MANIFEST_FILE).is_file()]
-    if not stores:
-        return None
-    if len(data.source) > 1:
-        raise DataError(f"{stores[0]}: a labelled store can't be joined with other sources; give it as the only one")
-    if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
-        raise DataError(f"{stores[0]}: the source is a labelled store already; leave data.store out")
-    return Path(stores[0])
+    return source_store(data, MANIFEST_FILE, "labelled store")
 
 
 def _fitting(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> LabelledStore:
@@ -337,16 +332,8 @@ def _fitting(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSec
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     """Refuse a labelled store that was made of something else than the settings say."""
     manifest = labelled.manifest
-    remedy = f"choose another data.store, or read this one as it is with data.source {labelled.path}"
-    if data.source == [SAMPLE]:
-        same = manifest.source == sample_source(data.sample)
-    else:
-        same = isinstance(manifest.source, list) and same_files(manifest.source, find_labelled_files(data.source))
-    if not same:
-        raise DataError(
-            f"{labelled.path}: made of {describe_source(manifest.source)}, not of {', '.join(data.source)} as it is; "
-            f"{remedy}"
-        )
+    remedy = other_store(labelled.path)
+    check_source(labelled.path, manifest.source, data, find_labelled_files)
     held_out = data.labels.validation_source
     if not same_files(manifest.held_out_source, find_labelled_files(held_out) if held_out else []):
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")

@@ -47,7 +47,7 @@ class HeaderLabels:
         return words[self._field] if self._field is not None and self._field < len(words) else None
 
     def missing(self, header: str) -> str:
-        """What to say of a header without a label."""
+        """The message for a header without a label."""
         if self._pattern is not None:
             return f"data.labels.header_pattern {self._pattern.pattern!r} finds no label in the header {header!r}"
         num_words = len(header.split())

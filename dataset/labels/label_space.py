@@ -27,7 +27,7 @@ IGNORED_TARGET = -100
 """Class that no loss looks at; that of :mod:`dataset.packed_batch`, which needs torch."""
 
 DECISION_THRESHOLD = 0.5
-"""A label of several is called where its probability is above this."""
+"""A label of several is predicted where its probability is above this."""
 
 IGNORED_LETTERS = ".?-"
 """Letters of a per-residue label that stand for 'not known'."""
@@ -39,7 +39,7 @@ _SHOWN = 8
 
 
 def called(probabilities: Any) -> Any:
-    """Whether each label of several is called: an array, or a tensor, of truths in the shape of its probabilities."""
+    """True for each label of several that is predicted, as an array or tensor in the shape of its probabilities."""
     return probabilities > DECISION_THRESHOLD
 
 
@@ -64,7 +64,7 @@ class UnseenLabelError(DataError):
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """What a model's outputs stand for.
+    """The meaning of a model's outputs.
 
     Attributes:
         kind: what a target is.

@@ -34,7 +34,7 @@ from dataset.labels.headers import compiled
 from dataset.labels.parts import FastaParts, LabelledPart, TableParts, place_in_file, sample_parts
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.table import UNREADABLE_SUFFIXES, is_table_name
-from dataset.labels.values import Label, check_columns, has_numbers, label_reader, part, weight
+from dataset.labels.values import Label, has_numbers, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
 from dataset.store.format import SampleSource
 from dataset.store.ingest import CleanBlock, Ingest
@@ -67,7 +67,7 @@ class LabelledCounts(IngestCounts):
 
 
 class Origins(NamedTuple):
-    """Where N records were read.
+    """Places where N records were read.
 
     Attributes:
         paths: the files.
@@ -168,7 +168,9 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
     Raises:
         ConfigError: which settings.
     """
-    check_columns(labels)
+    for column in labels.label_columns:
+        if labels.label_columns.count(column) > 1:
+            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
     if labels.header_pattern is not None:
         compiled(labels.header_pattern)
     if labels.kind == "per_residue" and tokenizer.content != "protein":

@@ -126,7 +126,7 @@ class LabelledStore:
 
     @property
     def counts(self) -> LabelledCounts:
-        """What reading, splitting and encoding left out or changed."""
+        """Records that reading, splitting and encoding left out or changed."""
         return self.manifest.counts
 
     @property
@@ -150,7 +150,7 @@ class LabelledStore:
 
     @cached_property
     def _residue_offsets(self) -> list[int]:
-        """Where the residues of each record start, and the end."""
+        """The start of each record's residues, and the end."""
         return [0, *np.cumsum(self.store.lengths, dtype=np.int64).tolist()]
 
     def _checked(self, name: str) -> Path:

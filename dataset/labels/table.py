@@ -24,7 +24,7 @@ from xopen import xopen
 
 from common.errors import DataError
 from common.publishing import file_xxh128
-from dataset.fasta.read_ahead import ReadAhead
+from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.reader import COMPRESSIONS
 from dataset.fasta.source_file import SourceFile
 
@@ -53,7 +53,7 @@ class TablePart:
 
 
 def is_table_name(path: Path) -> bool:
-    """Whether the name ends like a table's."""
+    """Return whether the name ends like a table's."""
     return path.name.lower().endswith(SUFFIXES)
 
 
@@ -101,7 +101,7 @@ class Table:
     def _text_parts(self) -> Iterator[TablePart]:
         with ReadAhead(self._path) as raw:
             self._opened = raw
-            text = io.TextIOWrapper(io.BufferedReader(_Stream(raw)), encoding="utf-8-sig", newline="")
+            text = io.TextIOWrapper(io.BufferedReader(TextStream(raw)), encoding="utf-8-sig", newline="")
             try:
                 yield from self._rows(text)
             except UnicodeDecodeError as error:
@@ -186,23 +186,6 @@ def _suffix(path: Path) -> str:
     """The suffix without that of a compression."""
     whole = Path(path.name.lower())
     return Path(whole.stem).suffix if whole.suffix in COMPRESSIONS else whole.suffix
-
-
-class _Stream(io.RawIOBase):
-    """The chunks of :class:`~dataset.fasta.read_ahead.ReadAhead` as a file."""
-
-    def __init__(self, chunks: ReadAhead) -> None:
-        self._chunks = chunks
-        self._waiting = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        chunk = self._waiting or self._chunks.take()
-        size = min(len(chunk), len(buffer))
-        buffer[:size], self._waiting = chunk[:size], chunk[size:]
-        return size
 
 
 def _ragged(path: Path, row: int, line: int, num_fields: int, header: list[str], delimiter: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from common.errors import ConfigError
 from train_config.classifier_schema import LabelsSection, TargetKind
 
 Label = str | list[str] | tuple[float, ...]
@@ -33,7 +32,7 @@ _MEND_WEIGHT = "give a number of 0 or more"
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
-    """What makes a label of the values of one record, one for each of ``labels.label_columns``.
+    """A function that makes a label of the values of one record, one for each of ``labels.label_columns``.
 
     What it gives: a name (multiclass, binary), a list of names (multilabel in one column), a string of letters
     (per_residue), or a tuple of numbers with NaN where one is missing (regression, multilabel with a column for each
@@ -52,7 +51,7 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
 
 
 def has_numbers(kind: TargetKind, num_columns: int) -> bool:
-    """Whether labels are tuples of numbers."""
+    """Return whether labels are tuples of numbers."""
     return kind == "regression" or (kind == "multilabel" and num_columns > 1)
 
 
@@ -117,17 +116,6 @@ def part(value: Any) -> str:
         return _PARTS[text.lower()]
     except KeyError:
         raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}") from None
-
-
-def check_columns(labels: LabelsSection) -> None:
-    """Refuse label columns of which two have one name.
-
-    Raises:
-        ConfigError: which.
-    """
-    for column in labels.label_columns:
-        if labels.label_columns.count(column) > 1:
-            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
 
 
 def _name(value: Any) -> str | None:

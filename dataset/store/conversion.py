@@ -199,7 +199,7 @@ def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
 
 
 def sample_source(sample: SampleSection) -> SampleSource:
-    """What a manifest says of the embedded sample."""
+    """The embedded sample as a manifest describes it."""
     return SampleSource(**sample.model_dump(), generator_version=GENERATOR_VERSION)
 
 
@@ -221,14 +221,27 @@ def _not_a_store(target: Path, _: str) -> str | None:
 
 
 def _source_store(data: DataSection) -> Path | None:
-    """The store that the source names, when it names one in place of FASTA."""
-    stores = [source for source in data.source if (Path(source) / MANIFEST_FILE).is_file()]
+    return source_store(data, MANIFEST_FILE, "store")
+
+
+def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | None:
+    """The store that the source names, when it names one in place of files.
+
+    Args:
+        data: source and store are read.
+        manifest_file: what such a store has.
+        kind: what it is called in messages.
+
+    Raises:
+        DataError: it stands beside other sources, or ``data.store`` names another.
+    """
+    stores = [source for source in data.source if (Path(source) / manifest_file).is_file()]
     if not stores:
         return None
     if len(data.source) > 1:
-        raise DataError(f"{stores[0]}: a store can't be joined with other sources; give it as the only source")
+        raise DataError(f"{stores[0]}: a {kind} can't be joined with other sources; give it as the only source")
     if data.store is not None and absolute(Path(data.store)) != absolute(Path(stores[0])):
-        raise DataError(f"{stores[0]}: the source is a store already; leave data.store out")
+        raise DataError(f"{stores[0]}: the source is a {kind} already; leave data.store out")
     return Path(stores[0])
 
 
@@ -248,7 +261,7 @@ def _store_name(data: DataSection) -> str:
 
 
 def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """What tells files from others without reading them: path, size and time of change."""
+    """Path, size and time of change of each file: they identify it without reading it."""
     return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
@@ -261,22 +274,47 @@ def name_of_content(first_name: str, described: list) -> str:
 
 def _check_made_of(store: Store, data: DataSection) -> None:
     """Refuse a store that was made of something else than the settings say."""
-    made_of = store.manifest.source
+    check_source(store.path, store.manifest.source, data, find_files)
+    if store.manifest.ingest != data.ingest:
+        raise DataError(
+            f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {other_store(store.path)}"
+        )
+
+
+def check_source(
+    path: Path,
+    made_of: list[SourceFile] | SampleSource,
+    data: DataSection,
+    find: Callable[[list[str]], list[Path]],
+) -> None:
+    """Refuse a store that was made of other files, or of another sample, than ``data.source`` names.
+
+    Args:
+        path: the store.
+        made_of: what its manifest says.
+        data: source and sample are read.
+        find: the files of a source.
+
+    Raises:
+        DataError: with what the store was made of.
+    """
     if data.source == [SAMPLE]:
         same = made_of == sample_source(data.sample)
     else:
-        same = isinstance(made_of, list) and same_files(made_of, find_files(data.source))
-    remedy = f"choose another data.store, or read this one as it is with data.source {store.path}"
+        same = isinstance(made_of, list) and same_files(made_of, find(data.source))
     if not same:
         raise DataError(
-            f"{store.path}: made of {describe_source(made_of)}, not of {', '.join(data.source)} as it is; {remedy}"
+            f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
         )
-    if store.manifest.ingest != data.ingest:
-        raise DataError(f"{store.path}: made with other data.ingest settings ({store.manifest.ingest}); {remedy}")
+
+
+def other_store(path: Path) -> str:
+    """The remedy where a store does not fit the settings."""
+    return f"choose another data.store, or read this one as it is with data.source {path}"
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    """Whether the files that something was made of are these."""
+    """Return whether the recorded files are these."""
     return len(recorded) == len(paths) and all(map(_same_file, recorded, paths))
 
 
@@ -290,8 +328,8 @@ def _same_file(recorded: SourceFile, path: Path) -> bool:
     return file_xxh128(path) == recorded.xxh128
 
 
-def describe_source(source: list[SourceFile] | SampleSource) -> str:
-    """What something was made of, for a message."""
+def _described(source: list[SourceFile] | SampleSource) -> str:
+    """A source in words, for a message."""
     if isinstance(source, SampleSource):
         families = counted(source.families, "famil{ies}")
         return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"

@@ -1,4 +1,4 @@
-"""What a store is on disk: the manifest, and the framing of every value in LMDB.
+"""The layout of a store on disk: the manifest, and the framing of every value in LMDB.
 
 A store is a folder of two files.
 
@@ -73,7 +73,7 @@ _OVERFLOW_PAGE = 0x04
 
 
 class Kind(IntEnum):
-    """What a value holds."""
+    """Content of a value."""
 
     BLOCK = 1
     LENGTHS = 2

@@ -82,7 +82,7 @@ class Store:
 
     @property
     def is_text(self) -> bool:
-        """Whether the records are texts and not residues."""
+        """True where the records are texts and not residues."""
         return self.manifest.alphabet == TEXT_ALPHABET
 
     @property

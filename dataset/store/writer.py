@@ -49,11 +49,11 @@ DEFAULT_MAP_SIZE_BYTES = 1 << 30
 """Address space, not disk: LMDB's file is as large as what was written."""
 
 TRANSACTION_BYTES = 1 << 20
-"""What is gathered while the one before is written. More of it leaves the cache, and takes a fourth longer."""
+"""Bytes gathered while the transaction before is written. More of them leave the cache, and take a fourth longer."""
 
 
 class _Value(NamedTuple):
-    """What :func:`~dataset.store.format.frame` makes a value of, and its key."""
+    """The arguments of :func:`~dataset.store.format.frame` for one value, and its key."""
 
     key: bytes
     kind: Kind

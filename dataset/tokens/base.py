@@ -45,17 +45,17 @@ __all__ = [
 ]
 
 _ESM = "esm"
-"""What :func:`_automatic` says for the ESM alphabet: no hub name, which has an owner."""
+"""Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
 
 _LONG_PROTEIN = 50 * AMINO_ACIDS
 """WordPiece takes words of more than a hundred letters for unknown, however many of them it knows."""
 
 _TRAINING_FILE = "training.json"
-"""What a trained tokenizer was asked for, beside it."""
+"""The settings of a trained tokenizer, beside it."""
 
 
 class SequenceTokenizer(Protocol):
-    """What makes token ids of texts.
+    """Interface of what makes token ids of texts.
 
     Attributes:
         fingerprint: hex, the same for tokenizers that give the same ids.
@@ -161,7 +161,7 @@ def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str 
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
-    """Which source 'auto' means."""
+    """The source that 'auto' means."""
     is_name = local_folder(backbone_source, "model.backbone.source") is None and "/" not in backbone_source
     if not is_name:
         return backbone_source
@@ -206,7 +206,7 @@ def _trained(
 
 
 def _is_esm(folder: Path, key: str) -> bool:
-    """Whether the folder's tokenizer is the ESM alphabet, with the ids of ESM-2.
+    """Return whether the folder's tokenizer is the ESM alphabet, with the ids of ESM-2.
 
     Raises:
         ConfigError: an EsmTokenizer with other ids.

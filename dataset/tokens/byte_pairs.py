@@ -25,7 +25,7 @@ _WORDS = (
 
 _NUM_BYTES = 256
 _SMALLEST_COUNT = 2
-"""What was met once is not learnt: it would be a record's own words, and no help with others."""
+"""Pairs that occur once are not learnt: they would be a record's own words, and no help with others."""
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:

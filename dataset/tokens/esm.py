@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Sized
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,9 +39,6 @@ STANDARD_RESIDUES: NDArray[np.uint8] = np.arange(4, 24, dtype=np.uint8)
 
 FIRST_RESIDUE, LAST_RESIDUE = 4, 30
 """Ids from the first to the last are residues: the standard 20, then X, B, U, Z, O and the gaps '.' and '-'."""
-
-SPECIAL_TOKENS = frozenset({"<cls>", "<pad>", "<eos>", "<unk>", "<mask>"})
-"""What :func:`decode` leaves out; '<null_1>' is no special token in ``EsmTokenizer`` either."""
 
 _IDS = {token: index for index, token in enumerate(VOCABULARY)}
 _KNOWN_TOKEN = re.compile("(" + "|".join(map(re.escape, VOCABULARY)) + ")")
@@ -118,47 +114,6 @@ def _encode_text(text: str) -> list[int]:
         else:
             ids.extend([UNK] * len(piece.split()))
     return ids
-
-
-def decode(ids: Sequence[int] | NDArray[np.integer], skip_special_tokens: bool = True) -> str:
-    """The text of token ids, without blanks between tokens.
-
-    Args:
-        ids: (T,) of 0 to 32.
-        skip_special_tokens: leave out :data:`SPECIAL_TOKENS`.
-
-    Raises:
-        IndexError: an id is outside the vocabulary.
-    """
-    tokens = (_token(int(index)) for index in ids)
-    return "".join(token for token in tokens if not (skip_special_tokens and token in SPECIAL_TOKENS))
-
-
-def _token(index: int) -> str:
-    if not 0 <= index < len(VOCABULARY):
-        raise IndexError(f"token id {index} is outside the ESM vocabulary (0 to {len(VOCABULARY) - 1})")
-    return VOCABULARY[index]
-
-
-def tokenize_packed(residues_R: NDArray[np.uint8], lengths_N: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """Ids of sequences laid end to end, each between its own <cls> and <eos>, without a loop over tokens or sequences.
-
-    Args:
-        residues_R: (R,) uint8, ASCII residues of all sequences, concatenated.
-        lengths_N: (N,) residues of each sequence; they add up to R.
-
-    Returns:
-        (T,) uint8 with T = R + 2 N.
-
-    Raises:
-        ValueError: the lengths do not add up to R.
-    """
-    ends_N = np.cumsum(lengths_N, dtype=np.int64)
-    num_residues = int(ends_N[-1]) if ends_N.size else 0
-    if num_residues != residues_R.size:
-        raise ValueError(f"lengths add up to {num_residues} residues, but {residues_R.size} were given")
-    residues, bounds = np.ascontiguousarray(residues_R).data, [0, *ends_N.tolist()]
-    return tokenize_pieces([residues[start:end] for start, end in pairwise(bounds)])
 
 
 def tokenize_pieces(sequences: Sequence[bytes | memoryview]) -> NDArray[np.uint8]:

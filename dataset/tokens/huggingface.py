@@ -44,12 +44,12 @@ _PATTERNS = (
     *_VOCABULARY_FILES,
 )
 _SPACED_KEY = "esmeray_spaced"
-"""What :meth:`HuggingFaceTokenizer.save` adds to tokenizer_config.json; other readers ignore it."""
+"""Key that :meth:`HuggingFaceTokenizer.save` adds to tokenizer_config.json; other readers ignore it."""
 
 _RARE = "UZOB"
 _RARE_TO_X = str.maketrans(_RARE, "X" * len(_RARE))
 _WORD_MARKS = ("▁", "Ġ", "##")
-"""What sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
+"""Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
 
 
 class HuggingFaceTokenizer:
@@ -123,7 +123,7 @@ class HuggingFaceTokenizer:
         path.write_text(json.dumps({**settings, _SPACED_KEY: self.spaced}, indent=2) + "\n", encoding="utf-8")
 
     def knows(self, letters: str) -> bool:
-        """Whether none of these residues is unknown."""
+        """Return whether none of these residues is unknown."""
         ids, _ = self._encode([letters])
         return self.unknown is None or self.unknown not in ids.tolist()
 
@@ -131,7 +131,7 @@ class HuggingFaceTokenizer:
         return " ".join(text.upper().translate(_RARE_TO_X)) if self.spaced else text
 
     def reads_by_residue(self, letters: str) -> bool:
-        """Whether each of these residues is the same known token wherever it stands."""
+        """Return whether each of these residues is the same known token wherever it stands."""
         return self._table_of(letters) is not None
 
     def _table_of(self, letters: str) -> NDArray[np.int32] | None:
@@ -291,7 +291,7 @@ def _padding_id(tokenizer: Any) -> int:
 
 
 def _has_single_letters(tokenizer: Any) -> bool:
-    """Whether no token but special ones has more than one character."""
+    """Return whether no token but special ones has more than one character."""
     special = {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}
     return all(len(_letters(token)) <= 1 for token in tokenizer.get_vocab() if token not in special)
 

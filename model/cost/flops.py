@@ -1,4 +1,4 @@
-"""How many floating-point operations a model takes for a token in training, counted from its shapes.
+"""Floating-point operations of a model for a token in training, counted from its shapes.
 
 Model FLOPs as in Kaplan et al. 2020 (Scaling Laws, section 2.1) and Chowdhery et al. 2022 (PaLM, appendix B): two for
 each weight that a token is multiplied by in the forward pass and four in the backward pass, and for attention

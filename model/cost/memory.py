@@ -1,4 +1,4 @@
-"""How much memory a model's state needs on each device, without allocating any of it.
+"""Memory of a model's state on each device, without allocating any of it.
 
 Formulas: Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter
 for weights, 2 for gradients and 12 for the optimizer (fp32 weights, momentum, variance); ZeRO-1 divides the optimizer

@@ -1,7 +1,7 @@
-"""How well a classifier predicts: its metrics, those of each class, and bootstrap intervals.
+"""Metrics of a classifier, of each of its classes, and their bootstrap intervals.
 
 In: probabilities and targets of all records together (metrics such as F1 are no means over batches). Out: floats by
-name; what is undefined, such as the AUROC where all records are of one class, is left out, and nothing is ever NaN.
+name; an undefined metric, such as the AUROC where all records are of one class, is left out, and none is ever NaN.
 
     classes       accuracy, balanced_accuracy, f1_macro, f1_micro, mcc, auroc, average_precision, ece
     multilabel    accuracy (all labels of a record right), f1_macro, f1_micro, auroc, average_precision, fmax, ece

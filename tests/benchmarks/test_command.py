@@ -38,4 +38,4 @@ def test_a_misspelt_stage_is_one_line_and_a_usage_error():
     done = call("tokeniser")
     assert done.returncode == 2
     assert done.stderr.strip().count("\n") == 0
-    assert "did you mean 'tokenizer'" in done.stderr
+    assert "did you mean tokenizer?" in done.stderr

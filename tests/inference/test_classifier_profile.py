@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import torch
 
 from inference.classifier import ClassifierPipeline
 from inference.classifier_profile import (
@@ -16,7 +13,6 @@ from inference.classifier_profile import (
     measure_batches,
     measure_whole,
     spread,
-    trace,
 )
 from tests.classifiers import tiny_classifier
 from tests.model.support import random_sequences
@@ -56,24 +52,6 @@ def test_token_budgets_are_kept_and_a_longer_text_goes_alone(pipeline):
         assert "batch_tokens" in result.summary()
 
 
-def test_a_batch_that_does_not_fit_is_a_row_that_says_so(pipeline, monkeypatch):
-    logits = pipeline.model.logits
-
-    def limited(batch):
-        if batch.num_sequences > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return logits(batch)
-
-    monkeypatch.setattr(pipeline.model, "logits", limited)
-    small, large, again = measure_batches(pipeline, PROTEINS, values=[2, 4, 3], warmup_runs=0, runs=2)
-    assert large.error == "out of memory" and large.summary() == {
-        "batch_size": 4,
-        "runs": 0,
-        "error": "out of memory",
-    }
-    assert small.error is None and again.error is None
-
-
 def test_any_other_failure_is_none_of_memory(pipeline, monkeypatch):
     def broken(_):
         raise RuntimeError("shapes")
@@ -110,16 +88,3 @@ def test_the_model_is_counted_to_the_parameter(pipeline):
     assert found["parameters"] == sum(parameter.numel() for parameter in pipeline.model.parameters())
     assert found["model_size_mb"] >= 4 * found["parameters"] / 1e6
     assert (found["architecture"], found["kind"], found["outputs"]) == ("EsmModel", "multiclass", 3)
-
-
-def test_a_trace_is_what_perfetto_opens_and_names_what_takes_the_time(pipeline, tmp_path):
-    bottlenecks = trace(pipeline, PROTEINS, tmp_path, batch_size=2)
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {event.get("name") for event in events}
-    assert {"forward", "tokenize and pack", "aten::linear"} <= names
-    assert len(bottlenecks) == 3
-    times = [bottleneck["self_ms"] for bottleneck in bottlenecks]
-    assert times == sorted(times, reverse=True) and all(0 < one["share"] < 1 for one in bottlenecks)
-    stacks = (tmp_path / "stacks.txt").read_text().splitlines()
-    assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stacks.txt", "trace.json"]

@@ -68,7 +68,13 @@ def test_every_file_is_there_and_says_what_it_should(command, model, proteins, t
         assert words in summary and "not measured" not in summary, words
     assert summary.strip() in outcome.out
     assert sum(line.strip().startswith(("1.", "2.", "3.")) for line in summary.splitlines()) == 3
-    assert json.loads((folder / "profiler_traces" / "trace.json").read_text())["traceEvents"]
+    events = json.loads((folder / "profiler_traces" / "trace.json").read_text())["traceEvents"]
+    assert {"forward", "tokenize and pack", "aten::linear"} <= {event.get("name") for event in events}
+    bottlenecks = found["steps"]["trace"]["bottlenecks"]
+    times = [bottleneck["self_ms"] for bottleneck in bottlenecks]
+    assert times == sorted(times, reverse=True) and all(0 < one["share"] < 1 for one in bottlenecks)
+    stacks = (folder / "profiler_traces" / "stacks.txt").read_text().splitlines()
+    assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
     height, width, _ = matplotlib.image.imread(folder / "plots" / "batch_size_comparison.png").shape
     assert width > height > 500
 
@@ -106,18 +112,18 @@ def test_plots_without_batch_sizes_are_refused(command, model, proteins, tmp_pat
     assert outcome.code == 2 and "--steps batch_sizes plots" in outcome.err
 
 
-def test_a_batch_size_that_does_not_fit_is_a_row_that_says_so(command, model, proteins, tmp_path, monkeypatch):
+def test_sizes_that_are_out_of_memory_are_rows_that_say_so(command, model, proteins, tmp_path, monkeypatch):
     from model.tasks.classifier import Classifier
 
-    logits = Classifier.logits
+    logits, largest = Classifier.logits, 3
 
     def limited(self, batch):
-        if batch.num_sequences == 4:
+        if batch.num_sequences > largest:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return logits(self, batch)
 
     monkeypatch.setattr(Classifier, "logits", limited)
-    arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK)
+    arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK, "--overwrite")
     outcome = command("profile_classifier", model, *arguments, "--steps", "batch_sizes", "plots")
     assert outcome.code == 0, outcome.err
     assert metrics(tmp_path / "p")["steps"]["batch_sizes"]["rows"][1] == {
@@ -127,33 +133,15 @@ def test_a_batch_size_that_does_not_fit_is_a_row_that_says_so(command, model, pr
     }
     assert "Out of memory" in outcome.out and "batch size 4" in outcome.out
     assert "4,,,,,,,,,out of memory" in (tmp_path / "p" / "detailed_metrics.csv").read_text()
-
-
-def test_nothing_fits_at_all(command, model, proteins, tmp_path, monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("model.tasks.classifier.Classifier.logits", full)
-    arguments = ("--data", proteins, "--output", tmp_path / "p", *QUICK)
+    largest = 0
     outcome = command("profile_classifier", model, *arguments, "--steps", "batch_sizes", "plots")
     assert outcome.code == 0, outcome.err
     assert "out of memory at every size" in outcome.out
 
 
 def test_token_budgets_and_files_without_labels(command, model, proteins, tmp_path):
-    arguments = (
-        "--data",
-        proteins,
-        "--output",
-        tmp_path / "p",
-        "--runs",
-        2,
-        "--token-budgets",
-        40,
-        200,
-        "--unlabelled",
-    )
-    outcome = command("profile_classifier", model, *arguments)
+    arguments = ("--data", proteins, "--output", tmp_path / "p", "--runs", 2, "--token-budgets", 40, 200)
+    outcome = command("profile_classifier", model, *arguments, "--unlabelled", "--steps", "batch_sizes", "whole_file")
     assert outcome.code == 0, outcome.err
     found = metrics(tmp_path / "p")["steps"]
     assert [row["batch_tokens"] for row in found["batch_sizes"]["rows"]] == [40, 200]

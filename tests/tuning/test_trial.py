@@ -30,7 +30,7 @@ MARGIN_MIB = 150
 
 
 class ScriptedWork:
-    """Steps that take as long as they are told to, by a clock that stands still otherwise."""
+    """Steps that take given times, by a clock that stands still otherwise."""
 
     def __init__(self, monkeypatch, step_s: list[float]) -> None:
         self.now, self.step_s, self.steps = 0.0, step_s, 0
@@ -80,7 +80,7 @@ def test_windows_that_differ_are_followed_by_more(process_group, monkeypatch):
     assert result.tokens_per_s == pytest.approx((100 + 200 / 2.01) / 2)
 
 
-def test_windows_that_never_agree_are_told(process_group, monkeypatch):
+def test_windows_that_never_agree_are_reported(process_group, monkeypatch):
     result, _ = scripted(monkeypatch, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], max_windows=3)
     assert result.windows == [50, 25, 12.5]
     assert result.tokens_per_s == 25

@@ -20,7 +20,7 @@ from dataset.batches.masking import MaskingShares
 from dataset.batches.preparation import PreparationSettings, prepare_batch
 from dataset.packed_batch import PackedBatch
 from dataset.store.reader import Store
-from dataset.tokens.esm import pack_sequences, tokenize_packed
+from dataset.tokens.esm import pack_sequences
 from model.tasks.sequences import pack_in_order
 from tests.dataset.store_fixtures import make_store
 from train_config.schema import BatchSection, DataSection, MaskedLMSection
@@ -136,15 +136,6 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, ma
 def test_calls_of_packing_text_do_not_grow_with_the_sequences(proteins):
     few, many = count_calls(lambda: pack_sequences(proteins[:10])), count_calls(lambda: pack_sequences(proteins[:1000]))
     assert few == many < 50
-
-
-def test_calls_of_tokenizing_do_not_grow_with_the_sequences(proteins):
-    def tokenize(num_sequences: int) -> np.ndarray:
-        residues_R = np.frombuffer("".join(proteins[:num_sequences]).encode(), dtype=np.uint8)
-        return tokenize_packed(residues_R, np.full(num_sequences, LENGTH))
-
-    few, many = count_calls(lambda: tokenize(10)), count_calls(lambda: tokenize(1000))
-    assert few == many < 30
 
 
 def test_packing_in_order_calls_little_for_each_sequence(proteins):

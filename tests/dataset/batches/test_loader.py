@@ -20,7 +20,7 @@ from dataset.batches.splitting import split_records
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.store.reader import Store
-from dataset.tokens.esm import CLS, EOS, MASK, decode
+from dataset.tokens.esm import CLS, EOS, MASK, VOCABULARY
 from tests.dataset.stores import damage_record, make_store
 from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
@@ -64,6 +64,10 @@ def plain(batch: PackedBatch) -> tuple:
     return (batch.max_seqlen, *(tuple(tensor.tolist()) for tensor in tensors))
 
 
+def decode(tokens) -> str:
+    return "".join(VOCABULARY[token] for token in tokens[1:-1])
+
+
 def contents(steps) -> list[tuple]:
     return [(step.epoch, step.step, [plain(batch) for batch in step]) for step in steps]
 
@@ -79,7 +83,7 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(world_size=st.integers(1, 6), seed=st.integers(0, 2**32), epoch=st.integers(0, 5), steps=st.integers(1, 8))
 def test_every_record_comes_once_an_epoch_for_any_number_of_workers(store_path, split, world_size, seed, epoch, steps):
     batch = BatchSection(tokens=512, global_tokens=512 * steps, packing_window=64)
@@ -90,7 +94,7 @@ def test_every_record_comes_once_an_epoch_for_any_number_of_workers(store_path, 
     assert together == by_record(list(training(store_path, split[0], seed=seed, batch=batch).epoch(epoch)))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("world_size", [2, 5])
 def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(store_path, split, world_size):
     alone = list(training(store_path, split[0]).epoch(0))
     ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]

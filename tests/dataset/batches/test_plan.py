@@ -33,11 +33,6 @@ def uniref_tokens(shared_data: Path) -> np.ndarray:
         return np.array([min(len(record.sequence), 1022) + 2 for record in records])
 
 
-@pytest.fixture(scope="module")
-def sample_tokens(sample: list[tuple[str, str]]) -> np.ndarray:
-    return np.array([len(sequence) + 2 for _, sequence in sample])
-
-
 def batch_tokens(plan: EpochPlan, lengths_N: np.ndarray) -> np.ndarray:
     return np.add.reduceat(lengths_N[plan.records], plan.offsets[:-1])
 
@@ -75,7 +70,7 @@ def test_a_bound_on_sequences_that_no_batch_reaches_changes_nothing(lengths_N, w
     assert (bounded.offsets == free.offsets).all()
 
 
-@pytest.mark.parametrize("most", [1, 8, 16, 24, 32])
+@pytest.mark.parametrize("most", [1, 24])
 def test_a_bound_on_sequences_costs_few_batches_more_than_it_must(most):
     lengths_N = np.clip(np.random.default_rng(0).lognormal(5.6, 0.7, 20_000), 30, BUDGET).astype(int)
     plan = plan_epoch(lengths_N, 8 * BUDGET, 2048, 0, 0, max_sequences=most)
@@ -101,6 +96,7 @@ def test_ranks_together_take_every_record_of_an_epoch_once(plan, world_size):
 @settings(deadline=None)
 @given(plan=plans, world_size=st.integers(1, 9))
 def test_records_of_a_step_do_not_depend_on_the_number_of_workers(plan, world_size):
+    per_step = plan.batches_per_step
     for step in range(plan.num_steps):
         taken = [
             record
@@ -109,7 +105,8 @@ def test_records_of_a_step_do_not_depend_on_the_number_of_workers(plan, world_si
             if batch is not None
             for record in plan.batch_records(batch).tolist()
         ]
-        assert sorted(taken) == sorted(plan.step_records(step).tolist())
+        batches = range(step * per_step, min((step + 1) * per_step, plan.num_batches))
+        assert sorted(taken) == sorted(record for batch in batches for record in plan.batch_records(batch).tolist())
 
 
 @settings(deadline=None)
@@ -143,21 +140,14 @@ def test_record_longer_than_the_budget_is_refused_by_number():
         plan_epoch(np.array([5, 101, 300]), 100, 10, 0, 0, records=np.array([1, 42, 43]))
 
 
-@pytest.mark.parametrize("budget", [4096, 8192])
-@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("budget", "epoch"), [(4096, 0), (8192, 1)])
 def test_real_proteins_fill_98_percent_of_the_budget(uniref_tokens, budget, epoch):
     plan = plan_epoch(uniref_tokens, budget, 2048, seed=0, epoch=epoch)
     assert plan.fill_share >= 0.98
     assert plan.fill_share == pytest.approx(batch_tokens(plan, uniref_tokens).mean() / budget)
 
 
-@pytest.mark.parametrize("budget", [4096, 8192])
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_the_embedded_sample_fills_98_percent_of_the_budget(sample_tokens, budget, epoch):
-    assert plan_epoch(sample_tokens, budget, 2048, seed=0, epoch=epoch).fill_share >= 0.98
-
-
-@pytest.mark.parametrize("window", [1, 64, 512])
+@pytest.mark.parametrize("window", [1, 512])
 def test_small_windows_fill_98_percent_of_a_large_budget(uniref_tokens, window):
     assert plan_epoch(np.tile(uniref_tokens, 5), 32768, window, 0, 0).fill_share >= 0.98
 
@@ -168,16 +158,7 @@ def test_what_shares_a_batch_is_nearly_random(uniref_tokens):
     means = (batch_tokens(plan, uniref_tokens) / np.diff(plan.offsets))[:-1]
     # The spread of batch means that drawing sequences at random gives; sorting by length would give five times that.
     assert means.std() < 1.5 * uniref_tokens.std() / np.sqrt(sizes.mean())
-
-
-def test_batches_do_not_come_in_the_order_of_their_lengths(uniref_tokens):
-    plan = plan_epoch(uniref_tokens, 8192, 2048, 0, 0)
-    means = batch_tokens(plan, uniref_tokens) / np.diff(plan.offsets)
     assert abs(np.corrcoef(np.arange(means.size), means)[0, 1]) < 0.2
-
-
-def test_order_of_the_records_is_shuffled(uniref_tokens):
-    plan = plan_epoch(uniref_tokens, 8192, 2048, 0, 0)
     assert abs(np.corrcoef(np.arange(plan.records.size), plan.records)[0, 1]) < 0.05
 
 

@@ -22,32 +22,15 @@ def as_hashes(values) -> np.ndarray:
 
 
 @settings(deadline=None)
-@given(hashes=hash_lists, share=st.one_of(st.just(0.0), shares))
-def test_every_record_lands_on_exactly_one_side(hashes, share):
-    if share and len(set(hashes)) == 1:
-        return
-    training, validation = split_records(as_hashes(hashes), share)
-    assert sorted([*training, *validation]) == list(range(len(hashes)))
-
-
-@settings(deadline=None)
-@given(hashes=hash_lists, copies=st.integers(2, 4), share=shares)
-def test_duplicates_never_fall_on_both_sides(hashes, copies, share):
+@given(hashes=hash_lists, copies=st.integers(1, 4), share=shares)
+def test_every_record_is_on_one_of_two_sides_and_duplicates_on_the_same(hashes, copies, share):
     if len(set(hashes)) == 1:
         return
     repeated = as_hashes(hashes * copies)
     training, validation = split_records(repeated, share)
+    assert sorted([*training, *validation]) == list(range(len(repeated)))
+    assert training.size and validation.size
     assert not set(repeated[training].tolist()) & set(repeated[validation].tolist())
-
-
-@settings(deadline=None)
-@given(hashes=hash_lists, share=shares)
-def test_both_sides_hold_something_when_there_are_two_sequences(hashes, share):
-    if len(set(hashes)) == 1:
-        return
-    training, validation = split_records(as_hashes(hashes), share)
-    assert training.size
-    assert validation.size
 
 
 @settings(deadline=None)
@@ -58,7 +41,7 @@ def test_split_does_not_depend_on_the_order_of_the_records(hashes, share, data):
     assert {int(reordered[index]) for index in split_records(as_hashes(reordered), share)[1]} == held_out
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.01, 0.5])
 @pytest.mark.parametrize("kind", ["random", "consecutive"])
 def test_share_is_met_whatever_the_hashes_look_like(share, kind):
     count = 50_000
@@ -72,11 +55,6 @@ def test_share_is_met_whatever_the_hashes_look_like(share, kind):
 def test_split_is_the_same_in_every_version():
     # Held-out figures of two runs compare only while this does not change.
     assert split_records(np.arange(40, dtype=np.uint64), 0.1)[1].tolist() == [1, 18, 25, 27]
-
-
-def test_another_seed_holds_out_other_sequences():
-    hashes = np.arange(1000, dtype=np.uint64)
-    assert split_records(hashes, 0.1, seed=1)[1].tolist() != split_records(hashes, 0.1, seed=2)[1].tolist()
 
 
 def test_share_of_zero_holds_out_nothing():

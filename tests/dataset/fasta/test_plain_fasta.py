@@ -53,7 +53,7 @@ def kernel() -> Kernel:
     return load_kernel() or pytest.skip("needs a C++ compiler")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(text=fasta_text(), chunk_bytes=st.integers(1, 40))
 def test_any_text_reads_as_dnaio_reads_it_or_is_refused_in_the_same_words(tmp_path_factory, kernel, text, chunk_bytes):
     path = tmp_path_factory.mktemp("text") / "in.fasta"

@@ -120,10 +120,12 @@ def test_sources_that_stand_for_nothing_are_refused(tmp_path, pattern):
         find_files([str(tmp_path / pattern)])
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
-@pytest.mark.parametrize("cut", ["half", "last 6 bytes"])
+@pytest.mark.parametrize(
+    ("compress", "cut"),
+    [(gzip.compress, "half"), (gzip.compress, "end"), (bz2.compress, "half"), (lzma.compress, "end")],
+)
 def test_truncated_compression_is_refused(tmp_path, compress, cut):
-    letters = random.Random(0).choices("ACDEFGHIKLMNPQRSTVWY", k=400_000)
+    letters = random.Random(0).choices("ACDEFGHIKLMNPQRSTVWY", k=100_000)
     content = compress(b">a\n" + "".join(letters).encode() + b"\n")
     suffix = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[compress]
     path = write(tmp_path / f"in.fasta.{suffix}", content[: len(content) // 2] if cut == "half" else content[:-6])
@@ -159,7 +161,7 @@ def test_a_comment_line_is_found_across_the_chunks_of_reading(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("size", [1, 5])
 def test_a_byte_order_mark_is_dropped_whatever_the_reads(tmp_path, size):
     stream = fasta._CheckedStream(io.BytesIO(b"\xef\xbb\xbf>a\nMK\n"), tmp_path)
     buffer, read_bytes = bytearray(size), b""

@@ -142,7 +142,6 @@ def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):
     "text",
     [
         "{",
-        "[]",
         '{"kind": "multiclass"}',
         '{"kind": "multiclass", "id2label": {"1": "a"}, "label2id": {"a": 1}}',
         '{"kind": "multiclass", "id2label": {"0": "a"}, "label2id": {"b": 0}}',

@@ -79,7 +79,7 @@ def test_a_table_gives_ids_texts_labels_and_weights_in_order(tmp_path, suffix):
     assert records.place(1) == f"record 'a' ({path}, row 2)"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(rows=st.lists(st.tuples(nothing_blank, st.sampled_from("abc")), min_size=1, max_size=20))
 def test_any_text_comes_back_as_it_is(tmp_path_factory, rows):
     path = write_table(tmp_path_factory.mktemp("table") / "in.csv", ("sequence", "label"), *rows)

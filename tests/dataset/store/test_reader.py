@@ -112,9 +112,11 @@ def test_windows_of_a_tiny_store_are_its_records_wherever_lmdb_has_put_them(tmp_
 
 
 @pytest.mark.parametrize("index", [-1, 3000, 10**12])
-def test_windows_of_records_that_are_not_there_are_an_index_error(pristine_store, index):
+def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
     with pytest.raises(IndexError, match="of 3000"):
         Store(pristine_store).windows(np.array([5, index]), np.zeros(2, np.int64), np.ones(2, np.int64))
+    with pytest.raises(IndexError):
+        Store(pristine_store).sequence(index)
 
 
 def test_windows_check_each_block_when_it_is_first_read(store_path):
@@ -138,12 +140,6 @@ def test_a_block_whose_records_are_not_as_long_as_the_array_says_is_refused(stor
         store.windows(np.array([0]), np.array([0]), np.array([1]))
     with pytest.raises(DataError, match="block 0 disagrees"):
         store.verify_blocks()
-
-
-@pytest.mark.parametrize("index", [-1, 3000, 10**12])
-def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
-    with pytest.raises(IndexError):
-        Store(pristine_store).sequence(index)
 
 
 def test_lmdb_is_opened_when_first_needed_and_once(tmp_path, monkeypatch):
@@ -217,15 +213,15 @@ def test_a_replaced_store_is_read_anew(tmp_path):
 
 def test_a_flipped_bit_anywhere_is_refused_in_full_without_a_signal(store_path):
     generator = random.Random(0)
-    bits = [generator.randrange(8 * (store_path / DATA_FILE).stat().st_size) for _ in range(30)]
-    assert read_damaged(store_path, "full", bits) == ["refused"] * 30
+    bits = [generator.randrange(8 * (store_path / DATA_FILE).stat().st_size) for _ in range(12)]
+    assert read_damaged(store_path, "full", bits) == ["refused"] * 12
 
 
 def test_a_flipped_bit_where_lmdb_follows_is_refused_in_quick_without_a_signal(store_path):
     manifest = read_manifest(store_path)
     page_bits = 8 * manifest.page_bytes
     generator = random.Random(0)
-    bits = [page * page_bits + generator.randrange(page_bits) for page in manifest.index_pages for _ in range(6)]
+    bits = [page * page_bits + generator.randrange(page_bits) for page in manifest.index_pages for _ in range(3)]
     bits += [bit for byte in (16, 24, 40, 56, 120) for bit in (8 * byte, page_bits + 8 * byte + 5)]
     assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
 
@@ -235,7 +231,7 @@ def test_a_flipped_bit_in_a_value_is_refused_in_quick_when_read(store_path):
     data = (store_path / DATA_FILE).read_bytes()
     starts = [at for at in range(len(data)) if data.startswith(b"ESMR", at)]
     assert len(starts) >= manifest.num_blocks
-    bits = [8 * start + bit for start in starts[:4] for bit in (3, 8 * 4 + 1, 8 * 20, 8 * 37, 8 * 45, 8 * 300 + 7)]
+    bits = [8 * start + bit for start in starts[:2] for bit in (3, 8 * 20, 8 * 37, 8 * 300 + 7)]
     assert read_damaged(store_path, "quick", bits) == ["refused"] * len(bits)
 
 

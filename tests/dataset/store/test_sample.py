@@ -41,7 +41,7 @@ def test_every_record_asked_for_is_made(number, families):
 
 
 def test_lengths_follow_those_of_uniref(records):
-    lengths = np.array([len(sequence) for _, sequence in sample_records(1000, 1000, seed=3)])
+    lengths = np.array([len(sequence) for _, sequence in sample_records(400, 400, seed=3)])
     assert lengths.min() >= MIN_LENGTH
     assert lengths.max() <= MAX_LENGTH
     assert abs(np.median(lengths) / MEDIAN_LENGTH - 1) < 0.1

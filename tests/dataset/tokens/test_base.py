@@ -57,7 +57,10 @@ def test_tokens_of_proteins_are_those_of_autotokenizer(kind, tmp_path):
     folder = FOR_PROTEINS[kind](tmp_path / kind)
     theirs = AutoTokenizer.from_pretrained(folder)
     ours = load("auto", backbone=str(folder))
-    assert whole(ours, PROTEINS) == [theirs(as_published(kind, protein))["input_ids"] for protein in PROTEINS]
+    long = "".join(np.random.default_rng(0).choice(list(STORE_ALPHABET), 2000))
+    proteins = [*PROTEINS, long]
+    assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
+    assert ours.encode([long])[1].tolist() == [2000]
     assert ours.pad == theirs.pad_token_id and ours.one_token_per_residue
     assert ours.count_read_as_x(PROTEINS) == (4 if kind.startswith("prot_") else 0)
 
@@ -72,14 +75,12 @@ def test_tokens_of_texts_are_those_of_autotokenizer(kind, tmp_path):
     assert ours.vocabulary_size == len(theirs) and not ours.one_token_per_residue
 
 
-@pytest.mark.parametrize("beside", ["the model", "nothing"])
 @pytest.mark.parametrize("kind", [*FOR_PROTEINS, *FOR_TEXT, "ankh"])
-def test_a_saved_tokenizer_opens_as_what_it_was(kind, beside, tmp_path):
+def test_a_saved_tokenizer_opens_as_what_it_was(kind, tmp_path):
     made = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
     ours = open_tokenizer(made)
     (tmp_path / "to").mkdir()
-    if beside == "the model":
-        (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
+    (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
     ours.save(tmp_path / "to")
     again, theirs = open_tokenizer(tmp_path / "to"), AutoTokenizer.from_pretrained(tmp_path / "to")
     texts = TEXTS if kind in FOR_TEXT else PROTEINS
@@ -94,16 +95,6 @@ def test_a_vocabulary_of_letters_is_read_a_residue_a_token_whatever_the_class_do
     assert ours.one_token_per_residue and not ours.spaced
     ids = dict(zip("LAGVESIKRDTPNQFYMHCWXUBZO", range(3, 28), strict=True))
     assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]]
-
-
-@pytest.mark.parametrize("kind", FOR_PROTEINS)
-def test_a_residue_is_a_token_in_proteins_of_any_length(kind, tmp_path):
-    folder = FOR_PROTEINS[kind](tmp_path / kind)
-    ours, theirs = open_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    draw = np.random.default_rng(0)
-    proteins = ["".join(draw.choice(list(STORE_ALPHABET), size)) for size in (1, 30, 2000, 7)]
-    assert ours.encode(proteins)[1].tolist() == [1, 30, 2000, 7]
-    assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
 
 
 @pytest.mark.parametrize("kind", ["esmc", "prot_bert", "prot_t5", "prot_t5_sentencepiece"])
@@ -146,7 +137,7 @@ def test_esm_text_that_is_no_protein_is_tokenized_as_esmtokenizer_does(tmp_path)
     assert whole(ours, texts) == [theirs(text)["input_ids"] for text in texts]
 
 
-@pytest.mark.parametrize("backbone", ["esm2_t6_8M", "bert", "qwen2", "llama", "t5"])
+@pytest.mark.parametrize("backbone", ["esm2_t6_8M", "bert"])
 def test_proteins_have_the_esm_alphabet_where_weights_are_random(backbone):
     assert isinstance(load("auto", backbone=backbone), EsmSequenceTokenizer)
 
@@ -182,7 +173,7 @@ def test_training_learns_what_is_frequent(trained):
     assert trained.encode(["zqxj"])[1][0] == len("zqxj")
 
 
-@pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama", "mistral", "qwen2", "roberta", "t5", None])
+@pytest.mark.parametrize("model_type", ["bert", "llama", "t5", None])
 def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model_type, tmp_path):
     trained.save(tmp_path)
     if model_type:

@@ -23,22 +23,17 @@ CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture
-def torch_settings():
+def torch_settings(monkeypatch):
     """torch's switches are put back afterwards."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
-        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    for name in ("benchmark", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
     yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.set_float32_matmul_precision(before[1])
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before[2:4]
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-    if before[4] is not None:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = before[4]
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)
 
 
 class Model(nn.Module):
@@ -68,32 +63,25 @@ def test_model_and_batch_on_the_device_pass(batch):
     check_placement(Model().to(ELSEWHERE), batch.to(ELSEWHERE), ELSEWHERE)
 
 
-def move_a_parameter(model, batch):
-    model.second.to(ELSEWHERE)
-    return batch
-
-
-def move_a_buffer(model, batch):
-    model.mean = model.mean.to(ELSEWHERE)
-    return batch
-
-
-def move_a_field(model, batch):
+def move_a_field(batch):
     return replace(batch, cu_seqlens=batch.cu_seqlens.to(ELSEWHERE))
 
 
 @pytest.mark.parametrize(
     ("move", "name"),
     [
-        (move_a_parameter, "parameter second.weight"),
-        (move_a_buffer, "buffer mean"),
-        (move_a_field, "batch field cu_seqlens"),
+        (lambda model: model.second.to(ELSEWHERE), "parameter second.weight"),
+        (lambda model: setattr(model, "mean", model.mean.to(ELSEWHERE)), "buffer mean"),
+        (None, "batch field cu_seqlens"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["parameter", "buffer", "field"],
 )
 def test_what_was_left_elsewhere_is_named_with_both_devices(batch, move, name):
     model = Model()
-    batch = move(model, batch)
+    if move is None:
+        batch = move_a_field(batch)
+    else:
+        move(model)
     with pytest.raises(PlacementError, match=f"^{name} is on meta, but the device of this worker is cpu: move it"):
         check_placement(model, batch, CPU)
 
@@ -105,7 +93,6 @@ def test_parameters_that_zero_3_took_away_may_leave_an_empty_one_anywhere(batch)
 
 
 def test_settings_reach_torch_and_a_cublas_workspace_of_the_user_s_choice_stays(torch_settings, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     apply_device_settings(TrainingSection(tf32=True, cudnn_benchmark=True))
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cudnn.benchmark and torch.backends.cudnn.allow_tf32
@@ -127,7 +114,7 @@ def test_timed_kernels_and_determinism_exclude_each_other():
 
 
 def test_batch_that_stayed_elsewhere_ends_the_run_at_the_first_step(process_group, store_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(None, self))
+    monkeypatch.setattr(PackedBatch, "to", lambda self, device, non_blocking=False: move_a_field(self))
     config = tiny_config(tmp_path, model={"task": "masked_lm"})
     with pytest.raises(PlacementError, match="batch field cu_seqlens is on meta"):
         train_worker(config, WorkerContext(), store_path)

@@ -156,7 +156,7 @@ def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_star
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-@pytest.mark.timeout(600)  # it starts the run four times
+@pytest.mark.timeout(900)  # it starts the run four times
 def test_run_that_is_terminated_and_whose_driver_and_worker_are_killed_resumes_to_the_same_result(
     undisturbed, ray_address, tmp_path
 ):
