@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.harness.stage import Device
 from common.timing import timed
-from dataset.batches.loader import TrainingBatches
+from dataset.batches.steps import TrainingSteps
 from dataset.packed_batch import PackedBatch
 from model.tasks.masked_lm import MaskedLM
 from train_config.schema import BackboneSection, ModelSection
@@ -22,7 +22,7 @@ _SETTLING_STEPS = 3
 """Steps before any is counted: the loader's process starts, and the allocator learns its sizes."""
 
 
-def waiting_meter(batches: TrainingBatches, device: Device) -> Callable[[int], float]:
+def waiting_meter(batches: TrainingSteps, device: Device) -> Callable[[int], float]:
     """A plain training loop, masked LM in bf16 with AdamW, that times its waiting.
 
     Returns:

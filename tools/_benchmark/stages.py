@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from common.text import counted
 from common.timing import timed, wait_for_device
-from dataset.batches.loader import TrainingBatches
-from dataset.batches.masking import MaskingShares
+from dataset.batches.loader import ResidueSource
 from dataset.batches.plan import plan_epoch
 from dataset.batches.preparation import PreparationSettings, prepare_batch
+from dataset.batches.steps import TrainingSteps
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import packed_from_tokens, tokenize_pieces
 from model.backbones.base import PackedBackbone
@@ -137,17 +137,15 @@ def tokenizing(subject: Subject) -> StageResult:
     def tokenized() -> Done:
         return Done({"sequences/s": some.size, TOKENS: sum(tokenize_pieces(piece).size for piece in pieces)})
 
-    def prepared(masking: MaskingShares | None) -> Done:
+    def prepared(masking: MaskedLMSection | None) -> Done:
         settings = PreparationSettings(subject.max_length, SEED, random_crops=True, masking=masking)
         batches = (prepare_batch(subject.store, settings, 0, records_N) for records_N in chunks)
         return Done({"sequences/s": some.size, TOKENS: sum(batch.tokens.size for batch in batches)})
 
-    section = MaskedLMSection()
-    shares = MaskingShares(section.mask_share, section.mask_token_share, section.random_token_share)
     variants = [
         Variant("residues to ids", tokenized, {}),
         Variant("a batch, autoencoder", lambda: prepared(None), {}),
-        Variant("a batch, masked_lm", lambda: prepared(shares), {}),
+        Variant("a batch, masked_lm", lambda: prepared(MaskedLMSection()), {}),
     ]
     rows, notes = subject.measure(variants, _SHARES["tokenizing"])
     return StageResult("tokenizing", "Tokenizing", rows, notes)
@@ -256,15 +254,10 @@ def _processes(number: int) -> str:
 
 def _endless(stack: ExitStack, subject: Subject, budget: int, task: str, num_workers: int) -> Iterator[PackedBatch]:
     """Batches of one epoch after the other, as a training worker loads them, until the stack closes."""
-    batches = TrainingBatches(
-        subject.store.path,
-        subject.some_records(),
-        data=DataSection(max_length=subject.max_length, num_workers=num_workers),
-        batch=BatchSection(tokens=budget, global_tokens=budget),
-        masked_lm=_MASKING[task],
-        seed=SEED,
-    )
-    stack.enter_context(batches)
+    settings = PreparationSettings(subject.max_length, SEED, random_crops=True, masking=_MASKING[task])
+    source = ResidueSource(subject.store, settings, num_workers, DataSection().prefetch)
+    batch = BatchSection(tokens=budget, global_tokens=budget)
+    batches = stack.enter_context(TrainingSteps(source, subject.some_records(), batch=batch, seed=SEED))
     return (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)
 
 
