@@ -145,7 +145,7 @@ def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, nu
     [
         (None, "2 GPUs (NVIDIA H200) here, but this build of torch has no CUDA", "install torch's CUDA build"),
         ("13.0", "torch is built for CUDA 13.0, the driver 550.54 runs 12.4 at most", "update the driver"),
-        ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart the machine"),
+        ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart"),
     ],
 )
 def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeypatch, build, seen, remedy):
