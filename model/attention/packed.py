@@ -42,6 +42,8 @@ def attend(
 ) -> Tensor:
     """Attention within each packed sequence.
 
+    Returns (T, H, d).
+
     Args:
         query: (T, H, d).
         key, value: (T, H_kv, d); H_kv divides H (grouped queries).
@@ -50,9 +52,6 @@ def attend(
         scaling: factor of the scores.
         causal: attend to earlier tokens alone.
         dropout: probability of dropping a score.
-
-    Returns:
-        (T, H, d).
     """
     if _flash_takes(query, dropout):
         return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
@@ -80,24 +79,15 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention within each packed sequence, as transformers' AttentionInterface calls it.
 
+    Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for
+    what packed attention can't honour: padding masks, windows, soft caps, biases, batches.
+
     Args:
         module: the attention layer; its ``is_causal`` counts where the argument is not given.
-        query: (1, H, T, d).
-        key: (1, H_kv, T, d); H_kv divides H (grouped queries).
-        value: (1, H_kv, T, d).
         attention_mask: must be None.
-        cu_seqlens: (N+1,) int32, where each sequence starts.
-        max_seqlen: tokens of the longest sequence.
         scaling: factor of the scores; d**-0.5 if None.
-        dropout: probability of dropping a score.
         sliding_window: tokens that attention reaches back; must be no less than the longest sequence.
         softcap, position_bias: must be None.
-
-    Returns:
-        (1, T, H, d), and None for the attention weights, which are never formed.
-
-    Raises:
-        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, biases, batches).
     """
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")

@@ -81,14 +81,8 @@ class PackedBackbone(nn.Module, ABC):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Features of every token.
 
-        Args:
-            batch: T tokens.
-
-        Returns:
-            (T, D) in the dtype of the weights: the last hidden state, after the final norm.
-
-        Raises:
-            ConfigError: a sequence is longer than :attr:`longest`.
+        Returns (T, D) in the dtype of the weights: the last hidden state, after the final norm. Raises ConfigError (a
+        sequence is longer than :attr:`longest`).
         """
         longest = self.longest
         if longest is not None and batch.max_seqlen > longest:
@@ -109,8 +103,7 @@ class PackedBackbone(nn.Module, ABC):
 def layer_groups(backbone: PackedBackbone) -> list[list[nn.Module]]:
     """Modules of the backbone by depth, for learning rates that differ by layer.
 
-    Returns:
-        The embeddings; then each layer; what comes after the last layer (a final norm) belongs to it.
+    Returns the embeddings; then each layer; what comes after the last layer (a final norm) belongs to it.
     """
     path = _path_to_layers(backbone.model, backbone.num_layers)
     before: list[nn.Module] = []

@@ -49,14 +49,9 @@ class BackboneFacts:
 def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> BackboneFacts:
     """Facts of the backbone that :func:`model.backbones.loading.build_backbone` builds.
 
-    Args:
-        section: which one.
-        vocabulary_size: of the tokenizer, for what is drawn at random.
-        pad: its padding token.
-
-    Raises:
-        ConfigError: unknown source, impossible size, or an architecture that is not known packed.
-        ResourceError: its config is on the hub, which can't be reached.
+    ``vocabulary_size``: of the tokenizer, for what is drawn at random. Raises ConfigError (unknown source, impossible
+    size, or an architecture that is not known packed) or ResourceError (its config is on the hub, which can't be
+    reached).
     """
     if source_type(section) == "esm" and not section.padded:
         return esm_facts(esm_settings(section))

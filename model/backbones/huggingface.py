@@ -38,12 +38,8 @@ _GROUP_PADDING = 512
 class HuggingFaceBackbone(PackedBackbone):
     """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches.
 
-    Its attention is replaced, for which its config is copied first, since other models may share it.
-
-    Args:
-        model: of one of the architectures in :data:`model.backbones.architectures.PACKED`.
-        frozen: no gradients, always in evaluation mode.
-        gradient_checkpointing: recompute each layer in the backward pass.
+    Its attention is replaced, for which its config is copied first, since other models may share it. ``model``: of one
+    of the architectures in :data:`model.backbones.architectures.PACKED`.
     """
 
     def __init__(self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
@@ -74,18 +70,11 @@ class HuggingFaceBackbone(PackedBackbone):
 class PaddedBackbone(PackedBackbone):
     """Any encoder or decoder of transformers, on packed batches that are padded for it in groups of like length.
 
-    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a
-    batch waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch
-    and from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used.
-
-    Args:
-        model: takes ``input_ids`` and ``attention_mask``.
-        pad: id that fills rows.
-        frozen: no gradients, always in evaluation mode.
-        gradient_checkpointing: recompute each layer in the backward pass.
-
-    Raises:
-        ConfigError: the network has no attention mask, so that padding would change its features.
+    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a batch
+    waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch and
+    from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used. ``model``: takes
+    ``input_ids`` and ``attention_mask``. Raises ConfigError (the network has no attention mask, so that padding would
+    change its features).
     """
 
     def __init__(

@@ -37,14 +37,8 @@ _PEFT_PREFIX = "base_model.model."
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
 
-    Adapters' first weights are drawn from the global random state.
-
-    Args:
-        backbone: its ``model`` is changed in place.
-        section: rank, scale, dropout and targets.
-
-    Raises:
-        ConfigError: a target names no layer, the backbone is frozen or has an adapter.
+    Adapters' first weights are drawn from the global random state. Raises ConfigError (a target names no layer, the
+    backbone is frozen or has an adapter).
     """
     if not section.rank:
         return
@@ -109,14 +103,8 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
 def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
     """Write the adapter as peft has it: adapter_config.json and adapter_model.safetensors.
 
-    Args:
-        backbone: with an adapter.
-        folder: exists.
-        base: folder or hub name of the weights that it adapts, which peft's own loaders look up.
-        revision: of the hub's repository.
-
-    Raises:
-        ValueError: the backbone has no adapter.
+    ``base``: folder or hub name of the weights that it adapts, which peft's own loaders look up. Raises ValueError (the
+    backbone has no adapter).
     """
     if not is_adapted(backbone):
         raise ValueError("the backbone has no adapter to save")
@@ -136,8 +124,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
 def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
     """Put the adapter that :func:`save_adapter` or peft wrote around the backbone's layers.
 
-    Raises:
-        DataError: its files are missing, damaged, or do not fit the backbone.
+    Raises DataError (its files are missing, damaged, or do not fit the backbone).
     """
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 
@@ -158,12 +145,8 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
 def target_layers(model: nn.Module, targets: list[str]) -> list[str]:
     """Names of the linear layers to adapt.
 
-    Args:
-        model: a Hugging Face module.
-        targets: ``attention``, ``all-linear``, or the ends of layers' names.
-
-    Raises:
-        ConfigError: a target names no linear layer; it lists those there are.
+    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
+    linear layer; it lists those there are).
     """
     return chosen_layers(list(linear_layers(model)), targets, type(model).__name__)
 

@@ -27,11 +27,7 @@ WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
 
 
 def check_not_frozen(frozen: bool) -> None:
-    """Refuse an adapter around a frozen backbone.
-
-    Raises:
-        ConfigError: ``frozen``.
-    """
+    """Refuse an adapter around a frozen backbone. Raises ConfigError (``frozen``)."""
     if frozen:
         raise ConfigError(
             "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
@@ -41,13 +37,8 @@ def check_not_frozen(frozen: bool) -> None:
 def chosen_layers(layers: list[str], targets: list[str], kind: str) -> list[str]:
     """Names of the layers to adapt.
 
-    Args:
-        layers: names of the linear layers that the features of tokens pass through.
-        targets: ``attention``, ``all-linear``, or the ends of layers' names.
-        kind: what to call the architecture in messages.
-
-    Raises:
-        ConfigError: a target names no linear layer; it lists those there are.
+    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
+    linear layer; it lists those there are).
     """
     chosen: dict[str, None] = {}  # in order, once each
     for target in targets:

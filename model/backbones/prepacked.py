@@ -16,11 +16,7 @@ _ROWS_HINT = 2048
 
 
 class PrepackedLinear(nn.Module):
-    """x W^T + b in bf16, for inference.
-
-    Args:
-        linear: on the CPU in bf16; not kept.
-    """
+    """x W^T + b in bf16, for inference. ``linear``: on the CPU in bf16; not kept."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -81,8 +81,7 @@ def is_drawn(section: BackboneSection) -> bool:
 def drawn_size(section: BackboneSection) -> BackboneSize:
     """Size of a backbone whose weights are drawn; 6 layers of 256 channels and 4 heads where nothing says otherwise.
 
-    Raises:
-        ConfigError: the channels can't be split over the heads, of which rotary positions need an even number each.
+    Raises ConfigError (the channels can't be split over the heads, of which rotary positions need an even number each).
     """
     default = SIZES.get(section.source, _DEFAULT_SIZE)
     size = BackboneSize(
@@ -109,9 +108,7 @@ def gated_inner_size(hidden_size: int) -> int:
 def check_source(section: BackboneSection) -> None:
     """Refuse a source or a size that can't be, before any weights are read or large libraries imported.
 
-    Raises:
-        ConfigError: unknown source or impossible size.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source or impossible size) or ResourceError (the hub can't be reached).
     """
     if is_drawn(section):
         drawn_size(section)
@@ -122,13 +119,7 @@ def check_source(section: BackboneSection) -> None:
 def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
     """Local folder with the config.json of loaded weights, which are not fetched.
 
-    Args:
-        section: whose weights are not drawn.
-        endpoint: of the hub; the public one if None.
-
-    Raises:
-        ConfigError: unknown source.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
     return _folder(section, [CONFIG_FILE], endpoint)
 
@@ -136,9 +127,7 @@ def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path
 def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
     """Local folder with config.json and safetensors, fetched from the hub if need be.
 
-    Raises:
-        ConfigError: unknown source, or there are no safetensors.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source, or there are no safetensors) or ResourceError (the hub can't be reached).
     """
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS], endpoint)
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
@@ -152,11 +141,7 @@ def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Pat
 
 
 def model_type(folder: Path) -> str:
-    """Architecture that config.json names.
-
-    Raises:
-        ConfigError: there is none, or it says nothing.
-    """
+    """Architecture that config.json names. Raises ConfigError (there is none, or it says nothing)."""
     found = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
     if not isinstance(found, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
@@ -166,9 +151,7 @@ def model_type(folder: Path) -> str:
 def source_type(section: BackboneSection) -> str:
     """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
 
-    Raises:
-        ConfigError: unknown source.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
     if is_drawn(section):
         return "esm" if section.source in SIZES else section.source
@@ -176,21 +159,15 @@ def source_type(section: BackboneSection) -> str:
 
 
 def is_padded(section: BackboneSection, kind: str) -> bool:
-    """Whether the network gets padded batches.
-
-    Args:
-        section: may ask for them.
-        kind: its ``model_type``.
-    """
+    """Whether the network gets padded batches."""
     return section.padded or kind in ALWAYS_PADDED
 
 
 def esm_settings(section: BackboneSection) -> dict[str, Any]:
     """Settings of the EsmConfig of an ESM-2; those of :data:`_ESM_DEFAULTS` at least.
 
-    Raises:
-        ConfigError: impossible size, or a folder of another alphabet or kind of model.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
+    can't be reached).
     """
     if is_drawn(section):
         return _ESM_DEFAULTS | _settings_of_size(drawn_size(section))

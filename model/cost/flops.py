@@ -59,9 +59,7 @@ def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone:
 def attention_flops_per_token(config: Any, context: float) -> float:
     """Operations of attention itself, queries with keys and weights with values, in the forward pass for a token.
 
-    Args:
-        config: of a transformer, with ``num_hidden_layers`` and ``hidden_size``; 0 is the answer for others.
-        context: tokens that a token attends to.
+    ``config``: of a transformer, with ``num_hidden_layers`` and ``hidden_size``; 0 is the answer for others.
     """
     layers: int = getattr(config, "num_hidden_layers", 0)
     head_width: int | None = getattr(config, "head_dim", None)

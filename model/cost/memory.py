@@ -63,9 +63,8 @@ class MemoryEstimate:
 def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
     """Parameters of a masked language model.
 
-    Raises:
-        ConfigError: the backbone's source or size is wrong, or it does not go with the task.
-        ResourceError: its config is on the hub, which can't be reached.
+    Raises ConfigError (the backbone's source or size is wrong, or it does not go with the task) or ResourceError (its
+    config is on the hub, which can't be reached).
     """
     if not _is_plain_esm2(section.backbone):
         from model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
@@ -80,11 +79,7 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
 
 
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of an autoencoder.
-
-    Raises:
-        ConfigError, ResourceError: as :func:`count_masked_lm_parameters`.
-    """
+    """Parameters of an autoencoder. Raises ConfigError, ResourceError (as :func:`count_masked_lm_parameters`)."""
     if not _is_plain_esm2(section.backbone):
         from model.tasks.autoencoder import ESM2Autoencoder
 
@@ -118,14 +113,7 @@ def count_classifier_parameters(
 ) -> ParameterCount:
     """Parameters of a classifier.
 
-    Args:
-        section: its head, its adapter.
-        facts: of its backbone.
-        label_space: what is predicted.
-        num_prefix: tokens that the tokenizer puts before a sequence.
-
-    Raises:
-        ConfigError: the head or the adapter does not go with the backbone, the targets or the tokenizer.
+    Raises ConfigError (the head or the adapter does not go with the backbone, the targets or the tokenizer).
     """
     classifier, lora = section.classifier, section.backbone.lora
     loss_name(classifier, label_space.kind)
@@ -156,12 +144,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO.
 
-    Args:
-        count: of the model.
-        stage: ZeRO stage, 0 to 3.
-        world_size: devices that the state is divided over.
-        amp_dtype: ``bf16``, ``fp16`` or ``none``, as in the training section.
-        offload_optimizer: optimizer state in host memory.
+    ``stage``: ZeRO stage, 0 to 3. ``amp_dtype``: ``bf16``, ``fp16`` or ``none``, as in the training section.
     """
     total, trainable = count
     mixed = amp_dtype != "none"

@@ -75,20 +75,13 @@ def export_classifier(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
 
+    Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
+    is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
+
     Args:
         model: with whole (not partitioned) weights. Left as it is.
-        folder: final name; its parent is made if need be.
-        tokenizer: that it was trained with.
         resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
         facts: sections of the card on data, steps, metrics and versions.
-        overwrite: replace an export of that name.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
-        ResourceError: the disk is full or not writable; nothing is left behind.
     """
     with exported_folder(folder, overwrite, resolved_config) as (building, target):
         base = None
@@ -107,12 +100,9 @@ def export_classifier(
 def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     """Return the classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
 
-    An adapter that was left as such is in place, not merged.
-
-    Raises:
-        DataError: the folder holds no classifier, one of another format version, or damaged files; or the base of its
-            adapter is gone.
-        ResourceError: the hub, which has the base of its adapter, can't be reached.
+    An adapter that was left as such is in place, not merged. Raises DataError (the folder holds no classifier, one of
+    another format version, or damaged files; or the base of its adapter is gone) or ResourceError (the hub, which has
+    the base of its adapter, can't be reached).
     """
     folder = Path(folder).expanduser().absolute()
     settings = read_settings(folder)

@@ -36,10 +36,8 @@ _ROUNDING = 1e-12
 def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArray) -> Callable[[Floats], Metrics]:
     """Return the function from weights (N,), none negative, to the metrics.
 
-    Args:
-        kind: of the targets.
-        probabilities_NC: (N, C) float64 in 0..1; of regression, the predicted numbers, finite.
-        targets: (N,) int64 in 0..C-1, every row with a target; or (N, C) with NaN where unknown.
+    ``probabilities_NC``: (N, C) float64 in 0..1; of regression, the predicted numbers, finite. ``targets``: (N,) int64
+    in 0..C-1, every row with a target; or (N, C) with NaN where unknown.
     """
     if kind == "multilabel":
         return _Labels(probabilities_NC, targets)
@@ -51,10 +49,7 @@ def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArra
 class Ranking:
     """AUROC and average precision of one class's scores; ties count half in AUROC and are one step of the precision.
 
-    Args:
-        scores_N: the higher, the likelier.
-        positive_N: whether each row is of the class.
-        known_N: rows that count; all of them, if None.
+    ``scores_N``: the higher, the likelier. ``known_N``: rows that count; all of them, if None.
     """
 
     def __init__(self, scores_N: Floats, positive_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> None:
@@ -87,12 +82,9 @@ class Ranking:
 class Correlation:
     """Errors and correlations of one column of numbers.
 
-    R² is 1 - residual sum of squares / total sum of squares, Spearman's coefficient is Pearson's of the mid-ranks.
-    All but the errors are undefined where the target does not vary, the correlations where the prediction does not.
-
-    Args:
-        predicted_N: numbers.
-        measured_N: numbers, NaN where unknown.
+    R² is 1 - residual sum of squares / total sum of squares, Spearman's coefficient is Pearson's of the mid-ranks. All
+    but the errors are undefined where the target does not vary, the correlations where the prediction does not.
+    ``measured_N``: numbers, NaN where unknown.
     """
 
     def __init__(self, predicted_N: Floats, measured_N: Floats) -> None:

@@ -55,12 +55,7 @@ against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear la
 
 
 class ESM2Autoencoder(TaskModel):
-    """Compresses residue features to ``section.hidden_sizes[-1]`` channels.
-
-    Args:
-        backbone: gives the features; frozen or trained along.
-        section: layer sizes and loss weights.
-    """
+    """Compresses residue features to ``section.hidden_sizes[-1]`` channels."""
 
     def __init__(self, backbone: PackedBackbone, section: AutoencoderSection) -> None:
         super().__init__()
@@ -98,11 +93,8 @@ class ESM2Autoencoder(TaskModel):
         """Weighted loss summed over the residues, those tokens that have a target.
 
         All T tokens go through the layers and the few without a target are masked out of the sums: on CUDA that costs
-        less than waiting for the device to count them.
-
-        Returns:
-            Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``, ``residue_loss``, ``correct`` and
-            ``feature_square`` are scalars, ``feature_sum`` is (D,).
+        less than waiting for the device to count them. Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``,
+        ``residue_loss``, ``correct`` and ``feature_square`` are scalars, ``feature_sum`` is (D,).
         """
         targets_T = targets_of(batch)
         normal_TD = self.normalization(self.backbone(batch))
@@ -169,12 +161,9 @@ class ESM2Autoencoder(TaskModel):
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
         """Latents of each sequence's residues, in the order given.
 
-        Args:
-            sequences: residue letters, or a batch of tokens on any device.
-            max_tokens: strings are taken in batches of at most so many tokens (a longer sequence goes alone).
-
-        Returns:
-            (L, Z) fp32 for each sequence, special tokens left out.
+        ``sequences``: residue letters, or a batch of tokens on any device. ``max_tokens``: strings are taken in batches
+        of at most so many tokens (a longer sequence goes alone). Returns (L, Z) fp32 for each sequence, special tokens
+        left out.
         """
         batches = [sequences] if isinstance(sequences, PackedBatch) else pack_in_order(sequences, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
@@ -183,12 +172,8 @@ class ESM2Autoencoder(TaskModel):
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Features and residue logits from latents.
 
-        Args:
-            latents: (L, Z) for each sequence.
-
-        Returns:
-            Features, (L, D) fp32 in the backbone's own scale, and logits, (L, K) fp32 over the ESM vocabulary, for
-            each sequence.
+        ``latents``: (L, Z) for each sequence. Returns features, (L, D) fp32 in the backbone's own scale, and logits,
+        (L, K) fp32 over the ESM vocabulary, for each sequence.
         """
         wrong = [latent.shape for latent in latents if latent.ndim != 2 or latent.shape[1] != self.latent_size]
         if wrong:
@@ -216,9 +201,8 @@ class ESM2Autoencoder(TaskModel):
     def from_pretrained(cls, folder: str | Path) -> ESM2Autoencoder:
         """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
-        Raises:
-            DataError: the folder holds no autoencoder, one of another format version, or damaged files.
-            ConfigError: its backbone is not known, or not in safetensors.
+        Raises DataError (the folder holds no autoencoder, one of another format version, or damaged files) or
+        ConfigError (its backbone is not known, or not in safetensors).
         """
         folder = Path(folder).expanduser().absolute()
         section = _read_settings(folder)

@@ -41,18 +41,10 @@ _LEAST_VARIATION = 1e-12
 class Classifier(TaskModel):
     """A backbone, a pooling and a head.
 
-    Args:
-        backbone: gives the features; frozen or trained along.
-        section: pooling, head and loss.
-        label_space: kind and names of the targets.
-        class_weights: (K,) weights of the classes, or of multilabel's positives
-            (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike.
-        target_scale: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and 1.
-        num_prefix: special tokens that the tokenizer puts before each sequence.
-        num_suffix: special tokens that the tokenizer puts after each sequence.
-
-    Raises:
-        ConfigError: pooling or loss do not go with the kind of targets, the tokenizer or the backbone.
+    ``class_weights``: (K,) weights of the classes, or of multilabel's positives
+    (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike. ``target_scale``: (K,) means and (K,)
+    standard deviations of a regression's training targets; None for 0 and 1. Raises ConfigError (pooling or loss do not
+    go with the kind of targets, the tokenizer or the backbone).
     """
 
     def __init__(
@@ -95,19 +87,13 @@ class Classifier(TaskModel):
     def forward(self, batch: PackedBatch, features: Tensor | None = None) -> TaskOutput:
         """Loss summed over the targets.
 
-        Args:
-            batch: T tokens with targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of
-                the residues; and maybe weights of the sequences.
-            features: what :meth:`head_on` takes, where the backbone has been run before.
-
-        Returns:
-            Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their
-            class. Multilabel: ``correct``, sequences of which every known label is right when called above a
-            probability of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or
-            true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
-
-        Raises:
-            ValueError: the batch has no targets, or such as do not go with the label space.
+        ``batch``: T tokens with targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of
+        the residues; and maybe weights of the sequences. ``features``: what :meth:`head_on` takes, where the backbone
+        has been run before. Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is
+        that of their class. Multilabel: ``correct``, sequences of which every known label is right when called above a
+        probability of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or
+        true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
+        Raises ValueError (the batch has no targets, or such as do not go with the label space).
         """
         return self.output_of(self.logits(batch) if features is None else self.head_on(features, batch), batch)
 
@@ -126,15 +112,8 @@ class Classifier(TaskModel):
     def head_on(self, features: Tensor, batch: PackedBatch) -> Tensor:
         """Outputs from features that the backbone gave, now or before.
 
-        Args:
-            features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`, for any pooling without weights.
-            batch: where the sequences lie.
-
-        Returns:
-            (N, K) fp32, or (T, K) for ``per_residue``.
-
-        Raises:
-            ValueError: the features have another shape.
+        ``features``: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`, for any pooling without weights. Returns
+        (N, K) fp32, or (T, K) for ``per_residue``. Raises ValueError (the features have another shape).
         """
         wanted = [(batch.num_tokens, self.backbone.hidden_size)]
         if not self.per_residue:
@@ -271,20 +250,9 @@ def build_classifier(
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
-
-    Args:
-        section: the model.
-        seed: of the run.
-        label_space: what is predicted.
-        tokenizer: whose tokens the backbone takes.
-        class_weights: (C,) fp32 or None.
-        target_scale: (C,) means and (C,) standard deviations of a regression's targets, or None.
-
-    Raises:
-        ConfigError: the backbone, the adapter or the head is impossible.
-        DataError: the weights can't be read.
-        ResourceError: the hub can't be reached.
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError (the
+    backbone, the adapter or the head is impossible), DataError (the weights can't be read) or ResourceError (the hub
+    can't be reached).
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
     with seeded(seed + 1):  # not the backbone's stream again

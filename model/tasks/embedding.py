@@ -23,12 +23,9 @@ from model.tasks.sequences import pack_in_order
 def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16) -> PackedBackbone:
     """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
 
-    Args:
-        backbone: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
-        dtype: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
-
-    Returns:
-        The same object.
+    ``backbone``: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
+    ``dtype``: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
+    Returns the same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
     if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
@@ -40,16 +37,10 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
 def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
     """The mean over residues of each sequence's last hidden state.
 
-    Args:
-        backbone: best from :func:`optimize_for_inference`.
-        sequences: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
-        max_tokens: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
-
-    Returns:
-        (N, D) fp32 on the backbone's device, in the order given.
-
-    Raises:
-        DataError: a character is no residue of the ESM alphabet.
+    ``sequences``: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
+    ``max_tokens``: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
+    Returns (N, D) fp32 on the backbone's device, in the order given. Raises DataError (a character is no residue of the
+    ESM alphabet).
     """
     device = next(backbone.parameters()).device
     means = []

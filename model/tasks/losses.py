@@ -32,18 +32,9 @@ def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) 
 
     Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
     multilabel target: what their positives are to be multiplied by, which is the ratio of scikit-learn's two weights
-    for that label alone, negatives / positives.
-
-    Args:
-        kind: any but regression.
-        targets: of the training records: (M,) int64, or (M, K) float; ignored ones are left out.
-        num_classes: K.
-
-    Returns:
-        (K,) fp32; 1 for a class without any target, and for a label of which all targets are alike.
-
-    Raises:
-        ConfigError: regression has no classes.
+    for that label alone, negatives / positives. ``targets``: of the training records: (M,) int64, or (M, K) float;
+    ignored ones are left out. Returns (K,) fp32; 1 for a class without any target, and for a label of which all targets
+    are alike. Raises ConfigError (regression has no classes).
     """
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
@@ -59,15 +50,8 @@ def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) 
 class TargetLoss(Float32Buffers):
     """The loss that a section means, with its class weights.
 
-    The weights are no part of the saved state: they follow from the training records.
-
-    Args:
-        section: which loss, and its settings.
-        kind: of the targets.
-        class_weights: (K,), or None for all alike.
-
-    Raises:
-        ConfigError: the settings do not go with the kind.
+    The weights are no part of the saved state: they follow from the training records. ``class_weights``: (K,), or None
+    for all alike. Raises ConfigError (the settings do not go with the kind).
     """
 
     class_weights: Tensor | None
@@ -81,12 +65,7 @@ class TargetLoss(Float32Buffers):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
-        """(M,) fp32, the loss of each target, 0 where it is ignored.
-
-        Args:
-            outputs_MK: (M, K) fp32.
-            targets: (M,) int64, or (M, K) float32.
-        """
+        """(M,) fp32, the loss of each target, 0 where it is ignored. ``targets``: (M,) int64, or (M, K) float32."""
         if self.name == "mse":
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
@@ -101,8 +80,6 @@ def _class_losses(
     """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
 
     Args:
-        logits_MK: (M, K).
-        targets_M: (M,) int64.
         class_weights: (K,) fp32, the equation's alpha.
         gamma: of the focal loss; None is cross entropy.
         label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
@@ -127,7 +104,6 @@ def _label_losses(
     """(M,) cross entropy or focal loss of each label by itself, the mean over the labels that are known.
 
     Args:
-        logits_MK: (M, K).
         targets_MK: (M, K) float of 0 and 1, or NaN.
         positive_weights: (K,) fp32, how much the targets of 1 count.
         gamma: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
