@@ -33,16 +33,3 @@ def parameter_groups(
         )
         group["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], not key[1]))]
-
-
-def decayed_rates(layers: list[list[nn.Module]], decay: float) -> dict[nn.Parameter, float]:
-    """The share of the learning rate of each parameter of a backbone, for layer-wise decay (Howard & Ruder 2018).
-
-    The last layer learns at ``decay`` times the head's rate, and each one before it at ``decay`` times that.
-    ``layers``: modules of each layer, from the embeddings up. ``decay``: share, in (0, 1].
-    """
-    shares: dict[nn.Parameter, float] = {}
-    for height, modules in enumerate(reversed(layers), 1):
-        for module in modules:
-            shares |= dict.fromkeys(module.parameters(), decay**height)
-    return shares

@@ -4,10 +4,9 @@ In: queries, keys and values of all sequences of a batch end to end, and where e
 each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
 :mod:`model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
 
-Registered as ``esmeray_packed``, it makes any Hugging Face transformer that uses the AttentionInterface padding-free;
-where sequences end is told by the ``cu_seqlens`` given to the model's forward. No mask function is registered beside
-it: transformers then builds no mask, where otherwise it would look for packed sequences itself, which on CUDA waits for
-the device.
+Registered as ``esmeray_packed``, it makes any transformer that uses the AttentionInterface padding-free, given
+``cu_seqlens`` in its forward. No mask function is registered: transformers would look for packed sequences itself,
+which on CUDA waits for the device.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """

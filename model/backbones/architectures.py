@@ -110,8 +110,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
             f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
         )
     kind: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-    found: type[Any] = kind
-    return found
+    return kind  # type: ignore[no-any-return]
 
 
 def is_causal(config: Any) -> bool:

@@ -7,11 +7,11 @@ downloaded. Imports neither torch nor transformers, so that a wrong source is re
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 from dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from train_config.schema import BackboneSection
@@ -116,20 +116,20 @@ def check_source(section: BackboneSection) -> None:
         source_type(section)
 
 
-def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+def config_folder(section: BackboneSection) -> Path:
     """Local folder with the config.json of loaded weights, which are not fetched.
 
     Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
-    return _folder(section, [CONFIG_FILE], endpoint)
+    return _folder(section, [CONFIG_FILE])
 
 
-def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+def weights_folder(section: BackboneSection) -> Path:
     """Local folder with config.json and safetensors, fetched from the hub if need be.
 
     Raises ConfigError (unknown source, or there are no safetensors) or ResourceError (the hub can't be reached).
     """
-    folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS], endpoint)
+    folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder
     pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
@@ -207,7 +207,7 @@ def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
     }
 
 
-def _folder(section: BackboneSection, patterns: list[str], endpoint: str | None) -> Path:
+def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
     source, drawn = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
     given = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
@@ -220,13 +220,9 @@ def _folder(section: BackboneSection, patterns: list[str], endpoint: str | None)
     if folder is not None:
         return folder
     if "/" not in source:
-        raise ConfigError(f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size; {_nearest(source, drawn)}")
+        raise ConfigError(
+            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, drawn)}; sizes are "
+            f"{', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+        )
     advice = f"give a local folder, or a size with random weights ({', '.join(drawn)})"
-    return fetch(source, patterns, SOURCE_KEY, advice, endpoint)
-
-
-def _nearest(source: str, drawn: list[str]) -> str:
-    near = difflib.get_close_matches(source, drawn, n=2, cutoff=0.5)
-    if near:
-        return f"did you mean {' or '.join(near)}? (hub names have an owner, as in facebook/esm2_t6_8M_UR50D)"
-    return f"sizes are {', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+    return fetch(source, patterns, SOURCE_KEY, advice)

@@ -1,9 +1,8 @@
 """Memory of a model's state on each device, without allocating any of it.
 
-Formulas: Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter
-for weights, 2 for gradients and 12 for the optimizer (fp32 weights, momentum, variance); ZeRO-1 divides the optimizer
-state over the devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. In fp32 weights and gradients take 4 bytes and
-the optimizer 8. Activations, buckets and the allocator's slack come on top.
+Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter for
+weights, 2 for gradients and 12 for the optimizer (in fp32 4, 4 and 8); ZeRO-1 divides the optimizer state over the
+devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Activations, buckets and the allocator's slack come on top.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def count_classifier_parameters(
     adapter, backbone = 0, _trained(section.backbone, facts)
     if lora.rank:
         check_not_frozen(section.backbone.frozen)
-        chosen = chosen_layers(list(facts.linear), lora.targets, facts.kind)
+        chosen = chosen_layers(list(facts.linear), lora.targets)
         adapter, backbone = lora.rank * sum(sum(facts.linear[name]) for name in chosen), 0
     own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
     return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own)

@@ -1,14 +1,9 @@
 """The autoencoder: each residue's features to a small latent and back.
 
-In: packed batches whose residues have their own id as target and whose special tokens have none. Out: reconstructed
-features and residues. Features are normalised per channel (:mod:`model.tasks.normalization`), squeezed through
-bias-free layers with GELU between them, and expanded by the mirror image; a bias-free linear head reads the residues
-off the expanded features.
-
-The features to be reconstructed are a detached target. Where the backbone trains along, a target with a gradient would
-let it lower the loss by making its features easy (constant, in the end) in place of making the latent good; detached,
-the backbone only learns to put into its features what the decoder can use. The normalisation stays as measured at the
-start, and R² is taken against the variance that the features have now, so that a shrinking target does not flatter it.
+In: packed batches whose residues have their own id as target. Out: reconstructed features and residues. Features are
+normalised per channel, squeezed through bias-free layers with GELU between them, and expanded by the mirror image; a
+bias-free linear head reads the residues off. The features are a detached target: a backbone that trains along could
+otherwise lower the loss by making them constant. R² is taken against the variance that the features have now.
 
 Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent,
 K tokens of the vocabulary.
@@ -23,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,7 +27,7 @@ from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.backbones.residues import residue_backbone
-from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
+from model.tasks.base import TaskModel, TaskOutput, load_own_weights, save_own_weights, scalar_sums, targets_of
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
@@ -188,8 +181,7 @@ class ESM2Autoencoder(TaskModel):
 
     def save(self, folder: Path) -> None:
         """Write all but the backbone to ``folder``: weights, normalisation and settings."""
-        state = {name: tensor.contiguous() for name, tensor in self._own_state().items()}
-        save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_own_weights(self._own_state(), folder / WEIGHTS_FILE)
         settings = {
             "format_version": _FORMAT_VERSION,
             "backbone_hidden_size": self.backbone.hidden_size,
@@ -208,14 +200,7 @@ class ESM2Autoencoder(TaskModel):
         section = _read_settings(folder)
         with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
-        try:
-            state = load_file(folder / WEIGHTS_FILE)
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{folder / WEIGHTS_FILE} can't be read ({error}); export the model again") from error
-        expected = {name: tensor.shape for name, tensor in model._own_state().items()}
-        if {name: tensor.shape for name, tensor in state.items()} != expected:
-            raise DataError(f"{folder / WEIGHTS_FILE} does not fit {CONFIG_FILE}; export the model again")
-        model.load_state_dict(state, strict=False)
+        load_own_weights(model, model._own_state(), folder / WEIGHTS_FILE)
         return model.eval()
 
     def _own_state(self) -> dict[str, Tensor]:

@@ -11,13 +11,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.backbones.base import PackedBackbone
 from model.backbones.huggingface import PaddedBackbone
-from model.backbones.prepacked import prepack
 from model.tasks.pooling import mean_over_residues
 from model.tasks.sequences import pack_in_order
+
+_ROWS_HINT = 2048
+"""Tokens of a call, roughly; the layout is good for any number."""
+
+
+class PrepackedLinear(nn.Module):
+    """x W^T + b in bf16, for inference, of a linear layer on the CPU, its weights as oneDNN's product wants them.
+
+    The ordinary Linear brings its weights into that layout at every call and copies its bias to every row first; laid
+    out once, products run 5 to 15 % faster (at 320 to 1,920 channels, one core of a Zen 4). ``torch.utils.mkldnn`` does
+    the same, but copies the activations to and from a layout of their own. The operators are those that torch.compile's
+    frozen graphs call.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features), without a gradient."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
 def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16) -> PackedBackbone:
@@ -29,7 +51,7 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
     """
     backbone.requires_grad_(False).eval().to(dtype)
     if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
-        prepack(backbone.model)
+        _prepack(backbone.model)
     return backbone
 
 
@@ -48,3 +70,14 @@ def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int
         batch = packed.to(device, non_blocking=True)
         means.append(mean_over_residues(backbone(batch), batch))
     return torch.cat(means) if means else torch.empty(0, backbone.hidden_size, device=device)
+
+
+def _prepack(module: nn.Module) -> None:
+    """Replace every bf16 Linear on the CPU; leaves a module alone where this torch or processor can't."""
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return
+    for child_name, child in list(module.named_children()):
+        if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
+            setattr(module, child_name, PrepackedLinear(child))
+        else:
+            _prepack(child)

@@ -1,12 +1,8 @@
 """Losses of the classifier, one value for each target.
 
-In: outputs in fp32 and targets, of which some may be ignored (:class:`dataset.packed_batch.PackedBatch`). Out: fp32,
-the loss of each sequence or token that has a target and 0 for the others, whose outputs get no gradient. A target is
-a sequence or a token: where it has several columns its loss is the mean over those that are known. Sums over targets,
-divided by the number of targets, are then what torch's own losses call their mean.
-
-Class weights multiply the loss of a target by the weight of its class; the divisor stays the *number* of targets, and
-not the sum of weights that torch's mean divides by, so that sums add up over batches and workers.
+In: outputs in fp32 and targets. Out: fp32, the loss of each sequence or token, 0 without a gradient where its target is
+ignored; of several columns, the mean over those that are known. Class weights multiply the loss of a target; the
+divisor stays the *number* of targets, and not torch's sum of weights, so that sums add up over batches and workers.
 
 Shape legend: M sequences or tokens, K classes or columns of labels.
 """
