@@ -78,8 +78,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention within each packed sequence, as transformers' AttentionInterface calls it.
 
-    Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for
-    what packed attention can't honour: padding masks, windows, soft caps, biases, batches.
+    Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for what packed
+    attention can't honour: padding masks, windows, soft caps, biases, batches.
 
     Args:
         module: the attention layer; its ``is_causal`` counts where the argument is not given.

@@ -40,15 +40,11 @@ def build_backbone(
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError
-    (unknown source, impossible size, no safetensors, an architecture that is not known packed, or a vocabulary larger
-    than the embedding), DataError (safetensors that are damaged, incomplete or of another shape) or ResourceError (the
-    hub can't be reached).
-
-    Args:
-        seed: of weights that are not loaded.
-        vocabulary_size: of the tokenizer; that of the ESM alphabet if None.
-        empty: on the meta device, without weights: to count them before any is read.
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. ``seed``: of weights
+    that are not loaded. ``vocabulary_size``: of the tokenizer; that of the ESM alphabet if None. ``empty``: on the meta
+    device, without weights: to count them before any is read. Raises ConfigError (unknown source, impossible size, no
+    safetensors, an architecture that is not known packed, or a vocabulary larger than the embedding), DataError
+    (safetensors that are damaged, incomplete or of another shape) or ResourceError (the hub can't be reached).
     """
     config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
     is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task

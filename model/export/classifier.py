@@ -74,11 +74,9 @@ def export_classifier(
 
     Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
     is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
-
-    Args:
-        model: with whole (not partitioned) weights. Left as it is.
-        resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
-        facts: sections of the card on data, steps, metrics and versions.
+    ``model``: with whole (not partitioned) weights. Left as it is. ``resolved_config``: the run's config as YAML,
+    stored as config.yaml; the card's lines crop texts as it says. ``facts``: sections of the card on data, steps,
+    metrics and versions.
     """
     with exported_folder(folder, overwrite, resolved_config) as (building, target):
         base = None

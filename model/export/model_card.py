@@ -20,11 +20,9 @@ _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
     """README.md of the exported folder.
 
-    Args:
-        tags: of the hub, besides Esmeray's.
-        facts: further sections by name; a mapping (such as ``metrics``) becomes a table. Versions of the libraries are
-            added.
-        opening: text and code of the section on how to open the folder, which they call FOLDER.
+    ``tags``: of the hub, besides Esmeray's. ``facts``: further sections by name; a mapping (such as ``metrics``)
+    becomes a table. Versions of the libraries are added. ``opening``: text and code of the section on how to open the
+    folder, which they call FOLDER.
     """
     metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})}

@@ -42,13 +42,10 @@ def classification_metrics(
 ) -> Metrics:
     """Every metric that is defined.
 
-    Raises DivergenceError (a probability is NaN or infinite) or ValueError (the shapes don't fit, or a probability is
-    not in 0..1).
-
-    Args:
-        probabilities_NC: (N, C) as :func:`model.tasks.losses.probabilities` gives them.
-        targets: (N,) integers with IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown.
-        weights: (N,), how often each row counts; once each, if None.
+    ``probabilities_NC``: (N, C) as :func:`model.tasks.losses.probabilities` gives them. ``targets``: (N,) integers with
+    IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how often each row
+    counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError (the shapes
+    don't fit, or a probability is not in 0..1).
     """
     rows = _Rows(kind, probabilities_NC, targets, weights)
     if not len(rows.targets):
@@ -72,13 +69,10 @@ def bootstrap_intervals(
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
     than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions. Raises
-    DivergenceError (a probability is NaN or infinite) or ValueError (the shapes don't fit).
-
-    Args:
-        samples: S, how often to draw all records anew, with replacement.
-        seed: of the draws.
-        share: of the resampled values that lie within the interval.
-        groups: (N,) record that each row belongs to: residues are drawn by whole records. Each its own, if None.
+    DivergenceError (a probability is NaN or infinite) or ValueError (the shapes don't fit). ``samples``: S, how often
+    to draw all records anew, with replacement. ``seed``: of the draws. ``share``: of the resampled values that lie
+    within the interval. ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its
+    own, if None.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):

@@ -75,10 +75,8 @@ def _class_losses(
 ) -> Tensor:
     """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
 
-    Args:
-        class_weights: (K,) fp32, the equation's alpha.
-        gamma: of the focal loss; None is cross entropy.
-        label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
+    ``gamma``: of the focal loss; None is cross entropy. ``label_smoothing``: share of the target spread evenly over all
+    classes (Szegedy et al. 2016); for cross entropy.
     """
     if gamma is None:
         return functional.cross_entropy(
@@ -99,10 +97,8 @@ def _label_losses(
 ) -> Tensor:
     """(M,) cross entropy or focal loss of each label by itself, the mean over the labels that are known.
 
-    Args:
-        targets_MK: (M, K) float of 0 and 1, or NaN.
-        positive_weights: (K,) fp32, how much the targets of 1 count.
-        gamma: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
+    ``targets_MK``: (M, K) float of 0 and 1, or NaN. ``positive_weights``: (K,) fp32, how much the targets of 1 count.
+    ``gamma``: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
     """
     filled_MK = _filled(targets_MK)
     if gamma is None:
