@@ -55,7 +55,7 @@ def cpu_attention(
     Products are of the dtype given, summed in fp32; bf16 halves the time where the processor has AVX512-BF16. Returns
     (T, H, d), contiguous. ``query``, ``key``, ``value``: (T, H, d) fp32 or bf16. ``cu_seqlens``: (N+1,) int32, where
     each sequence starts; the last is T. ``scaling``: factor of the scores. ``rotary``: rotate queries and keys by each
-    token's position in its sequence. Raises ValueError (cu_seqlens are not offsets of sequences of T tokens, or the
+    token's position in its sequence. Raises ValueError (``cu_seqlens`` are not offsets of sequences of T tokens, or the
     tables end before a sequence does) or MemoryError (the kernel's own buffers, a few kilobytes a token of the longest
     sequence, could not be had).
     """

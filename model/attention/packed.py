@@ -39,18 +39,10 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention within each packed sequence.
+    """(T, H, d): attention within each packed sequence.
 
-    Returns (T, H, d).
-
-    Args:
-        query: (T, H, d).
-        key, value: (T, H_kv, d); H_kv divides H (grouped queries).
-        cu_seqlens: (N+1,) int32, where each sequence starts.
-        max_seqlen: tokens of the longest sequence.
-        scaling: factor of the scores.
-        causal: attend to earlier tokens alone.
-        dropout: probability of dropping a score.
+    ``query``: (T, H, d). ``key``, ``value``: (T, H_kv, d); H_kv divides H (grouped queries). ``cu_seqlens``: (N+1,)
+    int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
         return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
@@ -81,12 +73,8 @@ def packed_attention(
     Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for what packed
     attention can't honour: padding masks, windows, soft caps, biases, batches.
 
-    Args:
-        module: the attention layer; its ``is_causal`` counts where the argument is not given.
-        attention_mask: must be None.
-        scaling: factor of the scores; d**-0.5 if None.
-        sliding_window: tokens that attention reaches back; must be no less than the longest sequence.
-        softcap, position_bias: must be None.
+    ``query``: (1, H, T, d). ``key``, ``value``: (1, H_kv, T, d); H_kv divides H. ``scaling`` is d**-0.5 if None,
+    ``is_causal`` that of the module if None; the window must be no less than the longest sequence.
     """
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")

@@ -108,8 +108,10 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
     """
     model, num_layers = backbone.model, backbone.num_layers
     lists = {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    # The longest list is of the layers where these share weights (ALBERT).
-    layers = next((name for name, length in lists.items() if length == num_layers), None) or max(lists, key=lists.get)
+    layers = next(
+        (name for name, length in lists.items() if length == num_layers),
+        max(lists, key=lambda name: lists[name]),  # of layers that share weights (ALBERT)
+    )
     height = lists[layers] + 1
     rates = {}
     for name, parameter in model.named_parameters():  # as deep as they stand in the order

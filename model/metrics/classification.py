@@ -68,11 +68,11 @@ def bootstrap_intervals(
 
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
-    than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions. Raises
-    DivergenceError (a probability is NaN or infinite) or ValueError (the shapes don't fit). ``samples``: S, how often
-    to draw all records anew, with replacement. ``seed``: of the draws. ``share``: of the resampled values that lie
+    than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions.
+
+    ``samples``: S, how often to draw all records anew, with replacement. ``share``: of the resampled values that lie
     within the interval. ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its
-    own, if None.
+    own, if None. Raises as :func:`classification_metrics`.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):

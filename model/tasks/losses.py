@@ -75,8 +75,8 @@ def _class_losses(
 ) -> Tensor:
     """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
 
-    ``gamma``: of the focal loss; None is cross entropy. ``label_smoothing``: share of the target spread evenly over all
-    classes (Szegedy et al. 2016); for cross entropy.
+    ``class_weights``: (K,) fp32, the equation's alpha. ``gamma``: of the focal loss; None is cross entropy.
+    ``label_smoothing``: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
     """
     if gamma is None:
         return functional.cross_entropy(
