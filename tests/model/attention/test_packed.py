@@ -38,6 +38,12 @@ def test_each_sequence_attends_to_itself_alone(lengths, causal, scaling):
         start += length
 
 
+def test_dropout_drops_scores():
+    q = torch.randn(1, 2, 9, 8)
+    cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert not torch.equal(attend(q, q, q, cu_seqlens, dropout=0.5), attend(q, q, q, cu_seqlens))
+
+
 @pytest.mark.parametrize("kwargs", [{"sliding_window": 4}, {"softcap": 30.0}])
 def test_what_packed_attention_cant_honour_is_refused(kwargs):
     q = torch.randn(1, 2, 9, 8)
