@@ -31,11 +31,11 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
     return None
 
 
-def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: str | None = None) -> Path:
+def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
     """Local folder of those files of a repository (owner/name) on the hub that match the globs; fetches no others.
 
-    ``key`` and ``advice`` are for messages; an ``endpoint`` of None is the public hub. Raises ConfigError where there
-    is no such public model, ResourceError where the hub can't be reached.
+    ``key`` and ``advice`` are for messages. Raises ConfigError where there is no such public model, ResourceError where
+    the hub can't be reached.
     """
     from huggingface_hub import snapshot_download  # here, since few need it and importing it takes a while
     from huggingface_hub.errors import (
@@ -48,7 +48,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: s
 
     unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), endpoint=endpoint))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
     except LocalEntryNotFoundError as error:
