@@ -37,7 +37,7 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
     return None
 
 
-def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: str | None = None) -> Path:
+def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
     """Local folder of those files of a repository on the hub that match; nothing else of it is downloaded.
 
     Args:
@@ -45,7 +45,6 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: s
         patterns: what to fetch, as globs.
         key: of the setting, for messages.
         advice: what to do where the hub can't be reached.
-        endpoint: of the hub; the public one if None.
 
     Raises:
         ConfigError: there is no such model, or not for the public.
@@ -62,7 +61,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: s
 
     unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), endpoint=endpoint))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
     except LocalEntryNotFoundError as error:

@@ -24,7 +24,7 @@ def test_any_text_comes_back_from_the_store(tmp_path_factory, texts):
     assert [labelled.text(index) for index in range(len(labelled))] == texts
     assert labelled.store.is_text
     assert labelled.store.lengths.tolist() == [len(text.encode()) for text in texts]
-    assert labelled.label_space.decode(labelled.targets) == [label for _, label in rows]
+    assert [labelled.label_space.names[target] for target in labelled.targets] == [label for _, label in rows]
 
 
 def test_the_same_records_have_the_same_checksum_wherever_they_come_from(tmp_path, table):
