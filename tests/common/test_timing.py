@@ -1,7 +1,3 @@
-"""Warming up, taking turns, ratios and intervals. Time is replaced by values, so nothing here depends on it."""
-
-from __future__ import annotations
-
 from common import timing
 from common.timing import Ratio, measure, median_interval, ratio, round_ratios, spread, warm_up
 
