@@ -17,8 +17,9 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     )  # fmt: skip
     assert outcome.code == 0
     assert outcome.err == ""
-    first, *counts = outcome.out.splitlines()
+    first, nucleotides, *counts = outcome.out.splitlines()
     assert first.startswith(f"{tmp_path / 'store'}: 3 records, 406 residues, ")
+    assert nucleotides.strip().startswith("1 record like DNA or RNA, not protein")
     assert [line.strip() for line in counts] == [
         "1 record with lower-case letters, upper-cased",
         "1 final '*' dropped",
@@ -26,7 +27,6 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
         "1 character outside the alphabet replaced by X",
         "1 record skipped for want of a sequence",
         "1 record skipped for an id that stood before",
-        "1 record like DNA or RNA, not protein",
     ]
 
 
