@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -7,22 +6,13 @@ import pytest
 from common.errors import ResourceError
 from tests.conftest import REPOSITORY
 from train_config.schema import RaySection
-from training.launch.cluster import WATCHES, connected, missing_now
+from training.launch.cluster import connected, missing_now
 from training.launch.placement import Workers
 
 
 def test_busy_cluster_is_told(ray_address):
     assert missing_now(Workers(count=1, cpus_each=1, use_gpu=False)) is None
     assert "waits" in missing_now(Workers(count=2, cpus_each=100, use_gpu=False))
-
-
-def test_machines_that_are_taken_away_are_not_watched_for_where_there_is_one(ray_address, monkeypatch):
-    monkeypatch.delenv(WATCHES, raising=False)
-    with connected(RaySection(address=ray_address)):
-        assert os.environ[WATCHES] == "0"
-    monkeypatch.setenv(WATCHES, "1")
-    with connected(RaySection(address=ray_address)):
-        assert os.environ[WATCHES] == "1", "who says so has it"
 
 
 TWO_MACHINES = """
