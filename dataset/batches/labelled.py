@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
-from dataset.batches.steps import Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
@@ -40,7 +40,7 @@ class Labels:
     weights: NDArray[np.float32] | None = None
 
 
-class LabelledSource:
+class LabelledSource(BatchSource):
     """Batches of labelled records.
 
     Args:
@@ -70,7 +70,6 @@ class LabelledSource:
         self._residue_starts = np.cumsum(lengths) - lengths if labels is not None and labels.per_residue else None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens of each record after cropping."""
         return self._kept(records_N) + self._num_special
 
     def count_cropped(self, records_N: Indices) -> CropCount:
@@ -78,7 +77,6 @@ class LabelledSource:
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches asked for, in order."""
         for request in requests:
             yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
@@ -99,9 +97,6 @@ class LabelledSource:
             targets=targets,
             weights=torch.zeros(1) if weighted else None,
         )
-
-    def close(self) -> None:
-        """Nothing was started."""
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""

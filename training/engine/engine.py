@@ -76,9 +76,8 @@ class TrainingEngine:
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
-        if scaler is not None and hasattr(
-            scaler, "raise_error_at_min_scale"
-        ):  # the loop counts such steps and ends the run itself
+        # The loop counts such steps and ends the run itself.
+        if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False
         self._shards = ShardFiles()
         self._engine.checkpoint_engine = self._shards

@@ -264,7 +264,7 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 def _watch(monitoring: MonitoringSection, interval_s: float, run: RunFolder, total_steps: int) -> RunWatcher:
     sinks: list[Sink] = [ProgressSink(total_steps)]
     if monitoring.alerts.enabled:
-        sinks.append(AlertSink(run.alerts, monitoring.alerts, interval_s, warn=warn))
+        sinks.append(AlertSink(run.alerts, monitoring.alerts, interval_s))
     return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
 
 

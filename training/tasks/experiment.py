@@ -135,7 +135,6 @@ class Experiment(ABC):
 
     def close(self) -> None:
         self.batches.close()
-        self.validation.close()
 
 
 @torch.no_grad()

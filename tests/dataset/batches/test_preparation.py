@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.batches.cropping import crop_starts
-from dataset.batches.masking import NO_TARGET, MaskingShares
+from dataset.batches.masking import NO_TARGET
 from dataset.batches.preparation import PreparationSettings, prepare_batch
 from dataset.tokens.esm import encode
+from train_config.schema import MaskedLMSection
 
 texts = st.lists(st.text(alphabet="ACDEFGHIKLMNPQRSTVWYX", min_size=1, max_size=40), min_size=1, max_size=6)
 
@@ -27,7 +28,7 @@ class Sequences:
 
 
 def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = False) -> PreparationSettings:
-    return PreparationSettings(max_length, 3, random_crops, MaskingShares(0.15, 0.8, 0.1) if masked else None)
+    return PreparationSettings(max_length, 3, random_crops, MaskedLMSection() if masked else None)
 
 
 @settings(deadline=None)

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from common.errors import ConfigError, ResourceError
-from dataset.batches.loader import TrainingBatches
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import TrainingSteps
+from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
 from tests.dataset.store_fixtures import make_store
@@ -49,9 +52,8 @@ def test_a_step_of_the_masked_language_model_does_not_look_for_its_targets(proce
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
     config = tiny_config(tmp_path)
     engine = make_engine(1)
-    batches = TrainingBatches(
-        store, np.arange(3), data=config.data, batch=config.batch, masked_lm=MaskedLMSection(), seed=0
-    )
+    settings = PreparationSettings(config.data.max_length, 0, random_crops=True, masking=MaskedLMSection())
+    batches = TrainingSteps(ResidueSource(Store(store), settings), np.arange(3), batch=config.batch, seed=0)
     with batches, Operators() as operators:
         for batch in next(batches.epoch(0)):
             engine.backward(engine(batch).loss_sum, 1)
