@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -6,7 +7,7 @@ import pytest
 from common.errors import ResourceError
 from tests.conftest import REPOSITORY
 from train_config.schema import RaySection
-from training.launch.cluster import connected, missing_now
+from training.launch.cluster import WATCHES, connected, missing_now
 from training.launch.placement import Workers
 
 
@@ -41,9 +42,8 @@ cluster.shutdown()
 
 @pytest.mark.slow
 def test_code_goes_along_to_other_machines():
-    alone = {
-        name: value for name, value in os.environ.items() if name != WATCHES
-    }  # local clusters of other tests set it
+    # Local clusters of other tests set it.
+    alone = {name: value for name, value in os.environ.items() if name != WATCHES}
     done = subprocess.run(
         [sys.executable, "-c", TWO_MACHINES], cwd=REPOSITORY, env=alone, capture_output=True, text=True, check=False
     )
