@@ -265,7 +265,7 @@ def _watch(monitoring: MonitoringSection, interval_s: float, run: RunFolder, tot
     sinks: list[Sink] = [ProgressSink(total_steps)]
     if monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, monitoring.alerts, interval_s))
-    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
+    return RunWatcher(run, sinks, warn=warn)
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
