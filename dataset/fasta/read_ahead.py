@@ -21,8 +21,8 @@ from xopen import xopen
 
 from common.background_thread import BackgroundThread
 from common.errors import DataError
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import DECOMPRESSION_ERRORS, damage
-from dataset.fasta.source_file import SourceFile
 
 CHUNK_BYTES = 384 * 1024
 """A little more than a batch of :mod:`dataset.fasta.reader`, which needs no cutting then."""
@@ -38,25 +38,18 @@ class _Chunk(NamedTuple):
 
 
 class ReadAhead:
-    """One file from start to end, once. Use as a context manager.
-
-    Attributes:
-        bytes_read: of the file on disk, what went into the chunks that were taken.
-    """
+    """One file from start to end, once. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.bytes_read = 0
+        """Of the file on disk, what went into the chunks that were taken."""
         self._path = path
         self._held = ExitStack()
         # Two: one that is being parsed while the other is filled.
         self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
 
     def __enter__(self) -> Self:
-        """Open the file and start reading.
-
-        Raises:
-            OSError: it can't be read.
-        """
+        """Open the file and start reading. Raises OSError where it can't be read."""
         with ExitStack() as opened:
             file = opened.enter_context(self._path.open("rb", buffering=0))
             self._status = os.fstat(file.fileno())
@@ -73,16 +66,13 @@ class ReadAhead:
         self._held.close()
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The chunks that are left; see :meth:`take`."""
         while chunk := self.take():
             yield chunk
 
     def take(self) -> memoryview:
         """The next chunk, empty at the end; valid until the next call.
 
-        Raises:
-            OSError: the file can't be read.
-            DataError: its compression is damaged.
+        Raises OSError where the file can't be read, DataError where its compression is damaged.
         """
         try:
             text, self.bytes_read = self._thread.wait()

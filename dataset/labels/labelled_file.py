@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.text import counted
-from dataset.fasta.counts import IngestCounts
+from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.faults import Fault, Faults
 from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.fasta.records import Lines
-from dataset.fasta.source_file import SourceFile
 from dataset.labels.headers import compiled
 from dataset.labels.parts import FastaParts, LabelledPart, TableParts, place_in_file, sample_parts
 from dataset.labels.residues import ResidueLabels

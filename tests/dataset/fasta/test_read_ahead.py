@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import threading
 
 import pytest
 import xxhash
 
-from common.errors import DataError
 from dataset.fasta import read_ahead
 from dataset.fasta.read_ahead import ReadAhead
 
@@ -33,19 +31,3 @@ def test_what_stands_behind_the_compressed_data_belongs_to_the_checksum(tmp_path
     with ReadAhead(path) as reading:
         assert b"".join(map(bytes, reading)) == b">a\nMK\n"
     assert reading.source_file().xxh128 == xxhash.xxh3_128(path.read_bytes()).hexdigest()
-
-
-def test_damage_is_raised_where_text_is_taken_and_the_thread_ends(tmp_path):
-    path = tmp_path / "in.fasta.gz"
-    path.write_bytes(gzip.compress(b">a\nMK\n" * 1000)[:-6])
-    with pytest.raises(DataError, match="truncated"), ReadAhead(path) as reading:
-        list(reading)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
-
-
-def test_a_reader_that_is_given_up_midway_ends_its_thread(tmp_path):
-    path = tmp_path / "in.fasta"
-    path.write_bytes(b">a\n" + b"MKV" * 1_000_000)
-    with ReadAhead(path) as reading:
-        reading.take()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
