@@ -1,18 +1,14 @@
 """Cost of a classifier: time and memory by batch size, over a whole file, and the operations that take the time.
 
-In: a pipeline and texts. Out: samples and their summaries; :mod:`tools.profile_classifier` writes them. Time is taken
-from texts to probabilities on the host (tokenizing, packing, copying, computing, copying back), and the device is
-waited for around each clock; some runs warm up and don't count. Each run takes other texts, drawn from a shuffled file,
-so that the spread of latencies is that of the data as well as of the machine. A batch that is out of memory is a row
-that says so.
-
-Shape legend: N texts.
+Time is taken from texts to probabilities on the host, and the device is waited for around each clock. Each run takes
+other texts, drawn from a shuffled file, so that the spread of latencies is that of the data as well as of the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -29,7 +25,6 @@ from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
 
-PERCENTILES = (5, 50, 95, 99)
 TRACED_RUNS = 3
 BOTTLENECKS = 3
 _SEED = 0
@@ -37,85 +32,55 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Run:
-    """One measured batch.
+    """One measured batch: what it held, special tokens included, and its time.
 
-    Attributes:
-        sequences, tokens, longest: what it held; special tokens included.
-        prepare_s: tokenizing and packing, on the host.
-        compute_s: copying to the device, computing, copying back.
+    ``prepare_ms`` is tokenizing and packing on the host, ``compute_ms`` copying to the device, computing, copying back.
     """
 
     sequences: int
     tokens: int
     longest: int
-    prepare_s: float
-    compute_s: float
-
-    @property
-    def latency_s(self) -> float:
-        """From texts to probabilities on the host."""
-        return self.prepare_s + self.compute_s
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes; the GPU's are None where there is none. ``gpu_allocated`` is before the runs: the weights."""
-
-    cpu_peak: int
-    gpu_allocated: int | None
-    gpu_peak: int | None
-
-    def in_mb(self) -> dict[str, float | None]:
-        """The same in MB (1e6 bytes)."""
-        return {
-            "cpu_memory_peak_mb": self.cpu_peak / 1e6,
-            "gpu_memory_allocated_mb": None if self.gpu_allocated is None else self.gpu_allocated / 1e6,
-            "gpu_memory_peak_mb": None if self.gpu_peak is None else self.gpu_peak / 1e6,
-        }
-
-    @property
-    def peak(self) -> int:
-        """Of the device that computes."""
-        return self.cpu_peak if self.gpu_peak is None else self.gpu_peak
+    prepare_ms: float
+    compute_ms: float
+    latency_ms: float
+    latency_per_sample_ms: float
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Everything of one batch size or token budget; ``error`` says why there are no runs."""
+    """All runs of one batch size or token budget; ``error`` says why there are none. ``memory_mb`` is in 1e6 bytes."""
 
     unit: Unit
     value: int
-    runs: list[Run] = field(default_factory=list)
-    memory: Memory | None = None
+    runs: Sequence[Run] = ()
+    memory_mb: dict[str, float | None] | None = None
     error: str | None = None
 
     def summary(self) -> dict[str, Any]:
         """Plain values: latencies in milliseconds, memory in MB (1e6 bytes), rates in 1/s."""
         base: dict[str, Any] = {self.unit: self.value, "runs": len(self.runs), "error": self.error}
-        if not self.runs or self.memory is None:
+        if self.error or self.memory_mb is None:
             return base
-        seconds, sequences, tokens = (
-            sum(values) for values in zip(*((r.latency_s, r.sequences, r.tokens) for r in self.runs), strict=True)
-        )
+        seconds = sum(run.latency_ms for run in self.runs) / 1e3
+        samples, tokens = sum(run.sequences for run in self.runs), sum(run.tokens for run in self.runs)
+        peak_mb = self.memory_mb["gpu_memory_peak_mb"] or self.memory_mb["cpu_memory_peak_mb"] or 0.0
         return base | {
-            "sequences_per_batch": sequences / len(self.runs),
-            "tokens_per_batch": tokens / len(self.runs),
-            "latency_per_sample_ms": spread([1e3 * run.latency_s / run.sequences for run in self.runs]),
-            "latency_per_batch_ms": spread([1e3 * run.latency_s for run in self.runs]),
-            "prepare_share": sum(run.prepare_s for run in self.runs) / seconds,
-            "samples_per_s": sequences / seconds,
+            "sequences_per_batch": samples / len(self.runs),
+            "latency_per_sample_ms": spread([run.latency_per_sample_ms for run in self.runs]),
+            "latency_per_batch_ms": spread([run.latency_ms for run in self.runs]),
+            "samples_per_s": samples / seconds,
             "batches_per_s": len(self.runs) / seconds,
             "tokens_per_s": tokens / seconds,
-            **self.memory.in_mb(),
-            "samples_per_s_per_mb": sequences / seconds / (self.memory.peak / 1e6),
+            **self.memory_mb,
+            "samples_per_s_per_mb": samples / seconds / peak_mb,
         }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation (0 of a single value) and percentiles."""
-    array = np.asarray(values, dtype=np.float64)
-    percentiles = {f"p{p}": float(np.percentile(array, p)) for p in PERCENTILES}
-    return {"mean": float(array.mean()), "std": float(array.std(ddof=1)) if array.size > 1 else 0.0, **percentiles}
+    percentiles = {f"p{p}": float(np.percentile(values, p)) for p in (5, 50, 95, 99)}
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": std, **percentiles}
 
 
 def describe(pipeline: ClassifierPipeline) -> dict[str, Any]:
@@ -124,7 +89,7 @@ def describe(pipeline: ClassifierPipeline) -> dict[str, Any]:
     cuda = pipeline.device.type == "cuda"
     return {
         "parameters": sum(parameter.numel() for parameter in pipeline.model.parameters()),
-        "model_size_mb": sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6,
+        "model_size_mb": sum(tensor.nbytes for tensor in tensors) / 1e6,
         "architecture": type(pipeline.model.backbone.model).__name__,
         "kind": pipeline.label_space.kind,
         "outputs": pipeline.label_space.num_outputs,
@@ -147,13 +112,7 @@ def measure_batches(
 ) -> Iterator[BatchResult]:
     """Measure each size or budget, one after the other, so that none's memory hides in another's.
 
-    Args:
-        pipeline: what is measured.
-        texts: to draw batches from; batches start again where there are too few.
-        unit: of ``values``: texts or tokens of a batch.
-        values: sizes or budgets.
-        warmup_runs, runs: batches that don't count, and that do.
-        show: receives what is being measured.
+    ``values`` are texts or tokens of a batch, as ``unit`` says; batches start again where there are too few texts.
     """
     order = np.random.default_rng(_SEED).permutation(len(texts))
     shuffled = [texts[index] for index in order]
@@ -163,8 +122,8 @@ def measure_batches(
         try:
             for _ in range(warmup_runs):
                 run_once(pipeline, next(batches))
-            watch = _MemoryWatch(pipeline.device)
-            measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
+            with _memory(pipeline.device) as memory_mb:
+                measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
         except Exception as error:
             if not _lacks_memory(error):
                 raise
@@ -172,7 +131,7 @@ def measure_batches(
                 torch.cuda.empty_cache()
             yield BatchResult(unit, value, error="out of memory")
         else:
-            yield BatchResult(unit, value, measured, watch.read())
+            yield BatchResult(unit, value, measured, memory_mb)
 
 
 def run_once(pipeline: ClassifierPipeline, texts: Sequence[str]) -> Run:
@@ -192,7 +151,8 @@ def run_once(pipeline: ClassifierPipeline, texts: Sequence[str]) -> Run:
 
     batch, prepare_s = timed(prepare)
     _, compute_s = timed(compute)
-    return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, prepare_s, compute_s)
+    times_s = (prepare_s, compute_s, prepare_s + compute_s, (prepare_s + compute_s) / batch.num_sequences)
+    return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, *(1e3 * time_s for time_s in times_s))
 
 
 def measure_whole(
@@ -200,51 +160,32 @@ def measure_whole(
 ) -> tuple[dict[str, Any], Predictions]:
     """Predict all texts once, as ``predict`` takes them: sorted and packed to the pipeline's budget."""
     pipeline.predict(texts[:1])
-    watch = _MemoryWatch(pipeline.device)
-    predictions, seconds = timed(lambda: pipeline.predict(texts, progress=progress))
-    memory = watch.read().in_mb()
+    with _memory(pipeline.device) as memory_mb:
+        predictions, seconds = timed(lambda: pipeline.predict(texts, progress=progress))
     facts = {
         "samples": len(texts),
         "seconds": seconds,
         "samples_per_s": len(texts) / seconds,
         "batch_tokens": pipeline.batch_tokens,
         "cropped_samples": int(np.count_nonzero(predictions.cropped)),
-        "cpu_memory_peak_mb": memory["cpu_memory_peak_mb"],
-        "gpu_memory_peak_mb": memory["gpu_memory_peak_mb"],
+        **memory_mb,
     }
     return facts, predictions
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """An operation and the time spent in it itself; ``share`` is of all operations' time on that device."""
-
-    name: str
-    calls: int
-    self_ms: float
-    share: float
-    device: str
 
 
 def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batch_size: int) -> list[dict[str, Any]]:
     """Profile a few batches by torch.profiler.
 
-    Args:
-        pipeline: what is profiled.
-        texts: to draw batches from.
-        folder: exists; gets ``trace.json`` (for Perfetto or chrome://tracing) and ``stacks.txt`` (one stack a line and
-            its microseconds, for flame graphs).
-        batch_size: texts of a batch.
-
-    Returns:
-        :class:`Bottleneck` of the operations that take most time themselves, the largest first, as plain values.
+    Writes ``trace.json`` (for Perfetto or chrome://tracing) and ``stacks.txt`` (one stack a line and its microseconds,
+    for flame graphs) into the folder. Returns the operations that take most time themselves, the largest first;
+    ``share`` is of all operations' time on that device.
     """
     batches = _batches(pipeline, texts, "batch_size", batch_size)
     run_once(pipeline, next(batches))
     cuda = pipeline.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
     verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(
         activities=activities, record_shapes=True, profile_memory=True, with_stack=True, experimental_config=verbose
     ) as profiler:
@@ -254,17 +195,20 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
         profiler.export_chrome_trace(str(path))
     with atomic_file(folder / "stacks.txt") as path:
         profiler.export_stacks(str(path), "self_cuda_time_total" if cuda else "self_cpu_time_total")
-    largest = _largest(profiler, "self_device_time_total" if cuda else "self_cpu_time_total", pipeline.device.type)
-    return [asdict(bottleneck) for bottleneck in largest]
-
-
-def _largest(profiler: profile, metric: str, device: str) -> list[Bottleneck]:
-    operations = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
-    total_us = sum(getattr(event, metric) for event in operations) or 1.0
-    ranked = sorted(operations, key=lambda event: -getattr(event, metric))[:BOTTLENECKS]
+    metric = "self_device_time_total" if cuda else "self_cpu_time_total"
+    times_us = {
+        event: getattr(event, metric) for event in profiler.key_averages() if event.device_type == DeviceType.CPU
+    }
+    total_us = sum(times_us.values()) or 1.0
     return [
-        Bottleneck(event.key, event.count, getattr(event, metric) / 1e3, getattr(event, metric) / total_us, device)
-        for event in ranked
+        {
+            "name": event.key,
+            "calls": event.count,
+            "self_ms": times_us[event] / 1e3,
+            "share": times_us[event] / total_us,
+            "device": pipeline.device.type,
+        }
+        for event in sorted(times_us, key=times_us.__getitem__, reverse=True)[:BOTTLENECKS]
     ]
 
 
@@ -282,22 +226,19 @@ def _batches(pipeline: ClassifierPipeline, texts: Sequence[str], unit: Unit, val
         yield batch
 
 
-class _MemoryWatch:
-    """Peaks from now on."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._gpu = device if device.type == "cuda" else None
-        self._resident = MemoryMeter(torch.device("cpu"))
-        if self._gpu is not None:
-            torch.cuda.reset_peak_memory_stats(self._gpu)
-            self._allocated = torch.cuda.memory_allocated(self._gpu)
-
-    def read(self) -> Memory:
-        """Read the peaks."""
-        peak = self._resident.peak_bytes()
-        if self._gpu is None:
-            return Memory(peak, None, None)
-        return Memory(peak, self._allocated, torch.cuda.max_memory_allocated(self._gpu))
+@contextmanager
+def _memory(device: torch.device) -> Iterator[dict[str, float | None]]:
+    """Memory of the block in MB (1e6 bytes), filled in when it ends; that of a GPU is None without one."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    allocated_mb = torch.cuda.memory_allocated(device) / 1e6 if cuda else None
+    resident = MemoryMeter(torch.device("cpu"))
+    found: dict[str, float | None] = {}
+    yield found
+    found["cpu_memory_peak_mb"] = resident.peak_bytes() / 1e6
+    found["gpu_memory_allocated_mb"] = allocated_mb
+    found["gpu_memory_peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6 if cuda else None
 
 
 def _lacks_memory(error: BaseException | None) -> bool:

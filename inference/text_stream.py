@@ -8,15 +8,13 @@ id, to detect one that repeats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from dataset.fasta.counts import IngestCounts
 from dataset.labels.labelled_file import find_labelled_files
-from dataset.labels.parts import FastaParts, TableParts, place_in_file
-from dataset.labels.table import is_table_name
-from dataset.store.ingest import CleanBlock, Ingest
+from dataset.labels.parts import FastaParts, TableParts, first_places, parts_of_files, texts_of
+from dataset.store.ingest import Ingest
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
 
@@ -92,31 +90,12 @@ class TextStream:
                     if block is not None and not self._ingest.faults:
                         ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
                         share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
-                        yield TextPart(ids, _texts(block), share)
+                        yield TextPart(ids, texts_of(block), share)
                 bytes_before += path.stat().st_size
 
     def _files(self) -> Iterator[tuple[Path, FastaParts | TableParts]]:
-        rows_before = 0
-        for path in self._paths:
-            if not is_table_name(path):
-                yield path, FastaParts(path, self._labels, with_labels=False)
-                continue
-            table = TableParts(path, self._labels, self._content, with_labels=False, rows_before=rows_before)
-            yield path, table
-            rows_before += table.num_rows
+        return parts_of_files(self._paths, self._labels, self._content, with_labels=False)
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
         """Place of the first record with each of these ids; the files are read again, for a refusal alone."""
-        found: dict[str, str] = {}
-        for path, parts in self._files():
-            for part in parts:
-                for encoded, number in zip(part.batch.records.ids.split(), part.numbers, strict=True):
-                    record_id = encoded.decode("utf-8")
-                    if record_id in ids and record_id not in found:
-                        found[record_id] = place_in_file(path, number)
-        return found
-
-
-def _texts(block: CleanBlock) -> list[str]:
-    ends = accumulate(block.lengths.tolist(), initial=0)
-    return [block.residues[start:end].decode("utf-8") for start, end in pairwise(ends)]
+        return first_places(ids, self._files())

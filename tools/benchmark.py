@@ -2,12 +2,11 @@
 
 Runs the stages from the store to the model's output: reading, tokenizing, packing, loading by 0, 1 and 2 loader
 processes, inference across token budgets and precisions, and the whole pipeline with the share of time that the
-model waits for data. Prints a table of each and then advice: keys to set, each with its ratio, only where
+model waits for data. Prints a table and then advice: keys to set, each with its ratio, only where
 the whole interval agrees. Nothing is trained, and the store is only read. Runs on a GPU where there is one.
 
 A folder is written: benchmark.png and benchmark.json, with every sample. Close what else uses the machine; variants
-take turns, so that ratios hold even where times don't. The page cache is taken as it is: 'for the first time' is what
-the first epoch reads at, from the disk if the store has not been read lately.
+take turns, so that ratios hold even where times don't.
 
 Examples:
   python -m tools benchmark uniref50_store
@@ -32,7 +31,7 @@ from common.progress import status_line
 from common.publishing import made_folder
 from common.text import counted
 from dataset.store.reader import Store
-from monitoring.advice import Facts, advise
+from monitoring.advice import advise
 from train_config.schema import BackboneSection, DataSection
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ def main(argv: list[str]) -> int:
     if arguments.json_:
         print(json.dumps(facts, indent=1))
         return 0
-    from tools._benchmark.report import tables
+    from tools._benchmark.report import table
 
     console = result_console()
-    console.print(Text(_heading(facts)), Text(), tables(stages), sep="\n")
+    console.print(Text(_heading(facts)), Text(), table(stages), sep="\n")
     for title, lines in (("What is slow", facts["slow"]), ("Advice", facts["advice"])):
         console.print(Text(title, style="bold"), *(Text(f"  {line}") for line in lines), Text(), sep="\n")
     console.print(Text(f"written: {output}/benchmark.png and benchmark.json"))
@@ -88,14 +87,10 @@ def main(argv: list[str]) -> int:
 
 
 def measured(arguments: Arguments, store: Store, picture: Path) -> tuple[dict[str, Any], list[StageResult]]:
-    """Run the stages and draw them.
+    """Run the stages and draw them; return everything as plain values, and the stages.
 
-    Returns:
-        Everything as plain values, and the stages.
-
-    Raises:
-        DataError: the store is damaged, or the model's weights are.
-        ConfigError, ResourceError: the model can't be had.
+    Raises DataError where the store or the model's weights are damaged, ConfigError or ResourceError where the model
+    can't be had.
     """
     import torch  # here, so that --help answers at once
 
@@ -108,32 +103,24 @@ def measured(arguments: Arguments, store: Store, picture: Path) -> tuple[dict[st
     with status_line() as show:
         subject = Subject(store, backbone, arguments.max_length, device, arguments.seconds, show)
         stages = {stage.name: stage for stage in run_stages(subject)}
-    tokens_per_record = float(subject.tokens_of(subject.some_records()).mean())
-    slow, advice = _advice(adviser_facts(stages, tokens_per_record))
+    found = advise(adviser_facts(stages))
+    advice = [str(line) for line in found if line.topic != "slowest stage"]
     facts = {
         "store": str(store.path),
         "records": len(store),
         "longest_tokens": subject.longest_tokens,
         "cropped_share": float((store.lengths > arguments.max_length).mean()),
-        "tokens_per_record": tokens_per_record,
+        "tokens_per_record": float(subject.tokens_of(subject.some_records()).mean()),
         "model": arguments.model,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "seconds": round(subject.passed_s, 1),
-        "slow": slow,
-        "advice": advice,
+        "slow": [str(line) for line in found if line.topic == "slowest stage"],
+        "advice": advice or ["leave the settings: no other value that was measured is faster beyond the spread"],
         "stages": {name: stage_facts(stage) for name, stage in stages.items()},
     }
-    draw(stages, f"{store.path.name}: {arguments.model} on {facts['device']}", tokens_per_record, picture)
+    draw(stages, f"{store.path.name}: {arguments.model} on {facts['device']}", picture)
     return facts, list(stages.values())
-
-
-def _advice(facts: Facts) -> tuple[list[str], list[str]]:
-    """The slowest stage, and what to change."""
-    found = advise(facts)
-    slow = [str(advice) for advice in found if advice.topic == "slowest stage"]
-    rest = [str(advice) for advice in found if advice.topic != "slowest stage"]
-    return slow, rest or ["leave the settings: no other value that was measured is faster beyond the spread"]
 
 
 def _heading(facts: dict[str, Any]) -> str:

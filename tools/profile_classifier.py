@@ -4,7 +4,7 @@ Writes a folder:
   baseline_metrics.json          everything as numbers
   detailed_metrics.csv           a row for each batch that was measured
   baseline_summary_report.txt    latency, throughput, best batch size, memory, bottlenecks, accuracy, in words
-  plots/                         batch_size_comparison.png and metrics_heatmap.png
+  plots/                         batch_size_comparison.png
   profiler_traces/               trace.json (open it at ui.perfetto.dev) and stacks.txt (for a flame graph)
 
 Steps can be left out and run again one by one, with --overwrite: the others' results stay. Times are from texts to
@@ -31,7 +31,6 @@ from pydantic import Field, PositiveInt
 from rich.text import Text
 
 from common.command_line import result_console
-from common.errors import EsmerayError
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
 from inference.options import PipelineOptions, load_pipeline
@@ -88,21 +87,12 @@ def main(argv: list[str]) -> int:
     with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
         if profile["steps"]:
             shutil.copytree(output, building, dirs_exist_ok=True)
-        broken_off = None
-        try:
-            _do_steps(arguments, Profiler(pipeline, texts, building, profile, show), show)
-        except (EsmerayError, KeyboardInterrupt) as error:
-            if not profile["steps"]:
-                raise
-            broken_off = error  # the steps that were done are kept
+        _do_steps(arguments, Profiler(pipeline, texts, building, profile, show), show)
         (building / METRICS_FILE).write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
         summary = "\n".join(summary_lines(profile)) + "\n"
         (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
-    if broken_off is not None:
-        raise broken_off
-    console = result_console()
-    console.print(Text(summary))
-    console.print(Text(f"written: {output}/{METRICS_FILE}, {DETAILS_FILE}, {SUMMARY_FILE}, plots, profiler_traces"))
+    written = f"written: {output}/{METRICS_FILE}, {DETAILS_FILE}, {SUMMARY_FILE}, plots, profiler_traces"
+    result_console().print(Text(summary), Text(written), sep="\n")
     return 0
 
 

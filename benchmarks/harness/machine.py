@@ -1,8 +1,4 @@
-"""Description of the machine, the versions and the revision that results belong to.
-
-In: this process. Out: plain values for ``results.json``, and the name of the machine's folder, such as
-``amd-epyc-2-cores`` or ``nvidia-h200``.
-"""
+"""Description of the machine, the versions and the revision that results belong to."""
 
 from __future__ import annotations
 
@@ -11,16 +7,13 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 from pydantic import BaseModel
 
 from benchmarks.harness.stage import Device
-
-ALWAYS_RECORDED = ("torch", "numpy", "transformers")
-"""Packages whose versions matter to every stage."""
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _NOISE = re.compile(r"\((r|tm)\)|processor|cpu|\d+-core|@.*", re.IGNORECASE)
@@ -45,13 +38,15 @@ class Machine(BaseModel):
 
 def describe_machine() -> Machine:
     """This machine; of several GPUs the first, since one is measured."""
-    gpu, gpu_memory_gib = _gpu()
+    import torch  # takes a second, which --help and --list need not wait for
+
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return Machine(
         cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        gpu=gpu,
-        gpu_memory_gib=gpu_memory_gib,
+        gpu=gpu.name if gpu else None,
+        gpu_memory_gib=round(gpu.total_memory / 2**30, 1) if gpu else None,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
@@ -68,14 +63,8 @@ def slugify(name: str) -> str:
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Installed versions; a package that is not there is left out."""
-    found = {}
-    for name in (*ALWAYS_RECORDED, *distributions):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Installed versions of these packages and of those that matter to every stage."""
+    return {name: version(name) for name in ("torch", "numpy", "transformers", *distributions)}
 
 
 def revision() -> str:
@@ -92,19 +81,7 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _gpu() -> tuple[str | None, float | None]:
-    import torch  # takes a second, which --help and --list need not wait for
-
-    if not torch.cuda.is_available():
-        return None, None
-    properties = torch.cuda.get_device_properties(0)
-    return properties.name, round(properties.total_memory / 2**30, 1)
-
-
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -1,8 +1,4 @@
-"""The proteins that every stage works on: real ones where there are any.
-
-In: a FASTA file of the user's, or nothing. Then the UniRef90 sample of development is taken where it lies beside the
-repository, and otherwise the embedded sample. Out: sequences of plain residues, in the order of the file.
-"""
+"""The proteins that every stage works on: the user's, or the UniRef90 sample of development, or the embedded sample."""
 
 from __future__ import annotations
 
@@ -38,11 +34,7 @@ class Proteins:
 
 
 def read_proteins(fasta: Path | None) -> Proteins:
-    """All proteins at hand.
-
-    Raises:
-        DataError: the file can't be read as FASTA.
-    """
+    """All proteins at hand, in the order of the file. Raises DataError where it can't be read as FASTA."""
     from dataset.store.sample import sample_records
 
     path = fasta or (_UNIREF90 if _UNIREF90.is_file() else None)
@@ -71,11 +63,7 @@ def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
 
 
 def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
-    """A FASTA file of so many records with ids of their own, the sequences repeated in turn, 60 residues a line.
-
-    Returns:
-        Its size in bytes.
-    """
+    """Write so many records with ids of their own, the sequences repeated in turn, 60 residues a line; return bytes."""
     wrapped = ["\n".join(s[at : at + 60] for at in range(0, len(s), 60)) for s in sequences]
     with path.open("w", encoding="ascii") as file:
         for number in range(records):

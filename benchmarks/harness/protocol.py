@@ -1,7 +1,4 @@
-"""How a case is measured: checked, warmed up until it is steady, then in turns (:mod:`common.timing`).
-
-In: a case. Out: the samples of every contender, in its unit, and how it warmed up.
-"""
+"""How a case is measured: checked, warmed up until it is steady, then in turns (:mod:`common.timing`)."""
 
 from __future__ import annotations
 
@@ -12,41 +9,35 @@ from dataclasses import dataclass
 
 from benchmarks.harness.stage import Case, Contender, Facts
 from common import timing
-from common.timing import WarmUp
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples by contender in order of the rounds, and the warm-ups of those that had one."""
+    """Samples by contender in order of the rounds, and whether the warm-ups of those that had one became steady."""
 
     samples: dict[str, list[float]]
-    warm_ups: dict[str, WarmUp]
+    settled: dict[str, bool]
     facts: Facts
 
 
 def measure_case(case: Case, quick: bool = False, show: Callable[[str], None] = lambda _: None) -> Measured:
-    """Check, warm up and measure all contenders of a case.
+    """Check, warm up and measure all contenders of a case; if quick, in one round without a warm-up.
 
-    Args:
-        case: what to measure.
-        quick: one round without a warm-up.
-        show: receives what is being done.
-
-    Raises:
-        WrongWorkError: the contenders do not compute the same.
+    Raises WrongWorkError where the contenders do not compute the same.
     """
     facts: Facts = {}
     if case.check is not None:
         show("checking that all compute the same")
         facts |= case.check()
-    warm_ups = {}
+    settled = {}
     for contender in case.contenders:
         if contender.kind == "rate" and not quick:
             show(f"{contender.name}: warming up")
-            warm_ups[contender.name] = timing.warm_up(sampler(contender, contender.short or contender.run))
+            warm_up = timing.warm_up(sampler(contender, contender.short or contender.run))
+            settled[contender.name] = warm_up.settled
     samplers = {contender.name: sampler(contender, contender.run) for contender in case.contenders}
     measured = timing.measure(samplers, 1 if quick else case.rounds, show=show)
-    return Measured(measured.samples, warm_ups, {**facts, **case.facts})
+    return Measured(measured.samples, settled, {**facts, **case.facts})
 
 
 def sampler(contender: Contender, run: Callable[[], float]) -> Callable[[], float]:

@@ -6,21 +6,19 @@ date, command, versions and revision. So a stage can be measured again without t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.protocol import Measured
-from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Reference, Stage
+from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Stage
 from common.errors import DataError
-from common.publishing import write_atomically
-from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios, spread
+from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 
-FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
 WARM_UP_PROTOCOL = (
     f"medians of {REPEATS_PER_MEDIAN} repeats until two in a row agree within {AGREEMENT:.0%}, at most {MAX_MEDIANS}; "
@@ -32,14 +30,11 @@ Verdict: TypeAlias = Literal["reached", "reached, within noise", "missed, within
 
 
 class ContenderResult(BaseModel):
-    """Samples of one contender, in the case's unit, with their median and quartiles."""
+    """Samples of one contender, in the case's unit; whether its warm-up became steady, None without one."""
 
     name: str
     samples: list[float]
     median: float
-    lower_quartile: float
-    upper_quartile: float
-    warm_up_medians: list[float]
     warm_up_settled: bool | None
 
 
@@ -75,7 +70,6 @@ class CaseResult(Origin):
     device: Device
     unit: str
     better: Literal["higher", "lower"]
-    rounds: int
     contenders: list[ContenderResult]
     comparisons: list[ComparisonResult]
     facts: Facts
@@ -84,7 +78,7 @@ class CaseResult(Origin):
 class Results(BaseModel):
     """All that was measured on one machine."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[1] = 1
     machine: Machine
     cases: list[CaseResult] = []
 
@@ -96,7 +90,6 @@ class Results(BaseModel):
 
 def case_result(stage: Stage, case: Case, measured: Measured, device: Device, origin: Origin) -> CaseResult:
     """Put a measured case in form, with those comparisons whose contenders took part."""
-    comparisons = [c for c in stage.comparisons if c.case == case.name and _took_part(c, measured)]
     return CaseResult(
         **origin.model_dump(),
         stage=stage.name,
@@ -104,9 +97,19 @@ def case_result(stage: Stage, case: Case, measured: Measured, device: Device, or
         device=device,
         unit=case.unit,
         better=case.better,
-        rounds=max(map(len, measured.samples.values())),
-        contenders=[_contender_result(contender, measured) for contender in case.contenders],
-        comparisons=[_comparison_result(comparison, case, measured, device) for comparison in comparisons],
+        contenders=[
+            ContenderResult(
+                name=name, samples=samples, median=median(samples), warm_up_settled=measured.settled.get(name)
+            )
+            for name, samples in measured.samples.items()
+        ],
+        comparisons=[
+            _comparison_result(comparison, case, measured, device)
+            for comparison in stage.comparisons
+            if comparison.case == case.name
+            and comparison.ours in measured.samples
+            and (isinstance(comparison.peer, Reference) or comparison.peer in measured.samples)
+        ],
         facts=measured.facts,
     )
 
@@ -122,24 +125,16 @@ def merged(results: Results, fresh: CaseResult, order: Sequence[str]) -> Results
 def read_results(folder: Path, machine: Machine) -> Results:
     """The folder's results, or none measured yet; always with the machine as it is now.
 
-    Raises:
-        DataError: the file is damaged or of another format.
+    Raises DataError where the file is damaged or of another format.
     """
     path = folder / RESULTS_FILE
     if not path.is_file():
         return Results(machine=machine)
     try:
-        results = Results.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
+        results = Results.model_validate_json(path.read_bytes())
+    except ValidationError as error:
         raise DataError(f"{path}: no results of this format; move it away and measure again") from error
-    if results.format_version != FORMAT_VERSION:
-        raise DataError(f"{path}: format {results.format_version}, but this is {FORMAT_VERSION}; move it away")
     return results.model_copy(update={"machine": machine})
-
-
-def write_results(folder: Path, results: Results) -> None:
-    """Replace ``results.json`` in one step."""
-    write_atomically(folder / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
 
 
 def verdict(found: Ratio, floor: float | None) -> Verdict:
@@ -149,26 +144,6 @@ def verdict(found: Ratio, floor: float | None) -> Verdict:
     if found.value >= floor:
         return "reached" if found.low >= floor else "reached, within noise"
     return "missed" if found.high < floor else "missed, within noise"
-
-
-def _took_part(comparison: Comparison, measured: Measured) -> bool:
-    peers = [] if isinstance(comparison.peer, Reference) else [comparison.peer]
-    return all(measured.samples.get(name) for name in [comparison.ours, *peers])
-
-
-def _contender_result(contender: Contender, measured: Measured) -> ContenderResult:
-    samples = measured.samples[contender.name]
-    middle = spread(samples)
-    warm_up = measured.warm_ups.get(contender.name)
-    return ContenderResult(
-        name=contender.name,
-        samples=samples,
-        median=middle.median,
-        lower_quartile=middle.lower,
-        upper_quartile=middle.upper,
-        warm_up_medians=warm_up.medians if warm_up else [],
-        warm_up_settled=warm_up.settled if warm_up else None,
-    )
 
 
 def _comparison_result(comparison: Comparison, case: Case, measured: Measured, device: Device) -> ComparisonResult:

@@ -1,7 +1,7 @@
 """Runs stages one after the other and keeps what is finished.
 
-In: stages and where results go. Out: the three files of the results, written anew after every case, so that Ctrl-C or a
-stage that breaks costs nothing that was measured before. A stage that breaks doesn't stop those after it.
+The files of the results are written anew after every case, so that Ctrl-C or a stage that breaks costs nothing that was
+measured before. A stage that breaks doesn't stop those after it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.harness.plot import draw_results
 from benchmarks.harness.protocol import measure_case
 from benchmarks.harness.results import (
     NO_WARM_UP,
+    RESULTS_FILE,
     WARM_UP_PROTOCOL,
     CaseResult,
     Origin,
     case_result,
     merged,
     read_results,
-    write_results,
 )
 from benchmarks.harness.stage import Setting, Stage, WrongWorkError
-from benchmarks.harness.table import markdown, quantity, ratio_text, ratio_texts
+from benchmarks.harness.table import interval_text, markdown, quantity, ratio_text
 from common.errors import EsmerayError
 from common.progress import status_line
 from common.publishing import write_atomically
@@ -37,15 +37,9 @@ from common.publishing import write_atomically
 
 @dataclass(frozen=True)
 class Run:
-    """One call of ``python -m benchmarks``.
+    """One call of ``python -m benchmarks``: ``command`` as it was typed, names of all stages in their ``order``.
 
-    Attributes:
-        machine: that it runs on.
-        output: folder of the results.
-        quick: a smoke run.
-        command: as it was typed.
-        order: names of all stages, in which results are kept.
-        fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
+    ``fasta`` are proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
     """
 
     machine: Machine
@@ -57,14 +51,9 @@ class Run:
 
 
 def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
-    """Measure stages and write their results.
+    """Measure stages and write their results; return the names of those that broke, why is on stderr.
 
-    Returns:
-        Names of those that broke; why is on stderr.
-
-    Raises:
-        DataError: the results that are there can't be read.
-        KeyboardInterrupt: what was finished before is written.
+    Raises DataError where the results that are there can't be read.
     """
     read_results(run.output, run.machine)  # refuse before an hour of measuring, not after it
     run.output.mkdir(parents=True, exist_ok=True)
@@ -117,7 +106,7 @@ def _origin(stage: Stage, run: Run) -> Origin:
 def _keep(case: CaseResult, run: Run) -> None:
     """Write the results with this case among them, and print it."""
     results = merged(read_results(run.output, run.machine), case, run.order)
-    write_results(run.output, results)
+    write_atomically(run.output / RESULTS_FILE, results.model_dump_json(indent=1) + "\n")
     write_atomically(run.output / "results.md", markdown(results))
     print("\n".join(_lines(case)), flush=True)
 
@@ -127,6 +116,6 @@ def _lines(case: CaseResult) -> list[str]:
     lines += [f"  {contender.name:<44} {quantity(contender.median, case.unit)}" for contender in case.contenders]
     for comparison in case.comparisons:
         floor = "" if comparison.floor is None else f", floor {ratio_text(comparison.floor)}: {comparison.verdict}"
-        ratio, interval = ratio_texts(comparison)
-        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}× ({interval}){floor}")
+        ratio = f"{ratio_text(comparison.ratio)}× ({interval_text(comparison)})"
+        lines.append(f"  {comparison.title}, beside {comparison.peer}: {ratio}{floor}")
     return lines

@@ -26,7 +26,6 @@ class Setting:
     """What a run gives to each stage.
 
     Attributes:
-        device: cuda where there is a GPU.
         quick: a smoke run: everything is done once, on as little work as shows that it works.
         folder: an empty folder of this stage on the repository's disk, removed afterwards.
         fasta: proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
@@ -45,7 +44,6 @@ class Contender:
     """One way to do the work of a case.
 
     Attributes:
-        name: as the table shows it.
         run: does the work once. Of a ``rate``, returns how much real work was done (tokens, sequences, bytes; never
             padded ones) and is timed; of a ``value``, returns the measured value itself (bytes of memory; tokens/s of a
             subprocess that times itself).
@@ -69,8 +67,6 @@ class Case:
         name: unique in its stage.
         unit: of what is measured: ``sequences/s``, ``MB``.
         contenders: those that take part on this device.
-        better: whether more of the unit is better, or less.
-        rounds: how often each is measured.
         check: called once before anything is measured; compares what the contenders compute and returns by how much
             they differ.
         facts: whatever a reader needs to know of this case; may be filled while the case runs.
@@ -95,14 +91,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row of the table.
+    """One row of the table: our contender beside another of the case, or a fixed number.
 
-    Attributes:
-        case: name of the case.
-        ours: name of our contender.
-        peer: name of the other, or a fixed number.
-        floors: least ratio to reach, by device. Where a device is missing the ratio is shown without a floor.
-        label: what is compared, where the case's name doesn't say it.
+    ``floors`` are the least ratios to reach, by device; ``label`` is what is compared, where the case's name doesn't
+    say it.
     """
 
     case: str
@@ -127,11 +119,9 @@ class Stage:
     """One part of the data or model path, beside what people use for it today.
 
     Attributes:
-        name: on the command line.
         summary: one line for ``--list``.
         cases: yields one case after the other; each is measured before the next is asked for. A case that makes no
             sense on ``setting.device`` is not yielded.
-        comparisons: the rows of the table, of all devices.
         packages: import names of the peers, which must be installed (``make bench``).
         distributions: names of the packages whose versions are recorded beside torch and numpy.
     """

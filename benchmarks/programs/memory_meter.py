@@ -18,13 +18,8 @@ _RESET_PEAK = "5"
 
 
 class Peak(NamedTuple):
-    """Peak memory of the work.
-
-    Attributes:
-        host_bytes: largest resident memory during the work, less that at :meth:`MemoryMeter.libraries_loaded`.
-        device_bytes: largest memory that torch had allocated on the GPU; None where there is no GPU.
-        total_bytes: largest resident memory during the work, libraries included.
-    """
+    """Peak memory of the work: resident, less that at :meth:`MemoryMeter.libraries_loaded`; what torch had allocated on
+    the GPU, None without one; resident with the libraries."""
 
     host_bytes: int
     device_bytes: int | None

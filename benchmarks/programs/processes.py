@@ -1,7 +1,4 @@
-"""Runs programs in processes of their own, which inherit nobody's memory, threads or process group.
-
-:func:`run_program` runs any command, :func:`peak_of` one function of Python whose peak memory is measured.
-"""
+"""Runs programs in processes of their own, which inherit nobody's memory, threads or process group."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ _MARK = "peak of the work: "
 def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a command to its end in the repository's root; return its standard output.
 
-    Raises:
-        RuntimeError: it failed; the end of its output is in the message.
+    Raises RuntimeError, with the end of its output, where it failed.
     """
     process = subprocess.Popen(
         command,
@@ -50,12 +46,7 @@ def run_program(command: list[str], environment: Mapping[str, str] | None = None
 def peak_of(function: str, arguments: Mapping[str, Any]) -> Peak:
     """Run ``module:function(meter, **arguments)`` in a fresh process, which calls the :class:`MemoryMeter`.
 
-    Args:
-        function: its module and name.
-        arguments: as JSON takes them.
-
-    Raises:
-        RuntimeError: it failed; the end of its output is in the message.
+    The arguments travel as JSON. Raises RuntimeError, with the end of its output, where it failed.
     """
     output = run_program([sys.executable, "-m", __name__, function, json.dumps(arguments)])
     line = next(line for line in reversed(output.splitlines()) if line.startswith(_MARK))

@@ -9,6 +9,7 @@ Shape legend: B sequences of a micro-batch, L their length with padding.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -41,8 +42,9 @@ from benchmarks.programs.training_workload import (
     MASK_SHARE,
     SEED,
     WEIGHT_DECAY,
-    StepLines,
+    StepLine,
     Workload,
+    write_step,
 )
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from training.engine.deepspeed_setup import compiling_alone
@@ -50,9 +52,7 @@ from training.engine.deepspeed_setup import compiling_alone
 ZERO_SETTINGS = Path(__file__).resolve().parents[2] / "train_config" / "zero2.yaml"
 
 
-class TokenizedProteins(torch.utils.data.Dataset):
-    """Token ids of each protein, cropped."""
-
+class _TokenizedProteins(torch.utils.data.Dataset):
     def __init__(self, fasta: str, tokenizer: EsmTokenizer) -> None:
         with dnaio.open(fasta) as records:
             sequences = [record.sequence for record in records]
@@ -115,7 +115,7 @@ class _CountingTrainer(Trainer):
 class _StepReporter(TrainerCallback):
     """Writes a line when the Trainer has logged a step, which it does after each."""
 
-    def __init__(self, trainer: _CountingTrainer, lines: StepLines) -> None:
+    def __init__(self, trainer: _CountingTrainer, lines: str) -> None:
         self._trainer, self._lines = trainer, lines
         self._meter = MemoryMeter()
         self._seconds = self._ended = 0.0
@@ -135,16 +135,15 @@ class _StepReporter(TrainerCallback):
         logs = keywords["logs"]
         if "loss" not in logs:
             return
-        tokens, computed = self._trainer.take_counts()
-        self._lines.write(state.global_step, self._seconds, tokens, computed, logs["loss"], self._meter.peak())
+        peak = self._meter.peak()
+        counts = self._trainer.take_counts()
+        line = StepLine(self._seconds, *counts, logs["loss"], peak.computing_bytes, peak.total_bytes)
+        write_step(self._lines, line)
 
 
-def deepspeed_settings(workload: Workload) -> dict[str, Any]:
+def deepspeed_settings() -> dict[str, Any]:
     """The project's own ZeRO-2 settings, with what the Trainer fills in."""
-    settings = yaml.safe_load(ZERO_SETTINGS.read_text())
-    if workload.precision == "none":
-        settings.pop("data_types", None)
-    return settings | {
+    return yaml.safe_load(ZERO_SETTINGS.read_text()) | {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -172,26 +171,24 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
         adam_beta2=BETAS[1],
         weight_decay=WEIGHT_DECAY,
         max_grad_norm=CLIPPING,
-        bf16=workload.precision == "bf16",
+        bf16=True,
         train_sampling_strategy=sampling,
         seed=SEED,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        deepspeed=deepspeed_settings(workload),
+        deepspeed=deepspeed_settings(),
         use_cpu=not cuda,
     )
 
 
-def train(workload: Workload, lines: StepLines, folder: str, sampling: str) -> None:
-    """Train the workload's steps."""
-    settings = arguments(workload, folder, sampling)
+def train(workload: Workload, lines: str, folder: str, sampling: str) -> None:
     tokenizer = EsmTokenizer.from_pretrained(workload.weights)
     trainer = _CountingTrainer(
         model=EsmForMaskedLM.from_pretrained(workload.weights),
-        args=settings,
-        train_dataset=TokenizedProteins(workload.fasta, tokenizer),
+        args=arguments(workload, folder, sampling),
+        train_dataset=_TokenizedProteins(workload.fasta, tokenizer),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
     )
     trainer.add_callback(_StepReporter(trainer, lines))
@@ -222,9 +219,9 @@ def main() -> None:
     """WORKLOAD LINES FOLDER SAMPLING."""
     _make_single_process_group()
     workload, lines, folder, sampling = sys.argv[1:]
-    train(Workload.from_json(workload), StepLines(lines), folder, sampling)
+    train(Workload(**json.loads(workload)), lines, folder, sampling)
     sys.stdout.flush()
-    os._exit(0)  # all steps are told; on the way out gloo's threads now and then abort ("terminate called")
+    os._exit(0)  # all steps are written; on the way out gloo's threads now and then abort ("terminate called")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ with its agreement, metrics and learning rate; validation and checkpoints are le
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from benchmarks.harness.proteins import MAX_RESIDUES
 from benchmarks.programs.memory_meter import MemoryMeter
+from benchmarks.programs.training_runs import NEVER
 from benchmarks.programs.training_workload import (
     BETAS,
     CLIPPING,
@@ -24,8 +26,9 @@ from benchmarks.programs.training_workload import (
     MASK_SHARE,
     SEED,
     WEIGHT_DECAY,
-    StepLines,
+    StepLine,
     Workload,
+    write_step,
 )
 from run_folder.paths import RunFolder
 from train_config.schema import Config
@@ -35,8 +38,6 @@ from training.loop.building import build
 from training.loop.restoring import restore
 from training.loop.worker import loop
 
-_NEVER = 10**9
-
 
 class _EnoughError(Exception):
     """The last measured step is done; what a run does at its end is not part of the benchmark."""
@@ -45,14 +46,15 @@ class _EnoughError(Exception):
 class _StepReporter:
     """Stands in for the run's log and writes a line for each training step."""
 
-    def __init__(self, lines: StepLines, meter: MemoryMeter, last_step: int) -> None:
+    def __init__(self, lines: str, meter: MemoryMeter, last_step: int) -> None:
         self._lines, self._meter, self._last_step = lines, meter, last_step
 
     def write(self, kind: str, step: int, **metrics: Any) -> None:
         if kind != "train":
             return
-        tokens = metrics["tokens"]
-        self._lines.write(step, metrics["step_s"], tokens, tokens, metrics["loss"], self._meter.peak())
+        tokens, peak = metrics["tokens"], self._meter.peak()
+        line = StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], peak.computing_bytes, peak.total_bytes)
+        write_step(self._lines, line)
         if step == self._last_step:
             raise _EnoughError
 
@@ -61,7 +63,6 @@ class _StepReporter:
 
 
 def run_config(workload: Workload, folder: Path) -> Config:
-    """The run's config."""
     return Config.model_validate(
         {
             "run": {"name": "benchmark", "storage_path": str(folder), "seed": SEED},
@@ -80,16 +81,16 @@ def run_config(workload: Workload, folder: Path) -> Config:
                 "betas": BETAS,
                 "weight_decay": WEIGHT_DECAY,
                 "gradient_clipping": CLIPPING,
-                "amp_dtype": workload.precision,
-                "evaluate_every_steps": _NEVER,
+                "amp_dtype": "bf16",
+                "evaluate_every_steps": NEVER,
             },
-            "checkpoint": {"every_steps": _NEVER},
+            "checkpoint": {"every_steps": NEVER},
             "wandb": {"mode": "disabled"},
         }
     )
 
 
-def train(workload: Workload, lines: StepLines, folder: Path) -> None:
+def train(workload: Workload, lines: str, folder: Path) -> None:
     """Train the workload's steps."""
     context = WorkerContext(device=choose_device(0))
     config = run_config(workload, folder)
@@ -113,7 +114,7 @@ def main() -> None:
     """WORKLOAD LINES FOLDER."""
     workload, lines, folder = sys.argv[1:]
     torch.manual_seed(SEED)
-    train(Workload.from_json(workload), StepLines(lines), Path(folder))
+    train(Workload(**json.loads(workload)), lines, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Whole training runs in processes of their own, by config, for stages that compare two ways to train the same.
-
-In: a config as plain values. Out: the training records of the run's metrics.jsonl.
-"""
+"""Whole training runs in processes of their own, by config, for stages that compare two ways to train the same."""
 
 from __future__ import annotations
 
@@ -26,9 +23,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 class TrainingRuns:
     """Runs numbered in one folder, each of which must come to the losses of the first.
 
-    Args:
-        folder: of the runs and their configs.
-        tolerance: largest relative difference between losses of a step.
+    ``tolerance`` is the largest relative difference between losses of a step.
     """
 
     def __init__(self, folder: Path, tolerance: float) -> None:
@@ -38,14 +33,10 @@ class TrainingRuns:
         self._number = 0
 
     def train(self, settings: Record, *, on_ray: bool) -> list[Record]:
-        """Train once, on one worker and thread; return the records of all steps.
+        """Train once, on one worker and thread, by ``train_ray.py`` or in the training loop alone.
 
-        Args:
-            settings: the config without the name and place of the run.
-            on_ray: start by ``train_ray.py``; else the training loop alone.
-
-        Raises:
-            WrongWorkError: the losses differ from those of the first run.
+        ``settings`` are the config without the name and place of the run. Returns the training records of all steps in
+        metrics.jsonl. Raises WrongWorkError where the losses differ from those of the first run.
         """
         from run_folder.metrics_log import read_metrics
         from run_folder.paths import RunFolder
@@ -57,20 +48,14 @@ class TrainingRuns:
         run = RunFolder(config.run.storage_path, config.run.name)
         path = self._folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        if on_ray:
-            run_program([sys.executable, "train_ray.py", "--config", str(path)], _ENVIRONMENT)
-        else:
-            run_program([sys.executable, "-m", "benchmarks.programs.worker_program", str(path)], _ENVIRONMENT)
+        program = ["train_ray.py", "--config"] if on_ray else ["-m", "benchmarks.programs.worker_program"]
+        run_program([sys.executable, *program, str(path)], _ENVIRONMENT)
         records = [record for record in read_metrics(run.metrics) if record["kind"] == "train"]
         self.compare([record["loss"] for record in records])
         return records
 
     def compare(self, losses: Sequence[float]) -> None:
-        """Hold the losses of a run to those of the first.
-
-        Raises:
-            WrongWorkError: they differ.
-        """
+        """Hold the losses of a run to those of the first; raises WrongWorkError where they differ."""
         self._losses = self._losses or list(losses)
         worst = max(abs(a - b) / abs(a) for a, b in zip(self._losses, losses, strict=True))
         if not worst <= self._tolerance:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.programs.memory_meter import Peak
 from benchmarks.programs.processes import run_program
 
 SEED = 0
@@ -34,12 +33,10 @@ class Workload:
         fasta: the proteins; those longer than ``MAX_RESIDUES`` are cropped by every contender.
         store: the same as the project's store.
         weights: Hugging Face folder with the initial weights of all contenders.
-        sequences: sequences of a padded micro-batch of the Trainer.
+        sequences: of a padded micro-batch of the Trainer.
         accumulation: micro-batches of an optimizer step, of every contender.
         tokens: token budget of a packed micro-batch: as many real tokens as ``sequences`` hold on average.
         warmup_steps: first steps, which are not measured.
-        steps: measured steps.
-        precision: bf16 or none (fp32).
     """
 
     fasta: str
@@ -50,7 +47,6 @@ class Workload:
     tokens: int
     warmup_steps: int
     steps: int
-    precision: str = "bf16"
 
     @property
     def total_steps(self) -> int:
@@ -62,22 +58,12 @@ class Workload:
         """Steps in which the learning rate rises."""
         return max(1, round(RATE_WARMUP_SHARE * self.total_steps))
 
-    def to_json(self) -> str:
-        """As a command-line argument."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Workload:
-        """Read :meth:`to_json`."""
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
 class StepLine:
     """One optimizer step of a contender.
 
     Attributes:
-        step: from 1.
         seconds: wall time since the end of the step before; loading, logging and the optimizer included.
         tokens: real tokens, special tokens included and padding not.
         computed_tokens: tokens that the model computed on, padding included.
@@ -86,7 +72,6 @@ class StepLine:
         process_bytes: the same of the whole process.
     """
 
-    step: int
     seconds: float
     tokens: int
     computed_tokens: int
@@ -101,33 +86,22 @@ def tokens_per_s(steps: Iterable[tuple[int, float]]) -> float:
     return sum(tokens) / sum(seconds)
 
 
-class StepLines:
-    """Writes one JSON line a step, for the parent process; stdout is left to whatever libraries print."""
-
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115 - until the process ends
-
-    def write(self, step: int, seconds: float, tokens: int, computed_tokens: int, loss: float, peak: Peak) -> None:
-        """Write one; it is in the file when this returns."""
-        line = StepLine(step, seconds, tokens, computed_tokens, loss, peak.computing_bytes, peak.total_bytes)
-        self._file.write(json.dumps(asdict(line)) + "\n")
+def write_step(path: str, line: StepLine) -> None:
+    """Add a line for the parent process; stdout is left to whatever libraries print."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(line)) + "\n")
 
 
 def run_contender(module: str, workload: Workload, folder: Path, *options: str) -> list[StepLine]:
     """Run a contender's program in a fresh process; return the lines of all of its steps.
 
-    Args:
-        module: the program.
-        workload: what to train.
-        folder: of its files, which are removed.
-        options: of the program.
-
-    Raises:
-        RuntimeError: it failed, or did fewer steps; the end of its output is in the message.
+    Its files are in the folder until then. Raises RuntimeError where it failed, or did fewer steps.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         lines = Path(scratch) / "steps.jsonl"
-        output = run_program([sys.executable, "-m", module, workload.to_json(), str(lines), f"{scratch}/run", *options])
+        output = run_program(
+            [sys.executable, "-m", module, json.dumps(asdict(workload)), str(lines), f"{scratch}/run", *options]
+        )
         steps = [StepLine(**json.loads(line)) for line in lines.read_text(encoding="utf-8").splitlines()]
     if len(steps) != workload.total_steps:
         raise RuntimeError(f"{module} ended after {len(steps)} of {workload.total_steps} steps: {output[-2000:]}")

@@ -110,7 +110,6 @@ def convert_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
     """Our conversion, in the process whose memory is measured."""
     import dataset.store.conversion  # noqa: F401 - loaded before the work
 
-    meter.libraries_loaded()
     meter.work_begins()
     make_store(Path(fasta), Path(target))
 
@@ -119,7 +118,6 @@ def pickle_measured(meter: MemoryMeter, fasta: str, target: str) -> None:
     """The peer's conversion, in the process whose memory is measured."""
     from benchmarks.peers.pickle_lmdb import convert_fasta
 
-    meter.libraries_loaded()
     meter.work_begins()
     convert_fasta(Path(fasta), Path(target))
 

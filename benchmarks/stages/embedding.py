@@ -14,7 +14,7 @@ which a large bf16 matrix product runs in the same rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,6 @@ from benchmarks.harness.proteins import Proteins, read_proteins, spread_by_lengt
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from benchmarks.harness.models import Embedder
     from benchmarks.peers.transformers_embedding import Tuning
 
@@ -58,76 +56,68 @@ def _cases(setting: Setting) -> Iterator[Case]:
             sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
         yield _case(name, size, setting, proteins, sequences)
     if setting.device == "cuda":
-        yield _large_case(setting, proteins, spread_by_length(proteins.sequences, LARGE_PROTEINS))
+        sequences = spread_by_length(proteins.sequences, LARGE_PROTEINS)
+        yield _case(LARGE_CASE, LARGE_SIZE, setting, proteins, sequences)
 
 
 def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
+    """Proteins per second beside all peers; of the large model FLOP/s, beside what the device does at best."""
     import torch
 
-    from benchmarks.harness.models import our_embedder, random_network, save_weights
+    from benchmarks.harness.models import (
+        MAX_TOKENS,
+        forward_flops,
+        matrix_product,
+        our_embedder,
+        random_network,
+        save_weights,
+    )
     from benchmarks.peers.fair_esm_extract import FairEsmExtract
     from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
 
     device = setting.device
     network = random_network(size)
     folder = save_weights(network, setting.folder / size)
-    setting.note(f"{name} · searching the peer's best batch size")
-    tuning = _search(setting, folder, sequences)
+    facts: Facts = {
+        **proteins.facts,
+        "proteins embedded": len(sequences),
+        "residues embedded": sum(map(len, sequences)),
+        "longest in residues": max(map(len, sequences)),
+        "tokens of our batches": MAX_TOKENS[device],
+    }
     embedders: dict[str, Embedder] = {
         OURS: our_embedder(folder, device, torch.bfloat16),
         DOCUMENTED_HALF if device == "cuda" else DOCUMENTED: TransformersEmbedder(folder, device, documented(device)),
-        TUNED: TransformersEmbedder(folder, device, tuning),
-        FAIR_ESM: FairEsmExtract(network, device),
     }
+    contenders = []
+    if name == LARGE_CASE:
+        contenders.append(Contender(PEAK, matrix_product(device)))
+    else:
+        setting.note(f"{name} · searching the peer's best batch size")
+        tuning = _search(setting, folder, sequences)
+        facts["tuned by hand"] = str(tuning)
+        embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 
-    def contender(label: str, embedder: Embedder) -> Contender:
+    def work(embedder: Embedder, chosen: Sequence[str]) -> Callable[[], float]:
+        amount = forward_flops(network, chosen) / 1e12 if name == LARGE_CASE else len(chosen)
+
+        def embed() -> float:
+            embedder(chosen)
+            return amount
+
+        return embed
+
+    for label, embedder in reversed(embedders.items()):
         # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
         warm = sequences if label == OURS else _some(sequences, SHORT_PROTEINS)
-        return Contender(label, lambda: len(embedder(sequences)), short=lambda: len(embedder(warm)))
-
+        contenders.insert(0, Contender(label, work(embedder, sequences), short=work(embedder, warm)))
     return Case(
         name,
-        "proteins/s",
-        tuple(contender(label, embedder) for label, embedder in embedders.items()),
-        rounds=3,
+        "TFLOP/s" if name == LARGE_CASE else "proteins/s",
+        tuple(contenders),
+        rounds=5 if name == LARGE_CASE else 3,
         check=lambda: _check(setting, folder, sequences, embedders),
-        facts=_facts(setting, proteins, sequences) | {"tuned by hand": str(tuning)},
-    )
-
-
-def _large_case(setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
-    """ESM-2 650M in FLOP/s of real tokens, beside what the device does at best."""
-    import torch
-
-    from benchmarks.harness.models import forward_flops, matrix_product, our_embedder, random_network, save_weights
-    from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
-
-    device = setting.device
-    network = random_network(LARGE_SIZE)
-    folder = save_weights(network, setting.folder / LARGE_SIZE)
-    embedders: dict[str, Embedder] = {
-        OURS: our_embedder(folder, device, torch.bfloat16),
-        DOCUMENTED_HALF: TransformersEmbedder(folder, device, documented(device)),
-    }
-
-    def contender(label: str, embedder: Embedder) -> Contender:
-        def work(chosen: Sequence[str], teraflops: float) -> float:
-            embedder(chosen)
-            return teraflops
-
-        warm = sequences if label == OURS else _some(sequences, CHECKED_PROTEINS)
-        whole, short = (forward_flops(network, chosen) / 1e12 for chosen in (sequences, warm))
-        return Contender(label, lambda: work(sequences, whole), short=lambda: work(warm, short))
-
-    return Case(
-        LARGE_CASE,
-        "TFLOP/s",
-        (
-            *(contender(label, embedder) for label, embedder in embedders.items()),
-            Contender(PEAK, matrix_product(device)),
-        ),
-        check=lambda: _check(setting, folder, sequences, embedders),
-        facts=_facts(setting, proteins, sequences),
+        facts=facts,
     )
 
 
@@ -144,21 +134,10 @@ def _search(setting: Setting, folder: Path, sequences: Sequence[str]) -> Tuning:
     return search_tuning(folder, setting.device, _some(sequences, SEARCH_PROTEINS[setting.device]), batch_sizes)
 
 
-def _facts(setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Facts:
-    from benchmarks.harness.models import MAX_TOKENS
-
-    return {
-        **proteins.facts,
-        "proteins embedded": len(sequences),
-        "residues embedded": sum(map(len, sequences)),
-        "longest in residues": max(map(len, sequences)),
-        "tokens of our batches": MAX_TOKENS[setting.device],
-    }
-
-
 def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:
     """Hold our results to transformers' in fp32; return how near all embedders are to these."""
     import torch
+    from torch.nn.functional import cosine_similarity
 
     from benchmarks.harness.models import our_embedder
     from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
@@ -171,17 +150,11 @@ def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: 
         raise WrongWorkError(f"our fp32 embeddings differ from transformers' by {difference:.1e} relative")
     facts: Facts = {"largest relative difference to transformers, fp32": difference}
     for label, embedder in embedders.items():
-        cosine = _least_cosine(reference_ND, embedder(some))
+        cosine = float(cosine_similarity(reference_ND.double(), embedder(some).double()).min())
         if not cosine >= LEAST_COSINE:
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to transformers' in fp32")
         facts[f"least cosine to transformers in fp32, {label}"] = round(cosine, 6)
     return facts
-
-
-def _least_cosine(reference_ND: Tensor, other_ND: Tensor) -> float:
-    from torch.nn.functional import cosine_similarity
-
-    return float(cosine_similarity(reference_ND.double(), other_ND.double()).min())
 
 
 STAGE = Stage(

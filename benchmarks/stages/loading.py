@@ -1,6 +1,6 @@
 """Store to packed batches, on one core in one process, beside the usual TAPE-style loader.
 
-Ours runs an epoch of :class:`~dataset.batches.steps.TrainingSteps`: it plans from the lengths, crops, tokenizes,
+Ours runs an epoch of :class:`~dataset.batches.loader.ResidueSource`: it plans from the lengths, crops, tokenizes,
 packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
 EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
 take the same real proteins and one thread, and have no loader processes, so that the figure is per core. Work is
@@ -13,7 +13,9 @@ the device is waited for, and then the time until the next batch is on it is cou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +23,30 @@ import numpy as np
 
 from benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
 from benchmarks.harness.protocol import single_thread
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
+from benchmarks.harness.stage import (
+    Case,
+    Comparison,
+    Contender,
+    Device,
+    Facts,
+    Reference,
+    Setting,
+    Stage,
+    WrongWorkError,
+)
+from common.timing import timed
 
 if TYPE_CHECKING:
     from dataset.batches.steps import TrainingSteps
+    from dataset.packed_batch import PackedBatch
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
 PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
 PEER_BATCH = 16
 MASK_SHARE = 0.15
 STEPS, QUICK_STEPS = 20, 2
+SETTLING_STEPS = 3
+"""Steps before any is counted: the loader's process starts, and the allocator learns its sizes."""
 CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
 
 OURS = "esmeray ResidueSource"
@@ -60,21 +76,13 @@ def _cases(setting: Setting) -> Iterator[Case]:
     yield _waiting(store, setting)
 
 
-def _throughput(
-    name: str,
-    masked: bool,
-    store: Path,
-    setting: Setting,
-    sequences: Sequence[str],
-    facts: Facts,
-) -> Case:
+def _throughput(name: str, masked: bool, store: Path, setting: Setting, sequences: Sequence[str], facts: Facts) -> Case:
     batches = _batches(store, masked)
-    epochs = iter(range(1_000_000))
+    epochs = count()
+    loader = _peer_loader(setting.folder / f"peer-{masked}", sequences, masked=masked)
 
     def ours() -> float:
         return sum(batch.num_sequences for step in batches.epoch(next(epochs)) for batch in step)
-
-    loader = _peer_loader(setting.folder / f"peer-{masked}", sequences, masked=masked)
 
     def peer() -> float:
         return sum(len(batch["input_ids"]) for batch in loader)
@@ -89,21 +97,51 @@ def _throughput(
 
 
 def _waiting(store: Path, setting: Setting) -> Case:
-    from benchmarks.stages.loading_wait import waiting_meter
-
     cuda = setting.device == "cuda"
     tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
     steps = QUICK_STEPS if setting.quick else STEPS
     batches = _batches(store, True, tokens, num_workers=1)
-    waiting_percent = waiting_meter(batches, setting.device)
+    train = _training_step(setting.device)
+
+    def waiting_percent() -> float:
+        shares = []
+        with batches:
+            coming = (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)
+            for _ in range(SETTLING_STEPS + steps):
+                batch, waited_s = timed(lambda: next(coming).to(setting.device, non_blocking=True))
+                _, trained_s = timed(partial(train, batch))
+                shares.append(waited_s / (waited_s + trained_s))
+        return 100 * sum(shares[SETTLING_STEPS:]) / steps
+
     return Case(
         name=WAITING,
         unit="% of a step",
-        contenders=(Contender(WAIT, lambda: waiting_percent(steps), kind="value"),),
+        contenders=(Contender(WAIT, waiting_percent, kind="value"),),
         better="lower",
         rounds=3,
         facts={"tokens of a batch": tokens, "steps": steps, "loader processes": 1},
     )
+
+
+def _training_step(device: Device) -> Callable[[PackedBatch], None]:
+    """A step of masked LM with ESM-2 8M, in bf16 with AdamW."""
+    import torch
+
+    from model.tasks.masked_lm import MaskedLM
+    from train_config.schema import BackboneSection, ModelSection
+
+    section = ModelSection(task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M"))
+    model = MaskedLM.build(section, seed=0).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def train(batch: PackedBatch) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            output = model(batch)
+        (output.loss_sum / output.num_targets).backward()
+        optimizer.step()
+
+    return train
 
 
 def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:

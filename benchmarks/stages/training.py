@@ -201,7 +201,7 @@ def _facts(setting: Setting, proteins: Proteins, workload: Workload) -> Facts:
     return {
         **proteins.facts,
         "model": "toy" if setting.quick else SIZES[setting.device],
-        "precision": workload.precision,
+        "precision": "bf16",
         "sequences of a padded micro-batch": workload.sequences,
         "token budget of a packed micro-batch": workload.tokens,
         "micro-batches a step": workload.accumulation,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +70,14 @@ def ensure_labelled_store(
     """The labelled store of a run's data: a fitting one that exists, else one made now. Safe from several processes.
 
     A source that is itself a labelled store is taken as it is. Otherwise it is ``data.store``, or a folder in
-    ``default_root`` named after the files and settings, so that changed ones make another. One that exists is
-    verified in full before it is used.
-
-    Args:
-        data: source, labels, validation_share, store, ingest and sample settings are read.
-        tokenizer: of its settings, whether the source holds proteins or text.
-        default_root: where the store goes when ``data.store`` is not set.
-        progress: called while the files are read.
-
-    Raises:
-        DataError: the source can't be read or learnt from, or ``data.store`` is damaged or made of something else.
-        ConfigError: settings that do not fit together, or not with the files.
-        ResourceError: the disk is full or can't be written.
+    ``default_root`` named after the files and settings, so that changed ones make another. One that exists is verified
+    in full before it is used. Raises DataError where the source can't be read or learnt from, or ``data.store`` is
+    damaged or made of something else; ConfigError for settings that do not fit; ResourceError where the disk is full.
     """
     target = labelled_store_location(data, tokenizer, default_root)
     if _source_store(data) is not None:
-        return _fitting(LabelledStore(target, verify="full"), data, tokenizer).path
+        _check_fits(LabelledStore(target, verify="full"), data, tokenizer)
+        return target
     with exclusive(target):
         if target.exists():
             _check_made_of(LabelledStore(target, verify="full"), data, tokenizer)
@@ -97,14 +89,18 @@ def ensure_labelled_store(
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
     """Path of the labelled store of a run's data, made or not; see :func:`ensure_labelled_store`.
 
-    Raises:
-        ConfigError: settings that do not fit together.
-        DataError: a file of the source is missing.
+    Raises ConfigError for settings that do not fit together, DataError where a file of the source is missing.
     """
     ready = _source_store(data)
     if ready is not None:
         return absolute(ready)
-    _check_settings(data, tokenizer)
+    labels = data.labels
+    check_label_settings(labels, tokenizer)
+    if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
+        raise ConfigError(
+            f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not have: "
+            "set it to hash"
+        )
     return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data, tokenizer)
 
 
@@ -124,7 +120,8 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     space = _label_space(records, parts_N, data)
     targets = _encoded(records, parts_N, space, data)
     counts = _counted(records, parts_N, hashes_N, targets, space)
-    _check_weights(records, parts_N)
+    if records.weights is not None and not records.weights[parts_N == 0].any():
+        raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
     with published(target) as folder:
         store_checksum = _write_sequences(folder, target, records, texts, hashes_N, data, tokenizer)
         space.save(folder)
@@ -173,9 +170,11 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
 
 
 def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: DataSection) -> LabelSpace:
-    training = np.flatnonzero(parts_N == 0)
+    labels: Any = records.labels
+    training_N = parts_N == 0
+    chosen = labels[training_N] if isinstance(labels, np.ndarray) else list(compress(labels, training_N))
     try:
-        return LabelSpace.of(_chosen(records.labels, training), data.labels.kind, data.labels.label_columns)
+        return LabelSpace.of(chosen, data.labels.kind, data.labels.label_columns)
     except DataError as error:
         raise DataError(f"{_first_source(data)}: {error}") from error
 
@@ -199,10 +198,7 @@ def _encoded(
         left_out_N = np.isnan(targets[:, 0]) if targets.ndim == 2 else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT
         if data.labels.split == "files" and not (parts_N == PARTS.index("validation")).any():
-            raise DataError(
-                f"{data.labels.validation_source[0]}: no held-out record has a label that a training record has; "
-                "look whether data.labels names the right place in both"
-            )
+            raise DataError(f"{data.labels.validation_source[0]}: no held-out record has a label of a training record")
     return targets
 
 
@@ -223,11 +219,6 @@ def _counted(
         ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
         counts.residues_unseen_label = int((targets == IGNORED_TARGET).sum()) - ignored
     return counts
-
-
-def _check_weights(records: LabelledRecords, parts_N: NDArray[np.uint8]) -> None:
-    if records.weights is not None and not records.weights[parts_N == 0].any():
-        raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
 
 
 def _write_sequences(
@@ -260,21 +251,6 @@ def _blocks(ids: list[str], texts: list[bytes], hashes_N: NDArray[np.uint64]) ->
             lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
             yield CleanBlock(lines, b"".join(some), lengths_of(some), hashes_N[start:end])
             start, num_bytes = end, 0
-
-
-def _chosen(labels: Any, indices: NDArray[np.int64]) -> Any:
-    return labels[indices] if isinstance(labels, np.ndarray) else [labels[index] for index in indices.tolist()]
-
-
-def _check_settings(data: DataSection, tokenizer: TokenizerSection) -> None:
-    """Refuse settings before anything is read."""
-    labels = data.labels
-    check_label_settings(labels, tokenizer)
-    if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
-        raise ConfigError(
-            f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not have: "
-            "set it to hash"
-        )
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
@@ -317,7 +293,7 @@ def _source_store(data: DataSection) -> Path | None:
     return source_store(data, MANIFEST_FILE, "labelled store")
 
 
-def _fitting(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> LabelledStore:
+def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
     content = "text" if labelled.store.is_text else "protein"
     for key, held, asked in (
@@ -326,7 +302,6 @@ def _fitting(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSec
     ):
         if held != asked:
             raise DataError(f"{labelled.path}: holds {held} where {key} says {asked}; set {key} to {held}")
-    return labelled
 
 
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:

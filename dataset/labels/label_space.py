@@ -9,7 +9,7 @@ Shape legend: N records, R residues of all records end to end, C outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -59,7 +59,7 @@ class UnseenLabelError(DataError):
     @classmethod
     def of(cls, label: str, index: int, names: Sequence[str]) -> UnseenLabelError:
         """The refusal of a label."""
-        return cls(f"record {index}: the label {label!r} is not among {shortened(names)}", label, index)
+        return cls(f"record {index}: the label {label!r} is not among {_shortened(names)}", label, index)
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,10 @@ class LabelSpace:
 
     @classmethod
     def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> LabelSpace:
-        """The label space of training records.
+        """The label space of training records; ``columns`` are those that (N, C) numbers were read from.
 
-        Args:
-            labels: of the training records.
-            kind: what a target is.
-            columns: names of the columns that (N, C) numbers were read from.
-
-        Raises:
-            DataError: fewer than two classes, more than two where the kind is binary, or a column without a number.
+        Raises DataError where there are fewer than two classes, more than two of a binary kind, or a column without a
+        number.
         """
         if isinstance(labels, np.ndarray):
             for column, values_N in zip(columns, labels.T, strict=True):
@@ -115,25 +110,17 @@ class LabelSpace:
             )
         if kind == "binary" and len(names) > 2:
             raise DataError(
-                f"{len(names)} classes where data.labels.kind binary takes two ({shortened(names)}): "
+                f"{len(names)} classes where data.labels.kind binary takes two ({_shortened(names)}): "
                 "set data.labels.kind to multiclass"
             )
         return cls(kind, names)
 
     def encode(self, labels: Labels, *, ignore_unseen: bool = False) -> NDArray:
-        """Targets.
+        """Targets of labels of the kind.
 
-        Args:
-            labels: names, lists of names, strings of letters, or (N, C) numbers, as the kind asks for.
-            ignore_unseen: give a record (of per-residue labels: a residue) whose label is not in the label space a
-                target that no loss looks at.
-
-        Returns:
-            multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1. regression: (N, C) float32.
-            per_residue: (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers.
-
-        Raises:
-            UnseenLabelError: a label that is not in the label space, unless these are ignored.
+        multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1. regression: (N, C) float32. per_residue:
+        (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers. A label that is not in the
+        label space raises UnseenLabelError, or with ``ignore_unseen`` makes the record (or residue) not known.
         """
         if isinstance(labels, np.ndarray):
             return np.ascontiguousarray(labels, dtype=np.float32)
@@ -151,80 +138,52 @@ class LabelSpace:
                 raise UnseenLabelError.of(str(name), index, self.names)
         return targets_N
 
-    def decode(self, targets: NDArray) -> list[str] | list[list[str]] | str | NDArray:
-        """Labels of targets (or of predicted classes); of several labels those that are :func:`called`.
-
-        Returns:
-            multiclass, binary: list of names. multilabel: list of lists of names. regression: the numbers.
-            per_residue: one string of R letters. Where a class is not known: '' or '.'.
-        """
-        if self.kind == "regression":
-            return targets
-        if self.kind == "multilabel":
-            return [[self.names[code] for code in np.flatnonzero(called(row_C))] for row_C in targets]
-        unknown = IGNORED_LETTERS[0] if self.kind == "per_residue" else ""
-        names = [self.names[code] if code >= 0 else unknown for code in targets.tolist()]
-        return "".join(names) if self.kind == "per_residue" else names
-
     def save(self, folder: Path) -> None:
         """Write ``label_mappings.json`` into a folder."""
-        content = {
-            "kind": self.kind,
-            "id2label": {str(code): name for code, name in enumerate(self.names)},
-            "label2id": {name: code for code, name in enumerate(self.names)},
-        }
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(self._mappings(), indent=1, ensure_ascii=False) + "\n"
         (folder / MAPPINGS_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> LabelSpace:
-        """The label space that :meth:`save` wrote.
-
-        Raises:
-            DataError: the file is missing or damaged.
-        """
+        """The label space that :meth:`save` wrote; raises DataError where the file is missing or damaged."""
         path = folder / MAPPINGS_FILE
         try:
             content = json.loads(path.read_bytes())
-            names = content["id2label"]
-            space = cls(content["kind"], tuple(names[str(code)] for code in range(len(names))))
+            codes = content["label2id"]
+            space = cls(content["kind"], tuple(sorted(codes, key=codes.__getitem__)))
+            if space.kind not in get_args(TargetKind) or space._mappings() != content:
+                raise ValueError("its kind or its two mappings do not hold")
         except OSError as error:
             raise DataError(f"{path}: can't be read: {error.strerror}; it names the classes of the labels") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path}: damaged: not a label mapping ({error!r}); make it or copy it again") from error
-        codes = {name: code for code, name in enumerate(space.names)}
-        if space.kind not in get_args(TargetKind) or content.get("label2id") != codes:
-            raise DataError(f"{path}: damaged: its kind or its two mappings do not hold; make it or copy it again")
         return space
 
-    def _encode_sets(self, labels: Iterable[Sequence[str]], ignore_unseen: bool) -> NDArray[np.float32]:
+    def _mappings(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "id2label": {str(code): name for code, name in enumerate(self.names)},
+            "label2id": {name: code for code, name in enumerate(self.names)},
+        }
+
+    def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> NDArray[np.float32]:
         codes = {name: code for code, name in enumerate(self.names)}
-        rows: list[int] = []
-        columns: list[int] = []
-        left_out: list[int] = []
-        num_records = 0
+        targets_NC = np.zeros((len(labels), len(self.names)), dtype=np.float32)
         for index, names in enumerate(labels):
-            num_records += 1
-            for name in names:
-                code = codes.get(name)
-                if code is not None:
-                    rows.append(index)
-                    columns.append(code)
-                elif ignore_unseen:
-                    left_out.append(index)
-                else:
-                    raise UnseenLabelError.of(name, index, self.names)
-        targets_NC = np.zeros((num_records, len(self.names)), dtype=np.float32)
-        targets_NC[rows, columns] = 1
-        targets_NC[left_out] = np.nan
+            unseen = [name for name in names if name not in codes]
+            if unseen and not ignore_unseen:
+                raise UnseenLabelError.of(unseen[0], index, self.names)
+            targets_NC[index, [codes[name] for name in names if name in codes]] = 1
+            if unseen:
+                targets_NC[index] = np.nan
         return targets_NC
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
-        points_R = code_points("".join(labels))
-        names_C = code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
+        points_R = _code_points("".join(labels))
+        names_C = _code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
         nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
         known_R = names_C[nearest_R] == points_R
-        unseen_R = ~known_R & ~np.isin(points_R, code_points(IGNORED_LETTERS))
+        unseen_R = ~known_R & ~np.isin(points_R, _code_points(IGNORED_LETTERS))
         if unseen_R.any() and not ignore_unseen:
             at = int(np.argmax(unseen_R))
             ends_N = np.cumsum([len(letters) for letters in labels])
@@ -239,12 +198,11 @@ def has_target(targets: NDArray) -> NDArray[np.bool_]:
     return np.isfinite(targets).any(axis=1) if targets.ndim == 2 else targets != IGNORED_TARGET
 
 
-def code_points(text: str) -> NDArray[np.uint32]:
+def _code_points(text: str) -> NDArray[np.uint32]:
     """(R,) uint32: the Unicode code point of each letter."""
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-def shortened(names: Sequence[str]) -> str:
-    """The first few names, for a message."""
+def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

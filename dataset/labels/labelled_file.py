@@ -1,11 +1,8 @@
-"""Labelled files to records in memory: ids, texts, labels, weights and who is held out, with every refusal placed.
+"""Labelled files to records in memory: ids, texts, labels, weights and who is held out.
 
 In: FASTA, CSV, TSV or Parquet, and where in them labels stand. Out: :class:`LabelledRecords`, in the order of the
 files. Files are read by :mod:`dataset.labels.parts`, residues and ids checked by :mod:`dataset.store.ingest`, values
-made labels by :mod:`dataset.labels.values`. Left to others: names to numbers (:mod:`dataset.labels.label_space`),
-splitting and keeping (:mod:`dataset.labels.store`).
-
-Records of a table without an id column are called row1, row2 ..., on from file to file, so that ids stay unique.
+made labels by :mod:`dataset.labels.values`. Records of a table without an id column are called row1, row2 ...
 
 Shape legend: N records, C label columns.
 """
@@ -13,11 +10,11 @@ Shape legend: N records, C label columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +23,27 @@ from common.errors import ConfigError, DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.faults import Fault, Faults
+from dataset.fasta.faults import Fault
 from dataset.fasta.reader import find_files, is_fasta_name
-from dataset.fasta.records import Lines
-from dataset.labels.headers import compiled
-from dataset.labels.parts import FastaParts, LabelledPart, TableParts, place_in_file, sample_parts
+from dataset.labels.parts import (
+    LabelledPart,
+    first_places,
+    header_pattern,
+    parts_of_files,
+    place_in_file,
+    sample_parts,
+    texts_of,
+)
 from dataset.labels.residues import ResidueLabels
-from dataset.labels.table import UNREADABLE_SUFFIXES, is_table_name
-from dataset.labels.values import Label, has_numbers, label_reader, part, weight
+from dataset.labels.table import is_table_name
+from dataset.labels.values import Label, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
 from dataset.store.format import SampleSource
-from dataset.store.ingest import CleanBlock, Ingest
+from dataset.store.ingest import Ingest
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection, SampleSection
 
-NO_FILE = -1
+_UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
 
 
 class LabelledCounts(IngestCounts):
@@ -65,20 +68,6 @@ class LabelledCounts(IngestCounts):
     test: int = 0
 
 
-class Origins(NamedTuple):
-    """Places where N records were read.
-
-    Attributes:
-        paths: the files.
-        files: (N,) int32, index of each record's file, or :data:`NO_FILE`.
-        numbers: (N,) int64, number of each in its file, from 1.
-    """
-
-    paths: list[Path]
-    files: NDArray[np.int32]
-    numbers: NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class LabelledRecords:
     """N records in the order of their files.
@@ -94,7 +83,7 @@ class LabelledRecords:
         source: the files, or the embedded sample.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
-        origins: where each record was read.
+        origins: file of each record and its number in it, from 1; None in place of the file for the sample.
     """
 
     ids: list[str]
@@ -103,21 +92,19 @@ class LabelledRecords:
     weights: NDArray[np.float32] | None
     parts: list[str] | None
     counts: LabelledCounts
-    source: list[SourceFile] | SampleSource = field(default_factory=list)
-    held_out_source: list[SourceFile] = field(default_factory=list)
-    labels_source: list[SourceFile] = field(default_factory=list)
-    origins: Origins | None = None
+    source: list[SourceFile] | SampleSource
+    held_out_source: list[SourceFile]
+    labels_source: list[SourceFile]
+    origins: list[tuple[Path | None, int]]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def place(self, index: int) -> str:
         """Id, file and row (or line) of a record, for a message."""
-        name = f"record {self.ids[index]!r}"
-        if self.origins is None or self.origins.files[index] == NO_FILE:
-            return name
-        place = place_in_file(self.origins.paths[self.origins.files[index]], int(self.origins.numbers[index]))
-        return f"{name} ({place})"
+        path, number = self.origins[index]
+        place = f" ({place_in_file(path, number)})" if path else ""
+        return f"record {self.ids[index]!r}{place}"
 
 
 def read_labelled(
@@ -131,47 +118,29 @@ def read_labelled(
     sample: SampleSection | None = None,
     progress: ProgressCallback | None = None,
 ) -> LabelledRecords:
-    """Read labelled files, or files to be labelled.
+    """Read labelled files, or, without ``with_labels``, files to be labelled.
 
-    Args:
-        sources: files, folders and globs; tables by their suffix, anything else as FASTA. Or 'sample' for an embedded
-            one, of proteins or texts as ``tokenizer.content`` says.
-        labels: where labels stand, and what to do where they don't.
-        tokenizer: what texts hold; residues are checked and mended.
-        ingest: policies for residues and for ids that are there twice.
-        with_labels: False reads ids and texts alone.
-        held_out_sources: more files, whose records are validation while those of ``sources`` are training.
-        sample: settings of the sample.
-        progress: called after every few thousand records.
-
-    Raises:
-        DataError: a file or record is refused, or none is left.
-        ConfigError: settings that do not fit together, or not with the files.
+    ``sources`` are files, folders and globs, tables by their suffix, anything else as FASTA; or 'sample' for an
+    embedded one, of proteins or texts as ``tokenizer.content`` says. Records of ``held_out_sources`` are validation.
+    Raises DataError where a file or record is refused, or none is left, and ConfigError for settings that do not fit
+    together, or not with the files.
     """
     check_label_settings(labels, tokenizer)
-    reader = _Reader(labels, tokenizer, ingest, with_labels, progress)
-    source: list[SourceFile] | SampleSource
-    with reader.faults.raised_at_end():
-        if sources == [SAMPLE]:
-            source = sample_source(sample or SampleSection())
-            reader.read_sample(sample or SampleSection())
-        else:
-            source = reader.read(find_labelled_files(sources), "training")
-        held_out = reader.read(find_labelled_files(list(held_out_sources)), "validation") if held_out_sources else []
-    return reader.records(source, held_out)
+    taken_sample = (sample or SampleSection()) if sources == [SAMPLE] else None
+    paths = [] if taken_sample else find_labelled_files(sources)
+    held_out = find_labelled_files(list(held_out_sources)) if held_out_sources else []
+    reader = _Reader(labels, tokenizer, ingest, with_labels, taken_sample, paths, held_out)
+    reader.read(progress)
+    return reader.records()
 
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
-    """Refuse what can't be right whatever the files hold.
-
-    Raises:
-        ConfigError: which settings.
-    """
+    """Raise ConfigError for settings that can't be right whatever the files hold."""
     for column in labels.label_columns:
         if labels.label_columns.count(column) > 1:
             raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
     if labels.header_pattern is not None:
-        compiled(labels.header_pattern)
+        header_pattern(labels)
     if labels.kind == "per_residue" and tokenizer.content != "protein":
         raise ConfigError(
             "data.labels.kind per_residue needs model.tokenizer.content protein: a text has no residues to label"
@@ -181,8 +150,7 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
 def find_labelled_files(sources: list[str]) -> list[Path]:
     """The files that names of files, folders (FASTA and tables in them) and globs stand for, each once, in order.
 
-    Raises:
-        DataError: a name stands for nothing, or for a kind of file that can't be read.
+    Raises DataError where a name stands for nothing, or for a kind of file that can't be read.
     """
     names: list[str] = []
     for source in sources:
@@ -191,7 +159,7 @@ def find_labelled_files(sources: list[str]) -> list[Path]:
         names += [str(path) for path in inside] or [source]
     paths = find_files(names)
     for path in paths:
-        if path.name.lower().endswith(UNREADABLE_SUFFIXES):
+        if path.name.lower().endswith(_UNREADABLE):
             raise DataError(f"{path}: this kind of file is not read; save it as CSV, TSV, Parquet or FASTA")
     return paths
 
@@ -200,16 +168,8 @@ def _is_wanted(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".") and (is_table_name(path) or is_fasta_name(path))
 
 
-class _Met(NamedTuple):
-    """Ids that were given to :class:`~dataset.store.ingest.Ingest`, and where they stand."""
-
-    ids: Lines
-    file: int
-    numbers: Sequence[int]
-
-
 class _Reader:
-    """Gathers records from one file after the other."""
+    """Gathers records from the sample and one file after the other."""
 
     def __init__(
         self,
@@ -217,129 +177,116 @@ class _Reader:
         tokenizer: TokenizerSection,
         ingest: IngestSection,
         with_labels: bool,
-        progress: ProgressCallback | None,
+        sample: SampleSection | None,
+        paths: list[Path],
+        held_out: list[Path],
     ) -> None:
         self._settings = labels
         self._content = tokenizer.content
         self._with_labels = with_labels
-        self._progress = progress
+        self._sample = sample
+        self._paths = paths
+        self._held_out = held_out
         self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
+        self._faults = self._ingest.faults
         self._label = label_reader(labels)
         self._residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
         self._counts = LabelledCounts()
-        self._paths: list[Path] = []
-        self._rows_before = self._bytes_before = self._bytes_total = 0
-        self._met: list[_Met] = []
+        self._files: list[SourceFile] = []
         self._first_without_label: Callable[[], str] | None = None
         self._ids: list[str] = []
         self._texts: list[str] = []
         self._labels: list[Label] = []
         self._weights: list[float] = []
         self._parts: list[str] = []
-        self._files: list[int] = []
-        self._numbers: list[int] = []
+        self._origins: list[tuple[Path | None, int]] = []
 
-    @property
-    def faults(self) -> Faults:
-        """The records that were refused."""
-        return self._ingest.faults
+    def read(self, progress: ProgressCallback | None) -> None:
+        """Take all records; raises DataError where some are refused."""
+        paths = self._paths + self._held_out
+        bytes_before, bytes_total = 0, sum(path.stat().st_size for path in paths)
 
-    def read(self, paths: list[Path], part_of_files: str) -> list[SourceFile]:
-        """Take the records of these files; the files as they were then."""
-        self._bytes_total += sum(path.stat().st_size for path in paths)
-        finished = []
-        for path in paths:
-            self._paths.append(path)
-            if is_table_name(path):
-                if self._residue_labels is not None:
-                    raise ConfigError(
-                        f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out"
-                    )
-                table = TableParts(path, self._settings, self._content, self._with_labels, self._rows_before)
-                finished.append(self._read_file(table, part_of_files))
-                self._rows_before += table.num_rows
-            else:
-                fasta = FastaParts(path, self._settings, self._with_labels, self._residue_labels)
-                finished.append(self._read_file(fasta, part_of_files))
-        return finished
+        def report(bytes_of_file: int) -> None:
+            if progress is not None:
+                bytes_read = min(bytes_before + bytes_of_file, bytes_total)
+                progress(ConversionProgress(bytes_read, bytes_total, self._ingest.counts.records_read))
 
-    def read_sample(self, sample: SampleSection) -> None:
-        """Take the embedded sample's records."""
-        for taken in sample_parts(sample, self._settings, self._content, self._with_labels):
-            self._take(taken, NO_FILE, "training")
+        with self._faults.raised_at_end():
+            for taken in self._sample_parts(self._with_labels):
+                self._take(taken, None, "training")
+            files = parts_of_files(paths, self._settings, self._content, self._with_labels, self._residue_labels)
+            for number, (path, parts) in enumerate(files):
+                for taken in parts:
+                    self._take(taken, path, "training" if number < len(self._paths) else "validation")
+                    report(parts.bytes_read)
+                self._files.append(parts.finished)
+                report(parts.finished.bytes)
+                bytes_before += parts.finished.bytes
 
-    def records(self, source: list[SourceFile] | SampleSource, held_out_source: list[SourceFile]) -> LabelledRecords:
+    def records(self) -> LabelledRecords:
         """All that was taken."""
         if not self._ids:
             first = "" if self._first_without_label is None else f": {self._first_without_label()}"
             raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
         self._count_labels_without_sequence()
-        settings, counts = self._settings, self._counts.model_copy()
         for name, value in self._ingest.counts:
-            setattr(counts, name, getattr(counts, name) + value)
+            setattr(self._counts, name, getattr(self._counts, name) + value)
         labels: Any = self._labels if self._with_labels else None
-        if self._with_labels and has_numbers(settings.kind, len(settings.label_columns)):
+        if self._labels and isinstance(self._labels[0], tuple):
             labels = np.array(self._labels, dtype=np.float32)
-        has_parts = self._with_labels and (bool(held_out_source) or settings.split_column is not None)
+        has_parts = self._with_labels and (bool(self._held_out) or self._settings.split_column is not None)
+        num_files = len(self._paths)
         return LabelledRecords(
             ids=self._ids,
             texts=self._texts,
             labels=labels,
             weights=np.array(self._weights, dtype=np.float32) if self._weights else None,
             parts=self._parts if has_parts else None,
-            counts=counts,
-            source=source,
-            held_out_source=held_out_source,
+            counts=self._counts,
+            source=sample_source(self._sample) if self._sample else self._files[:num_files],
+            held_out_source=self._files[num_files:],
             labels_source=self._residue_labels.files if self._residue_labels else [],
-            origins=Origins(self._paths, np.array(self._files, np.int32), np.array(self._numbers, np.int64)),
+            origins=self._origins,
         )
 
-    def _read_file(self, parts: FastaParts | TableParts, part_of_files: str) -> SourceFile:
-        for taken in parts:
-            self._take(taken, len(self._paths) - 1, part_of_files)
-            self._report(parts.bytes_read)
-        self._bytes_before += parts.finished.bytes
-        self._report(0)
-        return parts.finished
+    def _sample_parts(self, with_labels: bool) -> Iterator[LabelledPart]:
+        return sample_parts(self._sample, self._settings, self._content, with_labels) if self._sample else iter(())
 
-    def _take(self, taken: LabelledPart, file: int, part_of_files: str) -> None:
+    def _take(self, taken: LabelledPart, path: Path | None, part_of_file: str) -> None:
         """Clean a part, and append what stays of it."""
         batch = taken.batch
         self._counts.records_read += taken.num_empty
         self._counts.records_skipped_empty += taken.num_empty
-        self._met.append(_Met(batch.records.ids, file, taken.numbers))
         block = self._ingest.clean(batch) if len(batch) else None
         if block is None:
             return
         kept = range(len(batch)) if block.kept is None else block.kept.tolist()
-        raw_lengths = batch.records.lengths
-        for index, record_id, text in zip(kept, block.ids.split(), _pieces(block), strict=True):
+        for index, record_id, text in zip(kept, block.ids.split(), texts_of(block), strict=True):
             if taken.labels is not None:
-                label = self._label_of(taken, index, len(text), int(raw_lengths[index]))
+                label = self._label_of(taken, index, len(text))
                 if label is None:
                     continue
                 self._labels.append(label)
-                self._take_columns(taken, index, part_of_files)
+                self._take_columns(taken, index, part_of_file)
             self._ids.append(record_id.decode("utf-8"))
-            self._texts.append(text.decode("utf-8"))
-            self._files.append(file)
-            self._numbers.append(taken.numbers[index])
+            self._texts.append(text)
+            self._origins.append((path, taken.numbers[index]))
 
-    def _take_columns(self, taken: LabelledPart, index: int, part_of_files: str) -> None:
+    def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:
             if taken.weights is not None:
                 self._weights.append(weight(taken.weights[index]))
-            self._parts.append(part_of_files if taken.splits is None else part(taken.splits[index]))
+            self._parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
-            self.faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
+            self._faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
 
-    def _label_of(self, taken: LabelledPart, index: int, length: int, raw_length: int) -> Label | None:
+    def _label_of(self, taken: LabelledPart, index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
         assert taken.labels is not None
         try:
             label = self._label(taken.labels[index])
         except ValueError as error:
-            self.faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
+            self._faults.add("label{s} that can't be read", Fault(taken.batch, index, str(error)))
             return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
@@ -349,26 +296,29 @@ class _Reader:
             if self._settings.missing_labels == "error":
                 self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
             self._counts.label_values_missing += len(lacking)
-        if self._settings.kind != "per_residue" or not length:
-            return label
-        assert isinstance(label, str)
-        if len(label) == raw_length == length + 1:
-            return label[:-1]  # that of the final '*', which was dropped and counted
-        if len(label) != length:
-            where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
-            problem = (
-                f"{counted(len(label), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
-                "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
-            )
-            self.faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
-            return None
+        if isinstance(label, str) and self._settings.kind == "per_residue" and length:
+            return self._letters_of(taken, index, label, length)
         return label
+
+    def _letters_of(self, taken: LabelledPart, index: int, letters: str, length: int) -> str | None:
+        """A letter for each residue; None where there are more or fewer."""
+        if len(letters) == taken.batch.records.lengths[index] == length + 1:
+            return letters[:-1]  # that of the final '*', which was dropped and counted
+        if len(letters) == length:
+            return letters
+        where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
+        problem = (
+            f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
+            "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)"
+        )
+        self._faults.add("record{s} with too few or too many labels", Fault(taken.batch, index, problem))
+        return None
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
         """Refuse or count a record without a label, or without one of several."""
         if self._settings.missing_labels == "error":
             remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
-            self.faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
+            self._faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
             return
         if self._first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.
@@ -377,34 +327,19 @@ class _Reader:
 
     def _count_labels_without_sequence(self) -> None:
         """Refuse or count labels in a file of their own whose id no sequence has."""
-        left = self._residue_labels.without_sequence() if self._residue_labels else []
-        if self._residue_labels and left and self._settings.missing_labels == "error":
+        if self._residue_labels is None:
+            return
+        left = self._residue_labels.without_sequence()
+        if left and self._settings.missing_labels == "error":
             more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
             raise DataError(
-                f"{self._residue_labels.place(left[0])}: no sequence of data.source has this id{more}; add it, or give "
+                f"{left[0].place}: no sequence of data.source has this id{more}; add it, or give "
                 "--data.labels.missing_labels skip"
             )
         self._counts.labels_without_sequence = len(left)
 
     def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids."""
-        wanted = {record_id.encode("utf-8"): record_id for record_id in ids}
-        found: dict[str, str] = {}
-        for met in self._met:
-            if not any(encoded in met.ids.text for encoded in wanted):
-                continue
-            for encoded, number in zip(met.ids.split(), met.numbers, strict=True):
-                if encoded in wanted and wanted[encoded] not in found:
-                    place = "the sample" if met.file == NO_FILE else place_in_file(self._paths[met.file], number)
-                    found[wanted[encoded]] = place
-        return found
-
-    def _report(self, bytes_of_file: int) -> None:
-        if self._progress is not None:
-            bytes_read = min(self._bytes_before + bytes_of_file, self._bytes_total)
-            self._progress(ConversionProgress(bytes_read, self._bytes_total, self._ingest.counts.records_read))
-
-
-def _pieces(block: CleanBlock) -> list[bytes]:
-    ends = accumulate(block.lengths.tolist(), initial=0)
-    return [block.residues[start:end] for start, end in pairwise(ends)]
+        """Place of the first record with each of these ids; the files are read again, for a refusal alone."""
+        files: list[tuple[Path | None, Iterable[LabelledPart]]] = [(None, self._sample_parts(False))]
+        paths = self._paths + self._held_out
+        return first_places(ids, chain(files, parts_of_files(paths, self._settings, self._content, False)))

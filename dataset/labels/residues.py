@@ -2,16 +2,13 @@
 
 In: ``labels_file``, under each header (``>id SET=train VALIDATION=False``) a letter for each residue in place of a
 sequence, and ``mask_file``, a 1 or a 0 for each. Out: the letters of each sequence, '.' where the mask has 0, and the
-part of the split that its header names. Whether there are as many letters as residues is looked at by
-:mod:`dataset.labels.labelled_file`, which knows what became of the sequence.
+part of the split that its header names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from common.errors import DataError
 from dataset.fasta.counts import SourceFile
@@ -44,12 +41,7 @@ class ResidueLabels:
     """
 
     def __init__(self, settings: LabelsSection) -> None:
-        """Read the files.
-
-        Raises:
-            DataError: a file can't be read, an id stands in it twice, masks don't fit the labels, or a header names no
-                part of the split.
-        """
+        """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
         assert settings.labels_file is not None
         self.files: list[SourceFile] = []
         self._entries = self._read(settings.labels_file)
@@ -71,13 +63,9 @@ class ResidueLabels:
         """Training, validation or test; None where there are no labels, or the settings name no attribute."""
         return self._parts.get(record_id)
 
-    def place(self, record_id: str) -> str:
-        """File, line and record of a sequence's labels."""
-        return self._entries[record_id].place
-
-    def without_sequence(self) -> list[str]:
-        """Ids that nobody asked for."""
-        return [name for name in self._entries if name not in self._asked]
+    def without_sequence(self) -> list[_Entry]:
+        """Labels that nobody asked for."""
+        return [entry for name, entry in self._entries.items() if name not in self._asked]
 
     def _read(self, source: str) -> dict[str, _Entry]:
         files = FastaSource([source])
@@ -101,16 +89,13 @@ def _masked(entry: _Entry, mask: _Entry | None, settings: LabelsSection) -> _Ent
     """Labels with those residues not known whose mask is 0."""
     if mask is None:
         raise DataError(f"{entry.place}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
-    if len(mask.letters) != len(entry.letters):
+    if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
         raise DataError(
-            f"{mask.place}: a mask of {len(mask.letters)} for {len(entry.letters)} labels ({entry.place}); give each "
-            "residue a 1, or a 0 where it is neither to be learnt nor scored"
+            f"{mask.place}: no mask of {len(entry.letters)} letters ({entry.place}); give each residue a 1, or a 0 "
+            "where it is neither to be learnt nor scored"
         )
-    if other := set(mask.letters) - {"0", "1"}:
-        raise DataError(f"{mask.place}: {min(other)!r} in a mask, which consists of 0 and 1; mend it")
-    letters = np.frombuffer(entry.letters.encode("ascii"), np.uint8).copy()
-    letters[np.frombuffer(mask.letters.encode("ascii"), np.uint8) == ord("0")] = ord(IGNORED_LETTERS[0])
-    return replace(entry, letters=letters.tobytes().decode("ascii"))
+    pairs = zip(entry.letters, mask.letters, strict=True)
+    return replace(entry, letters="".join(letter if known == "1" else IGNORED_LETTERS[0] for letter, known in pairs))
 
 
 def _part_of(entry: _Entry, attribute: str) -> str:

@@ -25,13 +25,7 @@ _SEGMENT = 20
 
 
 def located_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``nucleus_00034`` and sequences.
-
-    Args:
-        records: how many sequences.
-        families: how many families they descend from.
-        seed: the same seed gives the same records.
-    """
+    """Ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
     for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
         location = _LOCATIONS[int((random.random() > _CUMULATIVE).sum())]
@@ -44,10 +38,6 @@ def located_records(records: int, families: int, seed: int) -> Iterator[tuple[st
 
 _Signals = list[tuple[str, int]]
 """Signals and where each begins."""
-
-
-def _none(sequence: str, random: np.random.Generator) -> _Signals:
-    return []
 
 
 def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
@@ -83,7 +73,7 @@ def _into_the_mitochondrion(sequence: str, random: np.random.Generator) -> _Sign
 
 
 _SIGNALS: dict[str, Callable[[str, np.random.Generator], _Signals]] = {
-    "cytoplasm": _none,
+    "cytoplasm": lambda _sequence, _random: [],
     "nucleus": _to_the_nucleus,
     "membrane": _into_the_membrane,
     "secreted": _out_of_the_cell,

@@ -69,12 +69,7 @@ _BLANK = re.compile(r"\{(\w+)\}")
 
 
 def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``track_order_00034`` and messages, in lower case.
-
-    Args:
-        records: how many messages, spread evenly over the intents.
-        seed: the same seed gives the same records.
-    """
+    """Ids like ``track_order_00034`` and messages, in lower case; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 2]))
     intents = tuple(_REQUESTS)
     for number in range(records):
@@ -95,7 +90,6 @@ def _message(intent: str, random: np.random.Generator) -> str:
 
 
 def _filled(text: str, random: np.random.Generator) -> str:
-    """The text with a word for each blank; words may have blanks."""
     while blank := _BLANK.search(text):
         text = text[: blank.start()] + _one(_WORDS[blank[1]], random) + text[blank.end() :]
     return text

@@ -25,7 +25,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from common.errors import DataError
@@ -53,8 +52,7 @@ class LabelledManifest(BaseModel):
 
     Attributes:
         settings: what the folder was made with.
-        source, held_out_source: the files that it was made of, or the settings of the sample.
-        labels_source: the files of labels and masks alone that it was made of.
+        source, held_out_source, labels_source: the files that it was made of, or the settings of the sample.
         sequences_checksum: of the store's content.
         files: XXH3-128 of the other files.
         checksum: identity of sequences and labels.
@@ -93,15 +91,10 @@ class LabelledStore:
     def __init__(
         self, path: Path | str, verify: Literal["full", "quick"] = "quick", stage_dir: Path | None = None
     ) -> None:
-        """Check a labelled store and read its labels.
+        """Check a labelled store and read its labels, which are verified in full; ``verify`` is of the sequences.
 
-        Args:
-            path: the folder.
-            verify: of the sequences; labels are always verified in full.
-            stage_dir: node-local folder to copy the sequences to and to read them from, see :func:`stage_sequences`.
-
-        Raises:
-            DataError: no labelled store, one of another format version, or a damaged one.
+        They are read from ``stage_dir``, a node-local folder, where one is given. Raises DataError where the folder is
+        no labelled store, one of another format version, or damaged.
         """
         self.path = Path(path).absolute()
         if not (self.path / MANIFEST_FILE).is_file():
@@ -113,7 +106,7 @@ class LabelledStore:
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
         self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)
-        tensors = _read_tensors(self._checked(LABELS_FILE))
+        tensors = load_file(self._checked(LABELS_FILE))
         self.targets: NDArray = tensors["targets"]
         if self.label_space.kind == "per_residue":
             self.targets = self.targets.astype(np.int64)
@@ -135,12 +128,7 @@ class LabelledStore:
         return self.manifest.checksum
 
     def text(self, index: int) -> str:
-        """The sequence or text of one record.
-
-        Raises:
-            IndexError: no such record.
-            DataError: the record's block is damaged.
-        """
+        """The sequence or text of one record; raises IndexError, or DataError where its block is damaged."""
         return self.store.text(index)
 
     def residue_targets(self, index: int) -> NDArray[np.int64]:
@@ -167,9 +155,7 @@ class LabelledStore:
 def stage_sequences(path: Path, stage_dir: Path) -> Path:
     """Copy the sequences of the labelled store at ``path`` to this node, and verify them there, once in a process.
 
-    Raises:
-        DataError: they are damaged.
-        ResourceError: the node's disk is full or can't be written.
+    Raises DataError where they are damaged, ResourceError where the node's disk is full or can't be written.
     """
     return stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
 
@@ -182,10 +168,3 @@ def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, N
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.data.cast("B"))
     return digest.hexdigest()
-
-
-def _read_tensors(path: Path) -> dict[str, NDArray]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise DataError(f"{path}: not safetensors ({error}); {_REMEDY}") from error

@@ -1,8 +1,7 @@
 """One value of a file to one label: names, numbers or letters, refused where it is none of them.
 
 In: what stands in a header, or in the label columns of a row. Out: a label as
-:class:`~dataset.labels.label_space.LabelSpace` takes it, or None where there is none. A refusal is a ValueError that
-says what is wrong; where, the caller knows.
+:class:`~dataset.labels.label_space.LabelSpace` takes it, or None where there is none. A refusal is a ValueError.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from train_config.classifier_schema import LabelsSection, TargetKind
+from train_config.classifier_schema import LabelsSection
 
 Label = str | list[str] | tuple[float, ...]
 
@@ -28,7 +27,6 @@ _PARTS = {
 _TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 _NOT_A_NUMBER = "nan"
 _MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.labels.missing_labels skip"
-_MEND_WEIGHT = "give a number of 0 or more"
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
@@ -50,17 +48,8 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     return lambda values: _name(values[0])
 
 
-def has_numbers(kind: TargetKind, num_columns: int) -> bool:
-    """Return whether labels are tuples of numbers."""
-    return kind == "regression" or (kind == "multilabel" and num_columns > 1)
-
-
 def text_of(value: Any) -> str:
-    """A value of a table as text, empty where it is missing.
-
-    Raises:
-        ValueError: bytes, a list or another structure.
-    """
+    """A value of a table as text, empty where it is missing; raises ValueError for bytes, lists and structures."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -71,11 +60,7 @@ def text_of(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """A value as a number, NaN where it is missing.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A value as a number, NaN where it is missing; raises ValueError where it is none."""
     if isinstance(value, bool | int | float | Decimal):
         return float(value)
     text = text_of(value).strip()
@@ -87,30 +72,18 @@ def number(value: Any) -> float:
 
 
 def weight(value: Any) -> float:
-    """A value as the weight of a record.
-
-    Raises:
-        ValueError: no number, missing, negative or infinite.
-    """
+    """A value as the weight of a record; raises ValueError where it is no finite number of 0 or more."""
     try:
         found = number(value)
-    except ValueError as error:
-        raise ValueError(f"weight: {error}; {_MEND_WEIGHT}") from error
-    if math.isnan(found):
-        raise ValueError(f"the weight is missing or NaN; {_MEND_WEIGHT}")
-    if found < 0:
-        raise ValueError(f"the weight {found:g} is negative; {_MEND_WEIGHT}")
-    if math.isinf(found):
-        raise ValueError(f"the weight is infinite; {_MEND_WEIGHT}")
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ValueError(f"the weight {value!r} is no finite number of 0 or more; give one")
     return found
 
 
 def part(value: Any) -> str:
-    """A value of the split column as training, validation or test.
-
-    Raises:
-        ValueError: it is none of the names that these may have.
-    """
+    """A value of the split column as training, validation or test; raises ValueError where it names none of them."""
     text = text_of(value).strip()
     try:
         return _PARTS[text.lower()]

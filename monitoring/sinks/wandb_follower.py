@@ -41,8 +41,6 @@ SHUTDOWN_S = 3.0
 """Seconds that wandb's service may take to close its file beyond finish_timeout_s."""
 FLUSH_S = 1.0
 """Seconds between wandb's writes to its file: what an untimely end can lose of it."""
-ALERT_GAP_S = 1
-"""Seconds in which W&B takes alerts of one title for repeats."""
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -101,10 +99,12 @@ class _Follower:
             if row.position == "step" and repeats in seen:
                 continue
             seen.add(repeats)
-            if self._is_own(record) and not known.has(row.position, row.values):
+            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
+            owner = record["worker"] if record["kind"] == "sample" else 0
+            if self._worker in (None, owner) and not known.has(row.position, row.values):
                 run.log(row.values)
                 if row.alert is not None:
-                    run.alert(**row.alert, wait_duration=ALERT_GAP_S)
+                    run.alert(**row.alert, wait_duration=1)  # seconds in which one title is a repeat
         run.finish()
         problem = complaints.first if self._mode == "online" else None
         wandb.teardown()  # wandb-core writes the rest of its file and ends
@@ -119,10 +119,6 @@ class _Follower:
             if ended:
                 return
             self._ended.wait(POLL_S)
-
-    def _is_own(self, record: Record) -> bool:
-        """With a W&B run for each worker, worker 0's holds the records of the loop and the alerts."""
-        return self._worker is None or self._worker == (record["worker"] if record["kind"] == "sample" else 0)
 
     def _end_in_time(self) -> None:
         """Wait for the driver's end, then leave at the latest when the timeout is over."""
@@ -188,16 +184,11 @@ class _Known:
     """Rows that the server has of a run that it already knew: of each stream, those up to a position."""
 
     def __init__(self, run: Any) -> None:
-        self._run = run
-        self._until: dict[str, float] = {}
+        self._summary = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
 
     def has(self, position: str, values: dict[str, Any]) -> bool:
-        """Test whether the row is among them."""
-        if position not in self._until:  # asked once, before this process adds to it
-            known = self._run.summary.get(position) if self._run.resumed else None
-            self._until[position] = known if isinstance(known, int | float) else -math.inf
-        until = self._until[position]
-        # Validation of the last known step may be new: it is repeated.
+        """Test whether the row is among them; validation of the last known step may be new: it is repeated."""
+        until = self._summary.get(position, -math.inf)
         return values[position] < until or (
             values[position] == until and (position != "step" or "train/loss" in values)
         )

@@ -1,9 +1,8 @@
-"""Rows of W&B's history made of a run's records.
+"""Rows of W&B's history made of a run's records, for :mod:`monitoring.sinks.wandb_follower`.
 
-In: records of metrics.jsonl, samples and alerts. Out: a :class:`Row` for each, which
-:mod:`monitoring.sinks.wandb_follower` logs. Records of the loop have the step as their axis. Samples and alerts have
-the time: they continue while no step does, and a resumed run repeats steps but no moment. W&B's own clock is set to the
-moment of the record as well: a history that is uploaded later would else be shown as if it happened then.
+Records of the loop have the step as their axis. Samples and alerts have the time: they continue while no step does, and
+a resumed run repeats steps but no moment. W&B's own clock is set to the moment of the record as well: a history that is
+uploaded later would else be shown as if it happened then.
 """
 
 from __future__ import annotations
@@ -25,25 +24,14 @@ AXES = {
     ELAPSED: (*(f"{name}*" for name in NODE_NAMESPACES), "node/*", "worker/*", "perf/*", "alert/*"),
 }
 """W&B's x axis of each namespace."""
-_LOOP = "train/"
-_TITLES = {
-    "low_utilization": "GPU little used",
-    "memory": "memory nearly full",
-    "leak": "memory grows",
-    "throttling": "GPU throttled",
-    "nonfinite_loss": "loss not finite",
-    "silent_worker": "worker silent",
-}
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of W&B's history.
 
-    Attributes:
-        position: name of the value that grows with each row of this stream: by it those that the server has are known.
-        values: by name.
-        alert: ``title``, ``text`` and ``level`` of an alert to send with it.
+    ``position`` names the value that grows with each row of this stream: by it those that the server has are known.
+    ``alert`` holds ``title``, ``text`` and ``level`` of an alert to send with the row.
     """
 
     position: str
@@ -74,10 +62,10 @@ class WandbRows:
         values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
-            return Row(position, {**values, position: time_s, **sample_values(record, self._name_nodes)})
+            return Row(position, {**values, position: time_s, **_sample_values(record, self._name_nodes)})
         position, name = f"{POSITION}/alert", record["name"]
         raised = record["state"] == "raised"
-        alert = {"title": _TITLES.get(name, name), "text": record["message"], "level": "WARN"}
+        alert = {"title": name.replace("_", " "), "text": record["message"], "level": "WARN"}
         sent = alert if raised and time_s >= self._alerts_from_s else None
         return Row(position, {**values, position: time_s, f"alert/{name}": int(raised)}, sent)
 
@@ -95,15 +83,14 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step, **numbers}
 
 
-def sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
-    """Return a sample's values under W&B's names.
+def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
+    """A sample's values under W&B's names, without what records of the loop have anyway (``train/loss``).
 
-    The machine of worker 0 is plain ``gpu/0/util``; that of another worker who samples its machine is another one:
-    ``node/<host>/gpu/0/util``. What records of the loop have anyway (``train/loss``) is left out.
+    The machine of worker 0 is plain ``gpu/0/util``, that of another worker ``node/<host>/gpu/0/util``.
     """
     node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
     return {
         (node + name if name.startswith(NODE_NAMESPACES) else name): value
         for name, value in record["figures"].items()
-        if value is not None and not name.startswith(_LOOP)
+        if value is not None and not name.startswith("train/")
     }

@@ -160,7 +160,6 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert bootstrap_intervals("multilabel", scores, targets, samples=5, seed=0)["f1_micro"] == (1.0, 1.0)
     assert [figures["predicted"] for figures in metrics_of_each("multilabel", scores, targets)] == [0, 0, 2]
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
-    assert model.label_space.decode(scores) == [["GO:3"], ["GO:3"]]
 
 
 def test_out_of_memory_is_refused_with_the_batch(monkeypatch):

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.classifier import ClassifierPipeline
-from inference.classifier_profile import (
-    BatchResult,
-    Memory,
-    Run,
-    describe,
-    measure_batches,
-    measure_whole,
-    spread,
-)
+from inference.classifier_profile import describe, measure_batches, measure_whole, spread
 from tests.classifiers import tiny_classifier
 from tests.model.support import random_sequences
 
@@ -65,16 +57,6 @@ def test_the_spread_of_known_values():
     assert spread([3.0]) == {"mean": 3.0, "std": 0.0, "p5": 3.0, "p50": 3.0, "p95": 3.0, "p99": 3.0}
     found = spread([float(value) for value in range(1, 102)])
     assert (found["mean"], found["p50"], found["p95"], found["p99"]) == (51.0, 51.0, 96.0, 100.0)
-
-
-def test_memory_counts_on_the_device_that_computes():
-    runs = [Run(2, 20, 10, 0.5, 0.5)]
-    on_gpu = BatchResult("batch_size", 2, runs, Memory(8_000_000, 1_000_000, 4_000_000)).summary()
-    assert (on_gpu["samples_per_s"], on_gpu["samples_per_s_per_mb"]) == (2.0, 0.5)
-    assert (on_gpu["gpu_memory_allocated_mb"], on_gpu["gpu_memory_peak_mb"]) == (1.0, 4.0)
-    assert on_gpu["prepare_share"] == 0.5
-    on_cpu = BatchResult("batch_size", 2, runs, Memory(8_000_000, None, None)).summary()
-    assert on_cpu["samples_per_s_per_mb"] == 0.25
 
 
 def test_the_whole_file_is_predicted_as_by_predict(pipeline):

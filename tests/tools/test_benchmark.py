@@ -12,7 +12,7 @@ import torch
 
 from monitoring.advice import advise
 from tools._benchmark.report import adviser_facts
-from tools._benchmark.subject import Done, Row, StageResult, Subject, Variant
+from tools._benchmark.subject import Row, StageResult, Subject, Variant
 from train_config.schema import BackboneSection
 
 STAGES = ["reading", "tokenizing", "packing", "inference", "loading", "pipeline"]
@@ -22,7 +22,6 @@ STAGES = ["reading", "tokenizing", "packing", "inference", "loading", "pipeline"
 def tiny_model(tmp_path: Path) -> Path:
     """A folder that holds an ESM-2 of one layer."""
     from model.backbones.loading import load_network
-    from train_config.schema import BackboneSection
 
     section = BackboneSection(source="esm2_t6_8M", layers=1, hidden_size=32, heads=2)
     folder = tmp_path / "tiny"
@@ -46,7 +45,7 @@ def test_every_stage_is_measured_and_kept_in_the_folder(command, store, tiny_mod
     for words in (
         "Reading the store",
         "in order",
-        "fp32, 1,024 tokens",
+        "amp_dtype none, 1,024 tokens",
         "What is slow",
         "Advice",
         "% waiting for data",
@@ -91,42 +90,44 @@ def test_an_unknown_model_is_a_usage_error(command, store, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def forward(budget: int, precision: str, *tokens_per_s: float) -> Row:
-    return Row(f"{precision} {budget}", {"batch.tokens": budget, "precision": precision}, {"tokens/s": [*tokens_per_s]})
+def forward(budget: int, precision: str, *rates: float) -> Row:
+    return Row("", {"batch.tokens": budget, "training.amp_dtype": precision}, {"tokens/s": [*rates]})
 
 
-def workers(number: int, *tokens_per_s: float) -> Row:
-    return Row(str(number), {"data.num_workers": number}, {"tokens/s": [*tokens_per_s]})
+def workers(number: int, *rates: float) -> Row:
+    return Row("", {"data.num_workers": number}, {"tokens/s": [*rates]})
 
 
 def packed(window: int, filled: float) -> Row:
-    return Row("", {"batch.tokens": 2048, "batch.packing_window": window}, {"records/s": [9e9], "% filled": [filled]})
+    return Row("", {"batch.packing_window": window}, {"tokens/s": [9e9] * 3, "% filled": [filled] * 3})
 
 
 FORWARD = [
     forward(2048, "bf16", 30.0, 31.0, 29.0),
     forward(8192, "bf16", 20.0, 20.0, 20.0),
-    forward(2048, "fp32", 60.0, 62.0, 58.0),
-    forward(8192, "fp32", 9.0, 9.0, 9.0),
+    forward(2048, "none", 60.0, 62.0, 58.0),
+    forward(8192, "none", 9.0, 9.0, 9.0),
 ]
 
 
 def advice(inference: list[Row] = FORWARD, **rows: list[Row]) -> list[str]:
     stages = {"inference": inference, "packing": [packed(2048, 99.0)], "pipeline": [workers(1, 1.0)], **rows}
-    results = {name: StageResult(name, name, found) for name, found in stages.items()}
-    return [str(line) for line in advise(adviser_facts(results, tokens_per_record=300.0))]
+    results = {name: StageResult(name, name, found, []) for name, found in stages.items()}
+    return [str(line) for line in advise(adviser_facts(results))]
 
 
-def test_faster_settings_are_advised_by_the_keys_and_values_of_the_config():
+def test_faster_settings_and_the_slowest_stage_are_advised_by_the_keys_and_values_of_the_config():
     lines = advice(
         packing=[packed(2048, 90.0), packed(8192, 99.0)],
         pipeline=[workers(0, 5.0, 5.0, 5.0), workers(1, 10.0, 10.0, 10.0), workers(2, 15.0, 14.0, 16.0)],
+        reading=[Row("", {}, {"tokens/s": [30.0]})],
     )
     for words in (
         "training.amp_dtype none has 2.00 times (2.00 to 2.00) the speed of bf16: set training.amp_dtype: none",
         "batch.tokens 2048 has 6.67 times (6.44 to 6.89) the speed of 8192: set batch.tokens: 2048",
         "data.num_workers 2 has 1.50 times (1.40 to 1.60) the speed of 1: set data.num_workers: 2",
         "batch.packing_window 8192 has 1.10 times (1.10 to 1.10) the speed of 2048: set batch.packing_window: 8192",
+        "reading is the slowest stage with 30 tokens/s; the next, inference, has 60",
     ):
         assert words in lines
 
@@ -137,23 +138,14 @@ def test_nothing_is_advised_that_one_round_contradicts_or_that_two_rounds_alone_
     assert len(lines) == 1 and "slowest stage" in lines[0]
 
 
-def test_the_slowest_stage_is_named_in_tokens_whatever_its_unit():
-    reading = [Row("", {}, {"records/s": [0.1]})]
-    assert "reading is the slowest stage with 30 tokens/s; the next, inference, has 60" in advice(reading=reading)
-
-
-def test_variants_take_turns_and_one_that_is_out_of_memory_is_left_out_with_a_note():
-    calls = []
-
-    def work(name: str) -> Done:
-        calls.append(name)
+def test_a_variant_that_is_out_of_memory_is_left_out_with_a_note():
+    def sample(name: str) -> dict[str, float]:
         if name == "large":
             raise torch.OutOfMemoryError("no")
-        return Done({"things/s": 1.0}, {"%": 50.0})
+        return {"tokens/s": 1.0}
 
-    variants = [Variant(name, partial(work, name), {}) for name in ("a", "large", "b")]
-    subject = Subject(None, BackboneSection(), 1, torch.device("cpu"), seconds=60)
-    rows, notes = subject.measure(variants, 1.0, most_rounds=3)
-    assert "".join(calls) == "alargeb" + "ab" + "ba" + "ab"
-    assert [(row.name, row.rounds, row.median("%")) for row in rows] == [("a", 3, 50.0), ("b", 3, 50.0)]
-    assert notes == ["large: out of the device's memory"]
+    variants = [Variant(name, {}, partial(sample, name)) for name in ("a", "large", "b")]
+    subject = Subject(None, BackboneSection(), 1, torch.device("cpu"), seconds=0.1)
+    stage = subject.measure("reading", "", variants)
+    assert {row.name for row in stage.rows} == {"a", "b"} and stage.rows[0].rounds >= 3
+    assert stage.notes == ["large: out of the device's memory"]

@@ -95,7 +95,7 @@ def test_the_tools_are_listed_with_a_line_each(command):
     assert outcome.code == 0
     lines = [line.split(maxsplit=1) for line in outcome.out.splitlines()]
     assert ["fasta2lmdb", "Convert FASTA files to a store that training reads."] in lines
-    assert "Show what a store holds, and check it." in outcome.out
+    assert "Show the contents of a store, and check it." in outcome.out
 
 
 @pytest.mark.parametrize(

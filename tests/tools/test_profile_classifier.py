@@ -10,9 +10,7 @@ import matplotlib.image
 import pytest
 import torch
 
-from inference.classifier_profile import spread
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
-from tools._profile_classifier import report
 
 FILES = [
     "baseline_metrics.json",
@@ -20,7 +18,6 @@ FILES = [
     "detailed_metrics.csv",
     "esmeray.json",
     "plots/batch_size_comparison.png",
-    "plots/metrics_heatmap.png",
     "profiler_traces/stacks.txt",
     "profiler_traces/trace.json",
 ]
@@ -92,7 +89,7 @@ def test_steps_are_done_one_by_one_and_the_others_stay(command, model, proteins,
     assert "run it with --steps whole_file" in summary and "run it with --steps trace" in summary
     second = run("whole_file", "plots")
     assert second["batch_sizes"] == first["batch_sizes"] and set(second) == {"batch_sizes", "whole_file"}
-    assert (tmp_path / "p" / "plots" / "metrics_heatmap.png").exists()
+    assert (tmp_path / "p" / "plots" / "batch_size_comparison.png").exists()
     assert not (tmp_path / "p" / "profiler_traces" / "trace.json").exists()
     third = run("trace")
     assert third["whole_file"] == second["whole_file"] and len(third["trace"]["bottlenecks"]) == 3
@@ -153,75 +150,3 @@ def test_a_folder_that_is_no_classifier_is_refused_before_anything_is_written(co
     outcome = command("profile_classifier", tmp_path, "--data", proteins)
     assert outcome.code == 2 and "holds no exported classifier" in outcome.err
     assert list(tmp_path.iterdir()) == []
-
-
-def row(size: int, latencies_ms: list[float], cpu_mb: float, **changes) -> dict:
-    """What a profile says of a batch size, made up."""
-    rate = 1e3 * size / latencies_ms[0]
-    return {
-        "batch_size": size,
-        "error": None,
-        "latency_per_sample_ms": spread([each / size for each in latencies_ms]),
-        "latency_per_batch_ms": spread(latencies_ms),
-        "samples_per_s": rate,
-        "batches_per_s": rate / size,
-        "tokens_per_s": 300 * rate,
-        "cpu_memory_peak_mb": cpu_mb,
-        "gpu_memory_allocated_mb": None,
-        "gpu_memory_peak_mb": None,
-        "samples_per_s_per_mb": rate / cpu_mb,
-        **changes,
-    }
-
-
-@pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """What a picture of these rows shows, as a figure."""
-
-    def draw(function: str, rows: list[dict]):
-        figures = []
-        monkeypatch.setattr(report, "save", lambda figure, _: figures.append(figure))
-        getattr(report, function)(tmp_path / "picture.png", rows, "batch_size", "made up")
-        figures[0].canvas.draw()
-        return figures[0]
-
-    return draw
-
-
-@pytest.mark.parametrize("memory_mb", [(1310.0, 1312.0, 1319.0), (1310.0, 1310.0, 1310.0)])
-def test_nothing_that_is_drawn_touches_the_edge_of_its_panel(drawn, memory_mb):
-    rows = [row(4**n, [5.0 * 2**n, 0.1, 9.0], memory) for n, memory in enumerate(memory_mb)]
-    panels = drawn("draw_comparison", rows).axes
-    assert sum(bool(axes.lines) for axes in panels) == 5  # there is no GPU
-    for axes in panels:
-        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-        for line in axes.lines:
-            assert left < 0.95 * line.get_xdata().min() and 1.05 * line.get_xdata().max() < right
-            assert bottom == 0 <= line.get_ydata().min() and line.get_ydata().max() < 0.95 * top
-
-
-def test_latencies_have_a_range_that_was_measured(drawn):
-    panels = drawn("draw_comparison", [row(1, [1.0, 1.0, 9.0], 100.0), row(2, [2.0, 2.0, 30.0], 100.0)]).axes
-    latencies = [axes for axes in panels if axes.get_title(loc="left").startswith("Latency")]
-    assert len(latencies) == 2
-    for axes in latencies:
-        names = {text.get_text() for text in axes.get_legend().get_texts()}
-        assert names == {"p50", "p5 to p95", "p99", "mean"} and not axes.containers
-        band = axes.collections[0].get_paths()[0].vertices
-        assert band[:, 1].min() == pytest.approx(1.0)
-
-
-def test_the_heatmap_says_which_colour_is_better(drawn):
-    rows = [row(1, [5.0], 1310.0), row(4, [9.0], 1319.0), {"batch_size": 64, "error": "out of memory"}]
-    axes, scale = drawn("draw_heatmap", rows).axes
-    said = [text.get_text().replace("\n", " ") for text in scale.get_yticklabels()]
-    assert said == ["worst of its line", "halfway, or all alike", "best of its line"]
-    red, green = (axes.images[0].cmap(end) for end in (0.0, 1.0))
-    assert red[0] > red[1] and green[1] > green[0]
-    lines = [text.get_text() for text in axes.get_yticklabels()]
-    shown = axes.images[0].get_array()
-    assert shown[lines.index("latency per batch, mean (ms)")].tolist() == [1.0, 0.0, None]
-    assert shown[lines.index("samples/s")].tolist() == [0.0, 1.0, None]
-    assert shown[lines.index("CPU memory, peak (MB)")].tolist() == [0.5, 0.5, None]
-    bold = {text.get_text() for text in axes.texts if text.get_fontweight() == "bold"}
-    assert {"5", "444.4"} <= bold and not {"1,310", "1,319", "9"} & bold

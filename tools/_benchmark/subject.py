@@ -1,14 +1,14 @@
-"""What is measured, and how: one store, one model, one device, and the clock of the whole run.
+"""The subject of a benchmark: one store, one model, one device, and the clock of the whole run.
 
-In: variants of one piece of work. Out: their samples, by :mod:`common.timing`: each is done once before it counts;
-then all take turns until the stage's time is up.
+In: variants of the work of a stage. Out: their samples, by :mod:`common.timing`: all take turns, the first round is a
+warm-up that does not count, and the last ends when the stage's time is up.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -28,28 +28,18 @@ LEAST_ROUNDS = 3
 MOST_ROUNDS = 25
 MOST_RECORDS = 200_000
 """Records that loading works on: an epoch of more would be planned for longer than it is loaded from."""
+END_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.58, "loading": 0.7, "pipeline": 1.0}
+"""When each stage is to end, as a share of the time there is."""
 
 Settings: TypeAlias = dict[str, int | str]
 
 
-class Done(NamedTuple):
-    """A finished piece of work.
-
-    Attributes:
-        amounts: work done, by the unit of its rate: ``{"records/s": 1000}`` is divided by the seconds that it took.
-        values: what the piece measured itself, by unit.
-    """
-
-    amounts: Mapping[str, float]
-    values: Mapping[str, float] = {}
-
-
 class Variant(NamedTuple):
-    """One way to do the work of a stage: its name in the table, a piece of its work, and the settings that vary."""
+    """One way to do the work of a stage: its name, the settings that vary, and a sample of it by unit."""
 
     name: str
-    work: Callable[[], Done]
     settings: Settings
+    sample: Callable[[], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -61,12 +51,10 @@ class Row:
     samples: dict[str, list[float]]
 
     def median(self, unit: str) -> float:
-        """Median of the samples."""
         return median(self.samples[unit])
 
     @property
     def rounds(self) -> int:
-        """Number of samples."""
         return max(map(len, self.samples.values()))
 
 
@@ -77,7 +65,7 @@ class StageResult:
     name: str
     title: str
     rows: list[Row]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 class Subject:
@@ -122,6 +110,11 @@ class Subject:
         """(N,) tokens of each record after cropping, special tokens included."""
         return cropped_lengths(self.store.lengths[records_N], self.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
+    def pieces(self, records_N: NDArray[np.int64]) -> list[memoryview]:
+        """Sequences cropped at their end, as views of the store's memory."""
+        residues_N = self.tokens_of(records_N) - SPECIAL_TOKENS_PER_SEQUENCE
+        return self.store.windows(records_N, np.zeros_like(residues_N), residues_N)
+
     def some_records(self, most: int = MOST_RECORDS) -> NDArray[np.int64]:
         """(N,) records, at random but the same each time; all where there are no more than ``most``."""
         number = len(self.store)
@@ -138,50 +131,26 @@ class Subject:
         first = max(smallest, 1 << (self.longest_tokens - 1).bit_length())
         return [first << step for step in range(24) if first << step <= max(largest, first)]
 
-    def measure(
-        self, variants: Sequence[Variant], until_share: float, *, warm_up: bool = True, most_rounds: int = MOST_ROUNDS
-    ) -> tuple[list[Row], list[str]]:
-        """Measure until this share of the time has passed, at least :data:`LEAST_ROUNDS` while any of it is left.
+    def measure(self, name: str, title: str, variants: Sequence[Variant], notes: Sequence[str] = ()) -> StageResult:
+        """Measure a stage's variants until its time is up, at least :data:`LEAST_ROUNDS` while any of all is left."""
 
-        Returns:
-            Rows of the variants that fit into memory, and notes.
-        """
-        samplers = {variant.name: _sampler(variant) for variant in variants}
-        failed: dict[str, Exception] = {}
-        if warm_up:
-            failed = self._turns(samplers, 1).failed
-        samplers = {name: sampler for name, sampler in samplers.items() if name not in failed}
-        measured = self._turns(
-            samplers,
-            most_rounds,
-            lambda done: not self.left_s() or (done >= LEAST_ROUNDS and not self.left_s(until_share)),
+        def enough(done: int) -> bool:  # the warm-up among them
+            end = done > LEAST_ROUNDS and not self.left_s(END_SHARES[name])
+            return done > 1 and (end or not self.left_s())
+
+        samplers = {variant.name: variant.sample for variant in variants}
+        measured = timing.measure(
+            samplers, MOST_ROUNDS + 1, enough=enough, drop_out_on=(torch.OutOfMemoryError,), show=self.show
         )
         rows = [
-            Row(variant.name, variant.settings, _by_unit(samples))
+            Row(variant.name, variant.settings, _by_unit(measured.samples[variant.name][1:]))
             for variant in variants
-            if (samples := measured.samples.get(variant.name)) and variant.name not in measured.failed
+            if variant.name not in measured.failed
         ]
-        notes = [f"{name}: out of the device's memory" for name in [*failed, *measured.failed]]
-        if rows and rows[0].rounds < min(LEAST_ROUNDS, most_rounds):
-            notes.append(f"time was up after {rows[0].rounds} rounds: --seconds gives more")
-        return rows, notes
-
-    def _turns(
-        self,
-        samplers: Mapping[str, Callable[[], dict[str, float]]],
-        rounds: int,
-        enough: Callable[[int], bool] = lambda _: False,
-    ) -> timing.Measured[dict[str, float]]:
-        lack = (torch.OutOfMemoryError,)
-        return timing.measure(samplers, rounds, enough=enough, drop_out_on=lack, show=self.show)
-
-
-def _sampler(variant: Variant) -> Callable[[], dict[str, float]]:
-    def sample() -> dict[str, float]:
-        done, elapsed_s = timing.timed(variant.work)
-        return {**{unit: amount / elapsed_s for unit, amount in done.amounts.items()}, **done.values}
-
-    return sample
+        lines = [*notes, *(f"{variant}: out of the device's memory" for variant in measured.failed)]
+        if rows and rows[0].rounds < LEAST_ROUNDS:
+            lines.append(f"time was up after {rows[0].rounds} rounds: --seconds gives more")
+        return StageResult(name, title, rows, lines)
 
 
 def _by_unit(samples: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

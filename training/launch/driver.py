@@ -279,7 +279,7 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 def _watch(config: Config, run: RunFolder, total_steps: int) -> RunWatcher:
     sinks: list[Sink] = [ProgressSink(total_steps)]
     if config.monitoring.alerts.enabled:
-        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
+        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval))
     return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
 
 

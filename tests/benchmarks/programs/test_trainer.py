@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.programs.trainer import SpreadGroups, deepspeed_settings
-from benchmarks.programs.training_workload import Workload
 
 
 @given(st.integers(1, 400), st.integers(1, 16))
@@ -26,7 +25,6 @@ def test_a_few_spread_groups_span_the_lengths_and_begin_with_the_first():
 
 
 def test_the_peer_trains_with_the_zero_settings_of_the_project():
-    workload = Workload("", "", "", sequences=8, accumulation=2, tokens=2560, warmup_steps=1, steps=1)
-    settings = deepspeed_settings(workload)
+    settings = deepspeed_settings()
     assert settings["zero_optimization"]["stage"] == 2
     assert settings["data_types"]["grad_accum_dtype"] == "fp32"

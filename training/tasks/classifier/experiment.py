@@ -27,10 +27,9 @@ from dataset.labels.store import LabelledStore, stage_sequences
 from dataset.packed_batch import PackedBatch, has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
-from model.backbones.base import layer_groups
+from model.backbones.base import decayed_rates
 from model.export.classifier import export_classifier
 from model.metrics.classification import classification_metrics
-from model.parameter_groups import decayed_rates
 from model.tasks.base import TaskModel, TaskOutput, targets_of
 from model.tasks.classifier import Classifier, build_classifier
 from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
@@ -142,7 +141,7 @@ class ClassifierExperiment(Experiment):
         if decay == 1.0:
             return {}
         assert isinstance(model, Classifier)
-        return dict(decayed_rates(layer_groups(model.backbone), decay))
+        return dict(decayed_rates(model.backbone, decay))
 
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]
