@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import xxhash
 from xopen import xopen
@@ -28,13 +28,6 @@ CHUNK_BYTES = 384 * 1024
 """A little more than a batch of :mod:`dataset.fasta.reader`, which needs no cutting then."""
 
 _RAW_CHUNK_BYTES = 256 * 1024
-
-
-class _Chunk(NamedTuple):
-    """Text, and how much of the file had been read by then."""
-
-    text: memoryview
-    raw_bytes: int
 
 
 class ReadAhead:
@@ -57,7 +50,7 @@ class ReadAhead:
             # threads=0: xopen decompresses in this process, where a truncated file is an error.
             buffered = io.BufferedReader(self._raw, _RAW_CHUNK_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
-            self._thread = opened.enter_context(closing(BackgroundThread[_Chunk]()))
+            self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
             self._held = opened.pop_all()
         self._begin()
         return self
@@ -97,14 +90,15 @@ class ReadAhead:
         self._buffers.reverse()
         self._thread.begin(partial(self._fill, self._buffers[0]))
 
-    def _fill(self, buffer: memoryview) -> _Chunk:
+    def _fill(self, buffer: memoryview) -> tuple[memoryview, int]:
+        """Text, and how much of the file on disk was read by then."""
         size = 0
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
         if not size:  # what stands after the end of the compressed data belongs to the checksum
             while self._raw.read(_RAW_CHUNK_BYTES):
                 pass
-        return _Chunk(buffer[:size], self._raw.num_bytes)
+        return buffer[:size], self._raw.num_bytes
 
 
 class TextStream(io.RawIOBase):

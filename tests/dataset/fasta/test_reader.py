@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xopen import xopen
@@ -131,3 +132,12 @@ def test_a_flipped_bit_in_compressed_data_is_refused(tmp_path):
         damaged[generator.randrange(100, len(clean))] ^= 1 << generator.randrange(8)
         with pytest.raises(DataError, match=r"damaged|truncated|outside ASCII|NUL|not FASTA|#"):
             read(write(tmp_path / "in.fasta.gz", bytes(damaged)))
+
+
+def test_the_checksum_of_a_source_is_of_the_file_on_disk(tmp_path):
+    for content in (TWO, gzip.compress(TWO), gzip.compress(TWO) + b"\0" * 1_000_000):
+        source = FastaSource([str(write(tmp_path / "in", content))])
+        assert sum(map(len, source.batches())) == 2
+        (file,) = source.finished
+        assert file.xxh128 == xxhash.xxh3_128(content).hexdigest()
+        assert source.bytes_read == file.bytes == len(content)
