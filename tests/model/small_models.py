@@ -74,7 +74,6 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 
 
 def small_config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    """A config of two layers and 32 channels."""
     kind, settings = _CONFIGS[model_type]
     return kind(**{**settings, **changes})
 
@@ -100,7 +99,6 @@ def save_masked_lm(folder: Path, model_type: str, **changes: Any) -> PreTrainedM
 
 
 def save_small_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
-    """The same, written as a Hugging Face folder."""
     model = small_model(model_type, **changes)
     model.save_pretrained(folder)
     return model

@@ -25,7 +25,6 @@ TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
 
 
 def tiny_section(task: str = "autoencoder", *, frozen: bool = False, checkpointing: bool = False) -> ModelSection:
-    """A model that runs in milliseconds."""
     backbone = TINY.model_copy(update={"frozen": frozen, "gradient_checkpointing": checkpointing})
     return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
 
@@ -37,7 +36,6 @@ def build_model(section: ModelSection, seed: int) -> TaskModel:
 
 
 def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:
-    """Residues drawn evenly."""
     draw = random.Random(seed)
     return ["".join(draw.choices(LETTERS, k=length)) for length in lengths]
 

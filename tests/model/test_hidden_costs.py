@@ -24,7 +24,6 @@ def batch_of(sequences: int) -> PackedBatch:
 
 
 def step(model, sequences: int) -> Counter[str]:
-    """The operators of a forward and backward pass over 600 residues."""
     with Operators() as operators:
         model(batch_of(sequences)).loss_sum.backward()
     return operators.counts

@@ -280,7 +280,7 @@ def _watch(config: Config, run: RunFolder, total_steps: int) -> RunWatcher:
     sinks: list[Sink] = [ProgressSink(total_steps)]
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval))
-    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
+    return RunWatcher(run, sinks, warn=warn)
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:

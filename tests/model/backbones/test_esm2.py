@@ -26,7 +26,6 @@ SHARES = [0.15, 0.0, 0.9, 0.3, 0.5, 0.0]
 
 @pytest.fixture(scope="module")
 def reference():
-    """A network with Hugging Face's own attention."""
     return load_network(BackboneSection(source="esm2_t6_8M", layers=2), seed=3).eval()
 
 

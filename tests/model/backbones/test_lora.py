@@ -27,7 +27,6 @@ def backbone(source="esm2_t6_8M", seed=0, **changes):
 
 
 def adapted(source="esm2_t6_8M", learnt=True, **settings):
-    """A backbone whose adapter has learnt something."""
     made = backbone(source)
     torch.manual_seed(1)
     adapt(made, LoraSection(**{"rank": 4, **settings}))

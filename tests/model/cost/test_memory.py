@@ -14,7 +14,6 @@ from model.cost.memory import (
     estimate_memory,
 )
 from model.tasks.classifier import build_classifier
-from tests.model.small_models import save_masked_lm
 from tests.model.support import build_model, tiny_section
 from train_config.schema import BackboneSection, ModelSection
 
@@ -55,14 +54,6 @@ def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, clas
     facts = backbone_facts(section.backbone, tokenizer.vocabulary_size, tokenizer.pad)
     count = count_classifier_parameters(section, facts, space, len(tokenizer.prefix))
     assert count == counted(build_classifier(section, 0, space, tokenizer))
-
-
-def test_a_folder_is_counted_from_its_config(tmp_path):
-    save_masked_lm(tmp_path / "network", "esm")
-    (tmp_path / "network" / "model.safetensors").unlink()
-    assert count_masked_lm_parameters(
-        ModelSection(task="masked_lm", backbone=BackboneSection(source=str(tmp_path / "network")))
-    )
 
 
 @pytest.mark.parametrize(

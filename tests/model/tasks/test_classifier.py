@@ -34,7 +34,6 @@ def build(kind="multiclass", *, frozen=False, class_weights=None, seed=0, around
 
 
 def with_targets(batch: PackedBatch, kind: str, seed: int = 0) -> PackedBatch:
-    """The batch with drawn targets, of which every fifth is ignored."""
     draw = torch.Generator().manual_seed(seed)
     rows = batch.num_tokens if kind == "per_residue" else batch.num_sequences
     if kind == "regression":

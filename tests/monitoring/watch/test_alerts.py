@@ -10,6 +10,7 @@ from monitoring.watch.alert_rules import LEAK_FLOOR_BYTES
 from monitoring.watch.alerts import Alert, Alerts, AlertSink
 from monitoring.watch.run_watcher import RunWatcher
 from run_folder.metrics_log import Record, read_metrics
+from run_folder.paths import RunFolder
 from run_folder.tail import RecordTail
 from tests.monitoring.samples import GIB, append, sample, sample_file, train
 from train_config.monitoring_schema import AlertsSection
@@ -228,7 +229,7 @@ def watch(folder: Path, *new: Record) -> list[Record]:
     """A run that goes on in this folder: writes records and ends. Returns what alerts.jsonl then holds."""
     path = folder / "alerts.jsonl"
     sink = AlertSink(path, SETTINGS, INTERVAL_S)
-    watcher = RunWatcher(folder / "m.jsonl", [sink], samples=folder / "monitoring", alerts=path, poll_s=60.0).start()
+    watcher = RunWatcher(RunFolder(folder.parent, folder.name), [sink], poll_s=60.0)
     append(sample_file(folder / "monitoring", 0), *new)
     watcher.close()
     return read_metrics(path) if path.exists() else []
