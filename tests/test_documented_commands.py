@@ -1,7 +1,3 @@
-"""Every command and every piece of Python in README.md and docs/ does what it is there for, as it is written."""
-
-from __future__ import annotations
-
 import csv
 import gzip
 import re

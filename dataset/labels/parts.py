@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from common.errors import ConfigError, DataError
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import place_of_record
 from dataset.fasta.reader import FastaSource, RecordBatch
 from dataset.fasta.records import Lines, Records, hashes_of, lengths_of
-from dataset.fasta.source_file import SourceFile
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.samples import located_records, message_records
 from dataset.labels.table import Table, TablePart, is_table_name
