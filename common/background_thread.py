@@ -57,6 +57,7 @@ class BackgroundThread(Generic[_Returned]):
 
 def _work(tasks: queue.SimpleQueue, outcomes: queue.SimpleQueue, ended: queue.SimpleQueue) -> None:
     while (task := tasks.get()) is not None:
+        outcome: tuple[Any, BaseException | None]
         try:
             outcome = (task(), None)
         except BaseException as error:  # noqa: BLE001 - the other thread's to deal with

@@ -15,8 +15,6 @@ from math import comb
 from statistics import median
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-import numpy as np
-
 T = TypeVar("T")
 
 AGREEMENT = 0.02
@@ -35,14 +33,6 @@ class WarmUp(NamedTuple):
 
     medians: list[float]
     settled: bool
-
-
-class Spread(NamedTuple):
-    """Median and quartiles (linear interpolation)."""
-
-    median: float
-    lower: float
-    upper: float
 
 
 class Ratio(NamedTuple):
@@ -125,12 +115,6 @@ def wait_for_device() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles of at least one value."""
-    lower, middle, upper = np.percentile(values, [25, 50, 75])
-    return Spread(float(middle), float(lower), float(upper))
 
 
 def round_ratios(

@@ -1,5 +1,3 @@
-"""The command line as a user meets it: help, a dry run, and mistakes in one line with an exit code."""
-
 import subprocess
 import sys
 import tomllib

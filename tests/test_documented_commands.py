@@ -1,7 +1,3 @@
-"""Every command and every piece of Python in README.md and docs/ does what it is there for, as it is written."""
-
-from __future__ import annotations
-
 import csv
 import gzip
 import re
@@ -15,8 +11,7 @@ import pytest
 
 from benchmarks.catalogue import load_stages
 from common.command_line import run
-from dataset.labels.sample_locations import located_records
-from dataset.labels.sample_messages import message_records
+from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
 from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample

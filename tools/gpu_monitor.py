@@ -161,13 +161,9 @@ def _column(name: str) -> str:
 
 
 def _describe(gpu: GpuSample) -> str:
-    parts = [f"GPU {gpu.index}"]
-    if gpu.util_percent is not None:
-        parts.append(f"{gpu.util_percent:.0f} %")
-    if gpu.mem_used_bytes is not None and gpu.mem_total_bytes is not None:
-        parts.append(f"{gpu.mem_used_bytes / _GIB:.1f}/{gpu.mem_total_bytes / _GIB:.0f} GiB")
-    if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c:.0f} °C")
-    if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w:.0f} W")
-    return " ".join(parts)
+    forms = {"util_percent": "{:.0f} %", "temperature_c": "{:.0f} °C", "power_w": "{:.0f} W"}
+    values = gpu.metrics()
+    known = [form.format(values[name]) for name, form in forms.items() if name in values]
+    if gpu.mem_used_bytes is not None:
+        known.append(f"{gpu.mem_used_bytes / _GIB:.1f} GiB")
+    return " ".join([f"GPU {gpu.index}", *known])

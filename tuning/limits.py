@@ -39,7 +39,7 @@ def find_limit(trial: Trial, results: Results) -> Limit:
     """Return what limits a configuration that was measured to the end."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
-    evidence = [*_shares(trial), *_memory(trial, facts, results.margin), *_neighbours(trial, results)]
+    evidence = [*_shares(trial), *_memory(trial, results.margin), *_neighbours(trial, results)]
     if limit is None:
         return Limit("unknown", "What limits is not known: no shares of a step were measured", evidence, [])
     further = [str(advice) for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
@@ -90,17 +90,13 @@ def _shares(trial: Trial) -> Iterator[str]:
         yield f"Of a step: {', '.join(parts)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}."
 
 
-def _memory(trial: Trial, facts: Facts, margin: float) -> Iterator[str]:
+def _memory(trial: Trial, margin: float) -> Iterator[str]:
     measurement = trial.measurement
     if measurement.memory_share is not None:
         yield (
             f"Peak memory is {memory_text(measurement.peak_memory_bytes)}, {measurement.memory_share:.0%} of "
             f"{memory_text(measurement.total_memory_bytes)}; {1 - margin:.0%} may be used."
         )
-    if facts.memory_limits:
-        yield "The next larger token budget is out of memory, or does not leave the margin free."
-    if facts.rise is not None:
-        yield f"Compared with the next smaller token budget: {facts.rise:+.0%}."
 
 
 def _neighbours(trial: Trial, results: Results) -> Iterator[str]:

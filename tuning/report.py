@@ -89,9 +89,6 @@ def _summary(results: Results) -> Iterator[str]:
     if best is not None and own is not None:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
         yield f"{ratio:.2f}× the experiment's own settings, {speed_text(own.measurement)}"
-    if best is not None and best.measurement.memory_share is not None:
-        total = memory_text(best.measurement.total_memory_bytes)
-        yield f"{best.measurement.memory_share:.0%} of {total} of memory at its peak"
     yield f"{len(results.configurations)} configurations tried of {len(results.space)}: {results.outcomes()}"
     yield f"{sum(trial.measurement.seconds for trial in results.configurations) / 60:.1f} min of measuring"
 

@@ -98,7 +98,10 @@ def _tune_locked(
         store_path = task.prepare(folder.stores, progress)
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
-        _check_hardware(folder, journal)
+        here = cluster.hardware()
+        if journal.trials and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
+            raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")
+        write_atomically(folder.hardware, f"{here}\n")
         space = make_space(config, search, cluster.cluster_resources())
         write_atomically(folder.config, dump_config(config))
         write_atomically(folder.tune, dump_config(search))
@@ -163,16 +166,6 @@ def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> Non
             )
 
 
-def _check_hardware(folder: SearchFolder, journal: TrialJournal) -> None:
-    """Refuse to mix measurements of different machines by a ConfigError."""
-    here = cluster.hardware()
-    if journal.trials and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
-        raise ConfigError(
-            f"{folder.path}: its trials were measured on {before}, this is {here}: choose another --tune.name"
-        )
-    write_atomically(folder.hardware, f"{here}\n")
-
-
 def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     words = {name: [value_text(name, value) for value in space.values[name]] for name in space.varied}
     lines = [f"{NAMES[name]:<21} {', '.join(values)}" for name, values in words.items()]
@@ -182,8 +175,6 @@ def _space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     budget_s = search.search.time_budget_s
     until = f", and none after {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
-    if repeats := search.search.repeats:
-        lines.append(f"{'repeats':<21} the fastest, at most {repeats}")
     return lines
 
 

@@ -7,6 +7,7 @@ as computations. Worker 0 says when a window is over, in the agreement that ever
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -289,12 +290,10 @@ class _Trial:
 
 def _every_step(batches: TrainingSteps) -> Iterator[StepBatches]:
     """The steps of one epoch after the other."""
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         empty = True
         for step in batches.epoch(epoch):
             empty = False
             yield step
         if empty:
             raise DataError("there is no record to train on: all are held out by data.validation_share")
-        epoch += 1

@@ -32,12 +32,7 @@ class FeatureSource(BatchSource):
     """
 
     def __init__(
-        self,
-        source: LabelledSource,
-        features: FeatureStore,
-        hashes: NDArray[np.uint64],
-        *,
-        pooled: bool,
+        self, source: LabelledSource, features: FeatureStore, hashes: NDArray[np.uint64], *, pooled: bool
     ) -> None:
         self._source, self._features, self._hashes, self._pooled = source, features, hashes, pooled
 

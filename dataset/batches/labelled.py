@@ -22,8 +22,6 @@ from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
 
-_FILLER_TOKENS = 1
-
 
 @dataclass(frozen=True)
 class Labels:
@@ -53,13 +51,7 @@ class LabelledSource(BatchSource):
     """
 
     def __init__(
-        self,
-        tokens: TokenStore,
-        labels: Labels | None,
-        *,
-        max_length: int,
-        crop: Crop,
-        seed: int = 0,
+        self, tokens: TokenStore, labels: Labels | None, *, max_length: int, crop: Crop, seed: int = 0
     ) -> None:
         self._tokens, self._labels = tokens, labels
         self._max_length, self._crop, self._seed = max_length, crop, seed
@@ -73,7 +65,6 @@ class LabelledSource(BatchSource):
         return self._kept(records_N) + self._num_special
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
@@ -84,15 +75,15 @@ class LabelledSource(BatchSource):
         """One padding token, whose target no loss looks at."""
         targets: torch.Tensor | None = None
         if self._labels is not None:
-            shape = (_FILLER_TOKENS if self._labels.per_residue else 1, *self._labels.targets.shape[1:])
+            shape = (1, *self._labels.targets.shape[1:])
             dtype = torch.from_numpy(self._labels.targets[:0]).dtype
             targets = torch.full(shape, torch.nan if dtype.is_floating_point else IGNORED_TARGET, dtype=dtype)
         weighted = self._labels is not None and self._labels.weights is not None
         return PackedBatch(
-            tokens=torch.full((_FILLER_TOKENS,), self._tokens.pad),
-            cu_seqlens=torch.tensor([0, _FILLER_TOKENS], dtype=torch.int32),
-            max_seqlen=_FILLER_TOKENS,
-            positions=torch.arange(_FILLER_TOKENS),
+            tokens=torch.tensor([self._tokens.pad]),
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            max_seqlen=1,
+            positions=torch.arange(1),
             records=torch.empty(0, dtype=torch.int64),
             targets=targets,
             weights=torch.zeros(1) if weighted else None,

@@ -62,7 +62,6 @@ class ResidueSource(BatchSource):
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:

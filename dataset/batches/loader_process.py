@@ -22,7 +22,7 @@ import time
 import traceback
 import weakref
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _collect(stream: BinaryIO, replies: queue.SimpleQueue[_Reply | None]) -> None:
+def _collect(stream: IO[bytes], replies: queue.SimpleQueue[_Reply | None]) -> None:
     """Move replies into the queue as they come, so that the process never waits for the worker; None at the end."""
     try:
         with stream, contextlib.suppress(EOFError, pickle.UnpicklingError):  # the second where a reply was cut
@@ -149,12 +149,12 @@ def _collect(stream: BinaryIO, replies: queue.SimpleQueue[_Reply | None]) -> Non
         replies.put(None)
 
 
-def _send(message: object, stream: BinaryIO) -> None:
+def _send(message: object, stream: IO[bytes]) -> None:
     pickle.dump(message, stream, protocol=pickle.HIGHEST_PROTOCOL)
     stream.flush()
 
 
-def _receive(stream: BinaryIO):
+def _receive(stream: IO[bytes]):
     return pickle.load(stream)  # noqa: S301 - between a worker and the process that it started, over their own pipe
 
 

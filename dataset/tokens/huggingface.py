@@ -173,17 +173,14 @@ def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTok
     """
     from transformers import PreTrainedTokenizerFast
 
-    def as_it_stands() -> Any:
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-    makers = [lambda: automatic, *([as_it_stands] if (folder / _TOKENIZER_FILE).is_file() else [])]
-    for make in makers:
+    readings = [automatic]
+    if (folder / _TOKENIZER_FILE).is_file():
         with _readable(folder, key):
-            made = make()
-        for spaced in (False, True):
-            tokenizer = HuggingFaceTokenizer(made, spaced)
-            if tokenizer.reads_by_residue(AMINO_ACIDS):
-                return tokenizer
+            readings.append(PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))
+    for reading, spaced in itertools.product(readings, (False, True)):
+        tokenizer = HuggingFaceTokenizer(reading, spaced)
+        if tokenizer.reads_by_residue(AMINO_ACIDS):
+            return tokenizer
     return HuggingFaceTokenizer(automatic, False)
 
 

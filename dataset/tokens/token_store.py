@@ -147,8 +147,6 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 
 def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
     """The token store of that name, if it is whole and of this store and tokenizer."""
-    if not target.exists():
-        return None
     try:
         found = TokenStore(target)
     except DataError:

@@ -1,7 +1,6 @@
 """Names, units and meanings of the sampled metrics: the list that Prometheus, dashboards and docs share.
 
-:func:`find` gives the metric of a full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is
-NVML's index on its machine, ``{worker}`` the rank.
+``{gpu}`` is NVML's index on its machine, ``{worker}`` the rank.
 """
 
 from __future__ import annotations
@@ -127,12 +126,6 @@ def find(name: str) -> tuple[Metric, int | None] | None:
         if (match := pattern.fullmatch(name)) is not None:
             return metric, int(match[1]) if pattern.groups else None
     return None
-
-
-def metrics_table() -> str:
-    """The list as a table in Markdown, for docs/monitoring.md."""
-    rows = (f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in METRICS)
-    return "| metric | unit | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,3 @@
-"""One task at a time, what it returns or raises, and an interrupt at any point."""
-
-from __future__ import annotations
-
 import threading
 from functools import partial
 from itertools import count

@@ -1,7 +1,3 @@
-"""Every command ends with one line and its exit code."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

@@ -1,7 +1,3 @@
-"""A source is compiled once; where that can't be done, one warning says what is missing."""
-
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""A folder appears complete or not at all, and one process at a time builds it."""
-
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os
@@ -126,18 +122,23 @@ def foreign(kind: str, target: Path, make) -> None:
         target.symlink_to(target.parent / "nothing")
     elif kind == "file":
         target.write_text("a thesis")
+    elif kind == "folder":
+        target.mkdir()
+        (target / "thesis").write_text("a thesis")
+    elif kind == "changed" or make is make_file:
+        make(target, "a")
+        (target / MAKERS[make]).write_text("b")
     else:
         make(target, "a")
-        changed = target / "notes" if kind == "notes" and target.is_dir() else target / MAKERS[make]
-        changed.write_text("b")
+        (target / "notes").symlink_to(target.parent)
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("kind", ["file", "link", "changed", "notes"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "changed", "a link in it"])
 def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes"):
+    with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes|is a folder"):
         make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 

@@ -1,7 +1,3 @@
-"""Numbers in words."""
-
-from __future__ import annotations
-
 from common.text import amount, duration
 
 

@@ -1,7 +1,3 @@
-"""Predictions are those of each text alone, in the order of the texts, whatever shares a batch."""
-
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""A report has the metrics of the predictions, of baselines and of each class, and names the mistakes."""
-
 import csv
 import json
 import re

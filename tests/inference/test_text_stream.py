@@ -1,7 +1,3 @@
-"""Files are read part by part with the policies of training, in their order."""
-
-from __future__ import annotations
-
 import pytest
 
 from common.errors import DataError

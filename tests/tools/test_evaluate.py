@@ -1,7 +1,3 @@
-"""``python -m tools evaluate``: metrics of a labelled file by the settings of the run, and their report."""
-
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,13 +1,8 @@
-"""``python -m tools inspect`` shows what is in a store, and whether it is whole."""
-
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from dataset.store.conversion import ensure_store
-from dataset.store.format import DATA_FILE
 from train_config.schema import DataSection, SampleSection
 
 
@@ -53,16 +48,6 @@ def test_json_holds_the_same_and_more(command, store):
 def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
     path = ensure_store(DataSection(sample=SampleSection(records=5, families=1)), tmp_path)
     assert "embedded sample: 5 records, 1 family, seed 0" in command("inspect", path).out
-
-
-def test_verify_finds_what_a_quick_look_can_not(command, store):
-    data = bytearray((store / DATA_FILE).read_bytes())
-    data[-1] ^= 1
-    (store / DATA_FILE).write_bytes(data)
-    outcome = command("inspect", store, "--verify")
-    assert outcome.code == 3
-    assert outcome.err.startswith("error: ")
-    assert outcome.err.count("\n") == 1
 
 
 def test_for_a_fasta_file_the_command_that_makes_a_store_of_it_is_given(command, tmp_path):

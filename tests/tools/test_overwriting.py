@@ -1,7 +1,3 @@
-"""No tool replaces what it did not make, and each says so before it computes anything."""
-
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""``python -m tools predict``: a row for each record in its order, complete or not at all."""
-
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -141,29 +141,6 @@ def test_no_configuration_is_measured_that_needs_more_than_what_ran_out():
         assert all(machine.peak(settings) > 0.92 * TOTAL_BYTES for settings in left)
 
 
-def test_largest_budget_is_bracketed_by_doubling_and_bisecting():
-    budgets = list(range(512, 16385, 512))
-    space = a_space(keep=False, tokens=budgets, **ONE_LADDER)
-    for fitting in (0, 1, 2, 12, 32):
-        at_most = 512 * fitting
-        machine = Machine(bytes_a_token=0.92 * TOTAL_BYTES / (at_most + 0.5), state_bytes=0)
-        searcher = Search(space, settings_for(max_trials=1000, repeats=0))
-        bracket = set()
-        while (proposal := searcher.ask()) is not None and proposal.phase == "bracket":
-            bracket.add(proposal.settings.tokens)
-            searcher.tell(proposal.settings, machine.measure(proposal.settings))
-        assert max((tokens for tokens in bracket if tokens <= at_most), default=0) == at_most
-        assert len(bracket) <= 11
-
-
-def test_fastest_that_leaves_too_little_memory_free_is_not_the_best():
-    space = a_space(**ONE_LADDER)
-    for margin, best in ((0.0, 16384), (0.2, 8192)):
-        machine = Machine(best_tokens=65536, width=6.0, bytes_a_token=60_000, state_bytes=0)
-        searcher, _ = run(space, settings_for(max_trials=1000, memory_margin=margin), machine)
-        assert searcher.best().tokens == best
-
-
 def test_every_kind_of_failure_at_once_leaves_the_right_answer():
     machine = Machine(
         best_tokens=2048,

@@ -25,6 +25,16 @@ def budgets(space: SearchSpace) -> list[int]:
     return sorted({settings.tokens for settings in space.settings})
 
 
+def test_settings_of_the_applied_config_are_the_settings(tmp_path):
+    settings = Settings(512, 7, 2, 3, "bf16", True, True, 1, 4)
+    config = tiny_config(tmp_path, batch={"global_tokens": 1024})
+    kept = settings.applied(config, keep_global_tokens=True)
+    assert Settings.of(kept, kept.ray.num_workers) == settings
+    assert kept.batch.global_tokens == 1024
+    assert settings.applied(config, keep_global_tokens=False).batch.global_tokens == 4 * 512
+    assert Settings.of(config, 1).stage == 2, "that of DeepSpeed's file"
+
+
 def test_default_budgets_are_powers_of_two_from_the_longest_sequence_to_the_global_batch(tmp_path):
     assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
     assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]

@@ -21,7 +21,7 @@ from dataset.batches.splitting import split_records
 from dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.store.reader import Store
-from dataset.tokens.esm import CLS, EOS, MASK, VOCABULARY
+from dataset.tokens.esm import CLS, EOS, VOCABULARY
 from tests.dataset.stores import damage_record, make_store
 from train_config.schema import BatchSection, MaskedLMSection
 
@@ -145,14 +145,6 @@ def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_w
         assert seen == whole
 
 
-def test_abandoned_iteration_leaves_nothing_in_the_next(store_path, split):
-    expected = contents(training(store_path, split[0]).epoch(3))
-    with training(store_path, split[0], 2) as batches:
-        for _ in batches.epoch(0):
-            break
-        assert contents(batches.epoch(3)) == expected
-
-
 def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(store_path, split):
     with training(store_path, split[0], 1) as batches:
         replaced = batches.epoch(0)
@@ -162,13 +154,6 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(stor
         with pytest.raises(RuntimeError, match="another iteration"):
             list(replaced)
         assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
-
-
-def test_batches_hold_no_more_sequences_than_asked(store_path, split):
-    batch = BATCH.model_copy(update={"batch_size": 2})
-    steps = list(training(store_path, split[0], batch=batch).epoch(0))
-    assert max(part.records.numel() for step in steps for part in step) == 2
-    assert sorted(by_record(steps)) == split[0].tolist()
 
 
 def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
@@ -201,24 +186,6 @@ def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
         assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
         assert torch.equal(batch.target_positions, (batch.targets != IGNORED_TARGET).nonzero()[:, 0])
         batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
-
-
-def test_autoencoder_targets_are_the_residues_themselves(store_path, split):
-    for batch in (batch for step in training(store_path, split[0], masking=None).epoch(0) for batch in step):
-        if not batch.records.numel():
-            continue  # a filler
-        special = (batch.tokens == CLS) | (batch.tokens == EOS)
-        assert (batch.targets == torch.where(special, IGNORED_TARGET, batch.tokens)).all()
-
-
-def test_masked_lm_masks_about_its_share_and_each_sequence(store_path, split):
-    steps = list(training(store_path, split[0]).epoch(0))
-    found = by_record(steps)
-    assert all(any(target != IGNORED_TARGET for target in targets) for _, targets in found.values())
-    assert sum(step.num_targets for step in steps) / sum(step.num_tokens for step in steps) == pytest.approx(
-        0.15, abs=0.02
-    )
-    assert any(MASK in tokens for tokens, _ in found.values())
 
 
 def test_filler_counts_for_nothing(store_path, split):

@@ -82,23 +82,6 @@ def test_masks_change_with_the_epoch_and_the_seed():
     assert len({masked.targets.tobytes() for masked in masks}) == 3
 
 
-def test_all_random_and_all_unchanged_never_write_a_mask():
-    tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY" * 10])
-    unchanged, random = (
-        mask_tokens(
-            tokens_T,
-            cu_seqlens,
-            np.array([0]),
-            MaskedLMSection(mask_share=0.5, mask_token_share=0, random_token_share=share),
-            0,
-            0,
-        ).inputs
-        for share in (0, 1)
-    )
-    assert (unchanged == tokens_T).all()
-    assert MASK not in random
-
-
 def test_sequence_without_residues_has_no_target():
     tokens_T, cu_seqlens = packed(["", "M"])
     inputs_T, targets_T, _ = mask_tokens(tokens_T, cu_seqlens, np.array([0, 1]), SHARES, 0, 0)

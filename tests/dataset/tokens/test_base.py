@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from common.errors import ConfigError, DataError, ResourceError
+from common.errors import ConfigError, ResourceError
 from dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 from dataset.tokens.base import (
     EsmSequenceTokenizer,
@@ -40,7 +40,7 @@ def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
 
 def as_published(kind: str, sequence: str) -> str:
     """What the model cards of ProtTrans do to a sequence before they tokenize it."""
-    return " ".join(re.sub(r"[UZOB]", "X", sequence)) if kind.startswith("prot_") else sequence
+    return " ".join(re.sub(r"[UZOB]", "X", sequence.upper())) if kind.startswith("prot_") else sequence
 
 
 def decoded(tokenizer: HuggingFaceTokenizer, ids_T: np.ndarray) -> str:
@@ -56,49 +56,28 @@ def trained() -> HuggingFaceTokenizer:
     return train_bpe(TEXTS * 5, 400)
 
 
-@pytest.mark.parametrize("kind", FOR_PROTEINS)
-def test_tokens_of_proteins_are_those_of_autotokenizer(kind, tmp_path):
-    folder = FOR_PROTEINS[kind](tmp_path / kind)
-    theirs = AutoTokenizer.from_pretrained(folder)
-    ours = load("auto", backbone=str(folder))
-    long = "".join(np.random.default_rng(0).choice(list(STORE_ALPHABET), 2000))
-    proteins = [*PROTEINS, long]
-    assert whole(ours, proteins) == [theirs(as_published(kind, protein))["input_ids"] for protein in proteins]
-    assert ours.encode([long])[1].tolist() == [2000]
-    assert ours.pad == theirs.pad_token_id and ours.one_token_per_residue
-
-
-@pytest.mark.parametrize("kind", FOR_TEXT)
-def test_tokens_of_texts_are_those_of_autotokenizer(kind, tmp_path):
-    folder = FOR_TEXT[kind](tmp_path / kind)
-    theirs = AutoTokenizer.from_pretrained(folder)
-    ours = load("auto", backbone=str(folder), content="text")
-    texts = [*TEXTS, "", "[SEP] </s> <|endoftext|>"]
-    assert whole(ours, texts) == [theirs(text)["input_ids"] for text in texts]
-    assert ours.vocabulary_size == len(theirs) and not ours.one_token_per_residue
-
-
 @pytest.mark.parametrize("kind", [*FOR_PROTEINS, *FOR_TEXT, "ankh"])
-def test_a_saved_tokenizer_opens_as_what_it_was(kind, tmp_path):
-    made = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
-    ours = open_tokenizer(made)
+def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_path):
+    is_text = kind in FOR_TEXT
+    folder = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
+    ours = load("auto", backbone=str(folder), content="text" if is_text else "protein")
+    long = "".join(np.random.default_rng(0).choice(list(STORE_ALPHABET), 2000))
+    no_residues = ["MK*T", "MKé", "M-K", "", *(["mkv"] if kind.startswith("prot_") else [])]
+    texts = [*TEXTS, "", "[SEP] </s> <|endoftext|>"] if is_text else [*PROTEINS, long, *no_residues]
     (tmp_path / "to").mkdir()
-    (tmp_path / "to" / "config.json").write_text((made / "config.json").read_text())
+    (tmp_path / "to" / "config.json").write_text((folder / "config.json").read_text())
     ours.save(tmp_path / "to")
-    again, theirs = open_tokenizer(tmp_path / "to"), AutoTokenizer.from_pretrained(tmp_path / "to")
-    texts = TEXTS if kind in FOR_TEXT else PROTEINS
-    assert again.fingerprint == ours.fingerprint
+    again = open_tokenizer(tmp_path / "to")
+    assert again.fingerprint == ours.fingerprint and ours.one_token_per_residue != is_text
     assert whole(again, texts) == whole(ours, texts)
-    assert whole(ours, texts) == [theirs(as_published(kind, text))["input_ids"] for text in texts]
-
-
-@pytest.mark.parametrize("kind", ["esm", "esmc", "prot_bert", "prot_t5", "prot_t5_sentencepiece"])
-def test_what_is_no_residue_is_tokenized_as_autotokenizer_does(kind, tmp_path):
-    folder = FOR_PROTEINS[kind](tmp_path / kind)
-    theirs = AutoTokenizer.from_pretrained(folder)
-    texts = ["MK*T", "MKé", "M-K", "", *(["mkv"] if kind.startswith("prot_") else [])]
-    expected = [theirs(as_published(kind, text.upper()))["input_ids"] for text in texts]
-    assert whole(open_tokenizer(folder), texts) == expected
+    if kind == "ankh":  # transformers 5 marks the start of a word in every T5, though Ankh's own file has no such mark
+        ids = dict(zip("LAGVESIKRDTPNQFYMHCWXUBZO", range(3, 28), strict=True))
+        assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]] and not ours.spaced
+        return
+    for theirs in (AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path / "to")):
+        expected = [theirs(text if is_text else as_published(kind, text))["input_ids"] for text in texts]
+        assert whole(ours, texts) == expected
+    assert is_text or ours.pad == theirs.pad_token_id
 
 
 def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_word(tmp_path):
@@ -106,19 +85,16 @@ def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_wor
     assert open_tokenizer(folder).spaced
     with pytest.raises(ConfigError, match=r"takes a protein for one unknown word.*spaced true"):
         load(str(folder), spaced=False)
+    lower = '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}'
+    (folder / "tokenizer_config.json").write_text(lower)
+    with pytest.raises(ConfigError, match=f"does not know {', '.join(AMINO_ACIDS)}.*do_lower_case false"):
+        load(str(folder))
     folder = bert(tmp_path / "bert")
     with pytest.raises(ConfigError, match="takes a protein for one unknown word; it is not one for proteins"):
         load(str(folder))
     (tmp_path / "saved").mkdir()
     open_tokenizer(folder, True).save(tmp_path / "saved")
     assert open_tokenizer(tmp_path / "saved").spaced
-
-
-def test_ankhs_vocabulary_of_letters_is_read_a_residue_a_token_though_its_class_marks_words(tmp_path):
-    ours = load("auto", backbone=str(ankh(tmp_path / "ankh")))
-    assert ours.one_token_per_residue and not ours.spaced
-    ids = dict(zip("LAGVESIKRDTPNQFYMHCWXUBZO", range(3, 28), strict=True))
-    assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]]
 
 
 def test_the_tokenizer_of_random_weights_is_esms_for_proteins_and_trained_for_texts(tmp_path):
@@ -156,13 +132,14 @@ def test_autotokenizer_opens_a_trained_tokenizer_beside_any_model(trained, model
     assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
 
 
-def test_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
+def test_the_same_texts_train_the_same_tokenizer_in_any_process_without_torch_or_transformers(trained):
     program = (
+        "import sys, dataset.tokens.token_store; print({'torch', 'transformers', 'tokenizers'} & set(sys.modules)); "
         "from tests.dataset.tokenizer_folders import TEXTS; from dataset.tokens.base import train_bpe; "
         "print(train_bpe(TEXTS * 5, 400).fingerprint)"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == trained.fingerprint
+    assert other.stdout.split() == ["set()", trained.fingerprint]
 
 
 def test_a_trained_tokenizer_is_found_again(tmp_path):
@@ -184,22 +161,10 @@ def test_a_trained_tokenizer_is_found_again(tmp_path):
 
 
 def test_training_that_fails_leaves_no_tokenizer(tmp_path):
-    def texts() -> Any:
-        yield TEXTS[0]
-        raise DataError("the store is damaged")
-
     section = TokenizerSection(source="train", content="text", vocabulary_size=270)
-    with pytest.raises(DataError, match="the store is damaged"):
-        load_tokenizer(section, "bert", texts, tmp_path / "bpe")
+    with pytest.raises(ZeroDivisionError):
+        load_tokenizer(section, "bert", lambda: (str(1 // number) for number in (1, 0)), tmp_path / "bpe")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_text_tokenizer_that_does_not_know_the_residues_is_refused_for_proteins(tmp_path):
-    folder = prot_bert(tmp_path / "prot_bert")
-    settings_file = folder / "tokenizer_config.json"
-    settings_file.write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
-    with pytest.raises(ConfigError, match=f"does not know {', '.join(AMINO_ACIDS)}.*do_lower_case false"):
-        load(str(folder))
 
 
 def test_a_damaged_or_missing_tokenizer_is_refused(tmp_path):
@@ -216,10 +181,8 @@ def test_a_damaged_or_missing_tokenizer_is_refused(tmp_path):
 
 def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
     folder = prot_bert(tmp_path / "evil")
-    settings_file = folder / "tokenizer_config.json"
-    settings_file.write_text(
-        '{"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
-    )
+    named = '{"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
+    (folder / "tokenizer_config.json").write_text(named)
     (folder / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'pwned')!r})\nclass Evil: pass\n")
     (folder / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}')
     with pytest.raises(ConfigError, match="can't be read"):
@@ -227,22 +190,12 @@ def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
+def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
+    for source in ("prot_bert", "/nowhere/at/all"):
+        with pytest.raises(ConfigError, match=r"neither a folder nor a hub name|there is no folder"):
+            load(source)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
         load("esmeray-tests/not-there")
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("source", ["prot_bert", "/nowhere/at/all"])
-def test_an_unknown_source_is_refused(source):
-    with pytest.raises(ConfigError, match=r"neither a folder nor a hub name|there is no folder"):
-        load(source)
-
-
-def test_importing_the_tokenizers_takes_neither_torch_nor_transformers():
-    found = "{'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
-    program = f"import sys, dataset.tokens.token_store; print({found})"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"

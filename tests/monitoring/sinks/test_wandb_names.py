@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 from monitoring.sampling.metric_names import METRICS
-from monitoring.sinks.wandb_names import AXES, WandbRows
+from monitoring.sinks.wandb_follower import AXES, WandbRows
 from tests.monitoring.samples import BEGAN_S, sample, train
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from monitoring.sinks.wandb_names import wandb_values
+from monitoring.sinks.wandb_follower import wandb_values
 from monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from run_folder.paths import RunFolder
 from tests.conftest import REPOSITORY

@@ -1,5 +1,3 @@
-"""Whole runs by train_ray.py on a real Ray cluster: two workers, ZeRO-2, and what happens when processes are killed."""
-
 import json
 import os
 import re
@@ -24,7 +22,8 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointStore
 
-TIMEOUT_S = 180
+TIMEOUT_S = 600
+"""A step takes long on a machine that others keep busy."""
 SLOW_STEPS = {
     "batch": {"tokens": 2048, "global_tokens": 8192},
     "model": {"backbone": {"layers": 2, "hidden_size": 64, "heads": 4}},
@@ -36,13 +35,12 @@ SLOW_STEPS = {
 
 LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s", "backward_s", "optimizer_s"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def start(
     config: Config, address: str, *overrides: str, program: tuple[str, ...] = ("train_ray.py",)
 ) -> subprocess.Popen:
-    """train_ray.py with this config, as a user starts it, or a program that takes its options."""
     file = Path(config.run.storage_path) / "config.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_config(config))
@@ -58,8 +56,7 @@ def start(
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    return output
+    return process.communicate(timeout=TIMEOUT_S)[0]
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
@@ -83,7 +80,6 @@ def worker_process(config: Config, rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
-    """A run that nothing happened to, and what it printed."""
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
     watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
     process = start(config, ray_address, "--wandb.mode", "offline", *watched)
@@ -106,7 +102,7 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     assert AutoModel.from_pretrained(run.export).config.hidden_size == 64
     assert run.curves.read_bytes().startswith(b"\x89PNG")
     assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 2048
-    assert CheckpointStore(run.checkpoints).latest() == "step-00000020"
+    assert (run.checkpoints / "latest").read_text() == "step-00000020\n"
     assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
     run_id = run.wandb_run_id.read_text()
     files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
@@ -156,7 +152,6 @@ def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_star
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-@pytest.mark.timeout(900)  # it starts the run four times
 def test_run_that_is_terminated_and_whose_driver_and_worker_are_killed_resumes_to_the_same_result(
     undisturbed, ray_address, tmp_path
 ):

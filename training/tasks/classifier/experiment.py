@@ -1,8 +1,6 @@
 """The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
 
-In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and metrics
-of an evaluation that are computed from the predictions of all workers together, not from means of each.
-
+Metrics of an evaluation are computed from the predictions of all workers together, not from means of each.
 Shape legend: N sequences, C labels.
 """
 
@@ -90,8 +88,7 @@ class ClassifierExperiment(Experiment):
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         """Compute the features of a frozen backbone, or find them, and take batches of these.
 
-        Raises:
-            ConfigError: sequences are cropped at random, so that no features could be kept of them.
+        Raises ConfigError where sequences are cropped at random, so that no features can be kept of them.
         """
         backbone, data = self._config.model.backbone, self._config.data
         if not (backbone.frozen and backbone.cache_features):
