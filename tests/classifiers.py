@@ -53,7 +53,6 @@ def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
 
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:
-    """An exported tiny classifier, whose kind is that of the config."""
     from model.export.classifier import export_classifier
 
     config = classifier_config() if config is None else config

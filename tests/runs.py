@@ -32,7 +32,6 @@ TINY = {
 
 
 def merged(base: dict, changes: dict) -> dict:
-    """``base`` with nested ``changes``."""
     result = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -41,7 +40,6 @@ def merged(base: dict, changes: dict) -> dict:
 
 
 def tiny_config(folder: Path, **changes: dict) -> Config:
-    """A tiny run in ``folder``, with sections changed."""
     base = merged(TINY, {"run": {"name": "tiny", "storage_path": str(folder)}})
     return Config.model_validate(merged(base, changes))
 
@@ -51,13 +49,11 @@ def run_folder(config: Config) -> RunFolder:
 
 
 def train_losses(config: Config) -> dict[int, float]:
-    """Loss by step, as metrics.jsonl has it."""
     records = read_metrics(run_folder(config).metrics)
     return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
 
 
 def events(config: Config, name: str) -> list[dict]:
-    """The events of this name in metrics.jsonl."""
     return [r for r in read_metrics(run_folder(config).metrics) if r["kind"] == "event" and r["event"] == name]
 
 
@@ -69,7 +65,6 @@ def exported_weights(config: Config) -> dict[str, torch.Tensor]:
 
 
 def a_manifest(step: int, world_size: int = 1, cost: float | None = None) -> Manifest:
-    """A manifest that names no file yet."""
     return Manifest(
         position=Position(step=step),
         world_size=world_size,

@@ -66,7 +66,6 @@ def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_pat
 
 
 def refused(result: subprocess.CompletedProcess, code: int, words: str) -> None:
-    """One line on stderr alone, with these words."""
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.stderr
     assert result.stderr.startswith("error: ")
     assert words in result.stderr

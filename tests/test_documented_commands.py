@@ -98,7 +98,6 @@ def finished_autoencoder(config: Config) -> None:
 
 
 def write_data(folder: Path) -> None:
-    """The files that examples take for the user's own."""
     records = list(located_records(120, 6, seed=1))
     fasta = "".join(f">{name} {name.rpartition('_')[0]}-S test\n{sequence}\n" for name, sequence in records)
     (folder / "more").mkdir()
@@ -147,7 +146,6 @@ def instead(*_: object, **__: object) -> None:
 
 
 def words_of(command: str) -> list[str]:
-    """Name and arguments of a command."""
     program, *words = shlex.split(command)
     if words[:2] == ["-m", "tools"]:
         return words[2:]

@@ -14,7 +14,6 @@ IDS = [f"P{index:05d}" for index in range(60)]
 
 
 def case():
-    """Predictions, and targets of which the first is not known."""
     generator = np.random.default_rng(0)
     targets = generator.integers(3, size=60)
     scores = generator.random((60, 3))

@@ -13,7 +13,6 @@ from training.loop.worker import train_worker
 
 @pytest.fixture(scope="module")
 def run(process_group, tmp_path_factory):
-    """A finished tiny run."""
     config = tiny_config(tmp_path_factory.mktemp("runs"))
     folder = run_folder(config)
     folder.path.mkdir()

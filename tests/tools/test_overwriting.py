@@ -9,7 +9,6 @@ from tests.monitoring import gpu_traces
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    """A folder with everything that the tools read."""
     folder = tmp_path_factory.mktemp("inputs")
     export_tiny(folder / "model", classifier_config(labels={"header_field": 1}))
     labelled_fasta(folder / "proteins.fasta", [30, 4, 9])
@@ -34,7 +33,6 @@ def target_of(kind: str) -> str:
 
 @pytest.fixture
 def here(inputs, command, tmp_path, monkeypatch) -> Path:
-    """A copy of the inputs, as the working folder."""
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

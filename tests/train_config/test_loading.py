@@ -26,7 +26,6 @@ def file(tmp_path):
 
 
 def given(*options: str):
-    """What the command line gives of an experiment and of a search."""
     sections = {"": Config(), "tune": TuneConfig()}
     return parse_sections(ToolArguments, list(options), "train", None, sections)[1]
 
