@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.catalogue import load_stages
+from benchmarks.__main__ import load_stages
 from common.command_line import run
 from dataset.labels.sample_locations import located_records
 from dataset.labels.sample_messages import message_records

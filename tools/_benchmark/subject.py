@@ -71,13 +71,7 @@ class StageResult:
 class Subject:
     """The store and the model that are measured.
 
-    Args:
-        store: the user's.
-        backbone: the model.
-        max_length: residues; longer sequences are cropped, as by data.max_length.
-        device: that the model runs on.
-        seconds: for the whole run, from now on.
-        show: shows what is being done.
+    ``max_length`` is in residues, as data.max_length; ``seconds`` are for the whole run, from now on.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from tests.benchmarks.harness.toy_stage import MACHINE
     ("name", "slug"),
     [
         ("NVIDIA H200", "nvidia-h200"),
-        ("AMD EPYC", "amd-epyc"),
         ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "intel-xeon-platinum-8480c"),
         ("AMD EPYC 9654 96-Core Processor", "amd-epyc-9654"),
         ("", "machine"),
