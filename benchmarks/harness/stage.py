@@ -102,12 +102,10 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What is compared."""
         return self.label or self.case
 
     @property
     def peer_name(self) -> str:
-        """What it is compared with."""
         return self.peer.label if isinstance(self.peer, Reference) else self.peer
 
 

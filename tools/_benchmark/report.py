@@ -6,7 +6,7 @@ highest sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +27,8 @@ from train_config.schema import BatchSection, DataSection, TrainingSection
 Stages = Mapping[str, StageResult]
 
 
-def table(stages: Iterable[StageResult]) -> RenderableType:
+def table(stages: Sequence[StageResult]) -> RenderableType:
     """A row for each variant with the median, lowest and highest rate, and what else it measured; then the notes."""
-    stages = list(stages)
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", TOKENS, "lowest to highest", "", "rounds"):
         shown.add_column(column, justify="right" if column else "left")
