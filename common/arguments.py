@@ -15,17 +15,13 @@ from pydantic import BaseModel, ValidationError
 from tyro import _errors as failures  # private in tyro 1.0.17: the only way to a failure other than a printed box
 
 from common.errors import ConfigError
-from common.text import did_you_mean
+from common.text import did_you_mean, refusal
 
 Arguments = TypeVar("Arguments")
 
 
 class ToolArguments(BaseModel):
-    """Base of a tool's arguments.
-
-    Raises:
-        ConfigError: a value is refused; names its option.
-    """
+    """Base of a tool's arguments; raises ConfigError with the option of a value that is refused."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -39,17 +35,10 @@ class _RefusedError(Exception):
 
 
 def parse(kind: type[Arguments], argv: list[str], tool: str, description: str | None = None, **options: Any) -> Any:
-    """The arguments of a tool; prints its help and ends the process where that is asked for.
+    """The arguments of a tool, an instance of ``kind``; prints its help and ends the process where that is asked for.
 
-    Args:
-        kind: dataclass or pydantic model of the arguments.
-        argv: words of the command line after the tool's name.
-        tool: its name.
-        description: opening of its help; by default the docstring of ``kind``.
-        **options: of :func:`tyro.cli`.
-
-    Raises:
-        ConfigError: an argument is missing, unknown or wrong.
+    The description, the opening of the help, is by default the docstring of ``kind``; options are those of
+    :func:`tyro.cli`. Raises ConfigError for an argument that is missing, unknown or wrong.
     """
     program = program_of(tool)
 
@@ -76,15 +65,11 @@ def _help_text(kind: type[Any], program: str, options: dict[str, Any]) -> str:
     """The help, unwrapped."""
     text = io.StringIO()
     options = {name: value for name, value in options.items() if name not in ("add_help", "return_unknown_args")}
-    columns = os.environ.pop("COLUMNS", None)
+    columns = os.environ.get("COLUMNS", "")
     os.environ["COLUMNS"] = "100000"
-    try:
-        with redirect_stdout(text), suppress(SystemExit):
-            tyro.cli(kind, args=["--help"], prog=program, **options)
-    finally:
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
+    with redirect_stdout(text), suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], prog=program, **options)
+    os.environ["COLUMNS"] = columns  # an empty one counts as none
     return text.getvalue()
 
 
@@ -102,7 +87,8 @@ def _problem(event: failures.ParseErrorEvent) -> str:
     if isinstance(event, failures.UnrecognizedArgs):
         return f"unexpected argument {' '.join(event.tokens)}"
     if isinstance(event, failures.MissingArgs):
-        return f"missing: {', '.join(_placeholder(missing.arg) for missing in event.missing_arguments)}"
+        missing = (one.arg for one in event.missing_arguments)
+        return f"missing: {', '.join(_name(one, f' {one.lowered.metavar}') for one in missing)}"
     argument: Any = getattr(event, "argument", None)
     name = _name(argument) if argument else ""
     if isinstance(event, failures.BadValue):
@@ -112,17 +98,11 @@ def _problem(event: failures.ParseErrorEvent) -> str:
     return f"{name}: {getattr(event, 'message', 'is wrong')}"
 
 
-def _name(argument: Any) -> str:
-    return str(argument.lowered.metavar if argument.is_positional() else argument.lowered.name_or_flags[-1])
-
-
-def _placeholder(argument: Any) -> str:
-    return _name(argument) if argument.is_positional() else f"{_name(argument)} {argument.lowered.metavar}"
+def _name(argument: Any, placeholder: str = "") -> str:
+    lowered = argument.lowered
+    return str(lowered.metavar) if argument.is_positional() else f"{lowered.name_or_flags[-1]}{placeholder}"
 
 
 def _describe(problem: Any) -> str:
     option = ".".join(str(part).rstrip("_").replace("_", "-") for part in problem["loc"][:1])
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"--{option}: {message}" if option else message
-    return f"--{option}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return f"--{option}: {refusal(problem)}" if option else refusal(problem)

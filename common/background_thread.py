@@ -1,7 +1,5 @@
 """A thread that does one thing at a time beside the main one, which may be interrupted at any point.
 
-In: functions. Out: what they return or raise, when asked.
-
 Ctrl-C raises KeyboardInterrupt in the main thread between any two calls, also within Python's own
 ``Condition.__enter__`` once its lock is taken: the thread of an executor, or one that :mod:`threading` is about to
 start, then waits for that lock for ever, and the process for the thread (cpython issue 29988). Here the two share
@@ -13,14 +11,9 @@ from __future__ import annotations
 import _thread
 import queue
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 _Returned = TypeVar("_Returned")
-
-
-class _Outcome(NamedTuple, Generic[_Returned]):
-    value: _Returned | None
-    error: BaseException | None
 
 
 class BackgroundThread(Generic[_Returned]):
@@ -28,18 +21,14 @@ class BackgroundThread(Generic[_Returned]):
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], _Returned] | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[_Outcome[_Returned]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._started = False
         self._busy = False
-        self._last: _Outcome[_Returned] | None = None
+        self._last: tuple[Any, BaseException | None] = (None, None)
 
     def begin(self, task: Callable[[], _Returned]) -> None:
-        """Have ``task`` done, once the one before it is.
-
-        Raises:
-            BaseException: what the one before raised.
-        """
+        """Have ``task`` done, once the one before it is; raises what that one raised."""
         if self._started:
             self.wait()
         else:
@@ -49,18 +38,14 @@ class BackgroundThread(Generic[_Returned]):
         self._tasks.put(task)
 
     def wait(self) -> _Returned:
-        """Return the result of the last task, once it has one.
-
-        Raises:
-            BaseException: what the task raised.
-        """
+        """Return, or raise, what the last task did, once it is done."""
         if self._busy:
             self._last = self._outcomes.get()
             self._busy = False
-        assert self._last is not None, "no task was begun"
-        if self._last.error is not None:
-            raise self._last.error
-        return cast("_Returned", self._last.value)
+        value, error = self._last
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """End the thread, after the task that it is at."""
@@ -70,16 +55,13 @@ class BackgroundThread(Generic[_Returned]):
             self._ended.get()
 
 
-def _work(
-    tasks: queue.SimpleQueue[Callable[[], _Returned] | None],
-    outcomes: queue.SimpleQueue[_Outcome[_Returned]],
-    ended: queue.SimpleQueue[None],
-) -> None:
+def _work(tasks: queue.SimpleQueue, outcomes: queue.SimpleQueue, ended: queue.SimpleQueue) -> None:
     while (task := tasks.get()) is not None:
+        outcome: tuple[Any, BaseException | None]
         try:
-            outcome = _Outcome(task(), None)
+            outcome = (task(), None)
         except BaseException as error:  # noqa: BLE001 - the other thread's to deal with
-            outcome = _Outcome(None, error)
+            outcome = (None, error)
         outcomes.put(outcome)
         del task, outcome  # what they hold would stay until the next
     ended.put(None)

@@ -20,12 +20,7 @@ _UNWRAPPED_WIDTH = 10_000
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-    """Call ``main`` and turn what it raises into a line on stderr and an exit code.
-
-    Args:
-        main: takes the arguments, returns an exit code.
-        argv: arguments without the program's name; default those of this process.
-    """
+    """Call ``main`` (default: with this process's arguments); what it raises becomes a line and an exit code."""
     try:
         return main(sys.argv[1:] if argv is None else argv)
     except EsmerayError as error:

@@ -1,8 +1,8 @@
-"""Compiles a C++ source on the machine that runs it, once, and keeps what was compiled.
+"""C++ sources compiled on the machine that runs them, once; the libraries are kept.
 
-In: a C++ source and its constants. Out: the loaded library, or None where it can't be made (no C++ compiler, say): the
-caller has a slower way, and one warning says what is missing. A source includes no header of torch, so that it compiles
-in seconds; one that uses OpenMP runs in torch's own threads, since the loader finds the library that torch brought.
+Where there is no compiler the caller has a slower way, and one warning says what is missing. A source includes no
+header of torch, so that it compiles in seconds; one that uses OpenMP runs in torch's own threads, since the loader
+finds the library that torch brought.
 """
 
 from __future__ import annotations
@@ -33,15 +33,10 @@ _COMPILE_TIMEOUT_S = 120
 
 @functools.cache
 def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL | None:
-    """The library compiled from a source, from the cache where it is there.
+    """The library compiled from a source with these macros, from the cache where it is there; None without a compiler.
 
-    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, set of constants, compiler
-    and processor, so that machines which share a home folder don't share machine code.
-
-    Args:
-        source: the C++ file.
-        openmp: compile for several threads, where the compiler can.
-        constants: macros that the source expects.
+    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, set of macros, compiler and
+    processor, so that machines which share a home folder don't share machine code.
     """
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -80,12 +75,8 @@ def _private_folder(name: str) -> Path:
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    parts = [
-        source.read_text(encoding="utf-8"),
-        version,
-        processor(),
-        repr((_FLAGS, openmp, sorted(constants.items()))),
-    ]
+    settings = repr((_FLAGS, openmp, sorted(constants.items())))
+    parts = [source.read_text(encoding="utf-8"), version, processor(), settings]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -99,12 +90,7 @@ def processor() -> str:
 
 
 def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
-    """Compile with the first set of flags that the compiler takes; several processes may do so at once.
-
-    Raises:
-        CalledProcessError: the compiler refuses the source with every set of flags.
-        OSError: the disk is full.
-    """
+    """Compile with the first set of flags that the compiler takes; several processes may do so at once."""
     macros = [f"-D{name}={value}" for name, value in constants.items()]
     tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
     with atomic_file(library) as partial:

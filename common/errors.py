@@ -9,11 +9,7 @@ from __future__ import annotations
 
 
 class EsmerayError(Exception):
-    """Base of every refusal, meant for the person at the terminal.
-
-    Args:
-        problems: what was wrong, each to be said in a line of its own; the message has them all.
-    """
+    """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
 
     exit_code = 1
     retryable = False

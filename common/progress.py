@@ -21,13 +21,7 @@ from rich.text import Text
 
 
 class ConversionProgress(NamedTuple):
-    """Progress of a conversion.
-
-    Attributes:
-        bytes_read: of the source as it lies on disk, compressed or not.
-        bytes_total: of the source; 0 when it is not read from files.
-        records: read so far.
-    """
+    """Progress of a conversion: bytes of the source as it lies on disk (0 in all where it is no file), and records."""
 
     bytes_read: int
     bytes_total: int
@@ -66,9 +60,6 @@ def status_line() -> Iterator[Callable[[str], None]]:
 def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
     """A bar that is called with what is done, with all there is and with the records so far."""
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda *_: None
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -76,6 +67,6 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
         TextColumn("{task.fields[records]:,} records"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, records=0)
         yield lambda done, total, records: bar.update(task, completed=done, total=total, records=records)

@@ -1,11 +1,9 @@
 """A folder or file that appears complete or not at all: build it under a temporary name beside the target, then rename.
 
 Whoever builds a folder holds a lock on the target, so what lies under a temporary name while the lock is held was left
-by a process that was killed, and is swept. Nothing here knows what the folder holds.
-
-What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` beside a file: which
-tool made it, and the XXH3-128 of each file. :func:`refuse_existing` lets only that be replaced, by the same tool, and
-only when asked.
+by a process that was killed, and is swept. What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and
+``.NAME.esmeray.json`` beside a file: which tool made it, and the XXH3-128 of each file. Only the same tool replaces it,
+and only when asked. OSErrors become ResourceErrors with the place and the remedy.
 """
 
 from __future__ import annotations
@@ -41,16 +39,9 @@ def refuse_existing(
 ) -> None:
     """Refuse a target that can't be written or that exists, unless it may be replaced. An empty folder may be taken.
 
-    Args:
-        target: folder or file to be made.
-        made_by: name of the tool that makes it.
-        overwrite: replace what the same tool made and nobody changed since.
-        not_made: what of an existing target the tool did not make, or None; by default as the manifest says.
-        remedy: what to do about a target that may not be replaced.
-
-    Raises:
-        ConfigError: it exists.
-        ResourceError: the folder around it can't be written.
+    With ``overwrite``, what the same tool made and nobody changed since may be replaced; ``not_made`` finds what is not
+    so, or None (default: by the manifest). Raises ConfigError for what exists, ResourceError for a place that is
+    read-only.
     """
     if target.is_symlink():
         raise ConfigError(f"{target}: is a symbolic link, which is never replaced; choose another name")
@@ -65,43 +56,29 @@ def refuse_existing(
 
 @contextmanager
 def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder to build in; renamed to ``target`` with its manifest when the block ends.
-
-    Raises:
-        ConfigError: see :func:`refuse_existing`.
-        ResourceError: the disk is full or can't be written.
-    """
+    """A temporary folder, renamed to ``target`` with its manifest when the block ends; see :func:`refuse_existing`."""
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
         paths = sorted(path for path in building.rglob("*") if path.is_file() and path != building / MADE_FILE)
         files = {str(path.relative_to(building)): file_xxh128(path) for path in paths}
-        (building / MADE_FILE).write_text(_manifest(made_by, files), encoding="utf-8")
+        _write_manifest(_manifest_of(building), made_by, files)
         refuse_existing(target, made_by, overwrite)  # something else may stand there by now
 
 
 @contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """A temporary name beside ``target`` to write to; renamed to it, its manifest beside it, when the block ends.
-
-    Raises:
-        ConfigError: see :func:`refuse_existing`; or it is a folder, or its own is missing.
-        ResourceError: the disk is full or can't be written.
-    """
+    """A temporary name beside ``target``, renamed to it when the block ends, its manifest beside it."""
     refuse_file(target, made_by, overwrite)
     with writing(target), atomic_file(target) as temporary:
         yield temporary
-        manifest = _manifest(made_by, {target.name: file_xxh128(temporary)})
+        files = {target.name: file_xxh128(temporary)}
         refuse_file(target, made_by, overwrite)
-        _manifest_beside(target).write_text(manifest, encoding="utf-8")
+        _write_manifest(_manifest_of(target), made_by, files)
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
-    """:func:`refuse_existing` for a single file, whose folder has to be there.
-
-    Raises:
-        ConfigError, ResourceError: see there.
-    """
+    """:func:`refuse_existing` for a single file, whose folder has to be there."""
     if target.is_dir():
         raise ConfigError(f"{target}: is a folder; name a file in it")
     if not target.absolute().parent.exists():
@@ -111,15 +88,14 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
 
 def _refuse_unwritable(target: Path) -> None:
     parent = next(folder for folder in target.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise ResourceError(f"{target}: can't be written: {parent} is no folder; choose another place")
-    if not os.access(parent, os.W_OK):
-        raise ResourceError(f"{target}: can't be written: {parent} is read-only; choose another place")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        problem = "read-only" if parent.is_dir() else "no folder"
+        raise ResourceError(f"{target}: can't be written: {parent} is {problem}; choose another place")
 
 
 def _not_made(target: Path, made_by: str) -> str | None:
     """The part of the target that the tool did not make, by its manifest."""
-    manifest = target / MADE_FILE if target.is_dir() else _manifest_beside(target)
+    manifest = _manifest_of(target)
     try:
         made = json.loads(manifest.read_text(encoding="utf-8"))
         files = dict(made["files"]) if made["made_by"] == made_by else {}
@@ -138,12 +114,12 @@ def _not_made(target: Path, made_by: str) -> str | None:
     return None
 
 
-def _manifest_beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{MADE_FILE}")
+def _manifest_of(target: Path) -> Path:
+    return target / MADE_FILE if target.is_dir() else target.with_name(f".{target.name}.{MADE_FILE}")
 
 
-def _manifest(made_by: str, files: dict[str, str]) -> str:
-    return json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n"
+def _write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
+    path.write_text(json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -170,11 +146,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left.
-
-    Raises:
-        ResourceError: the folder beside the target can't be written.
-    """
+    """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
     lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,12 +161,9 @@ def exclusive(target: Path) -> Iterator[None]:
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
-    """A temporary folder to build in; renamed to ``target`` when the block ends, removed when it raises.
+    """A temporary folder to build in; renamed to ``target``, which it replaces, when the block ends.
 
-    The caller holds :func:`exclusive`. A target that exists is replaced.
-
-    Raises:
-        ResourceError: the disk is full or can't be written.
+    Removed when the block raises. The caller holds :func:`exclusive`.
     """
     building = target.with_name(f".{target.name}.building-{os.getpid()}")
     try:
@@ -214,11 +183,7 @@ def published(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """The system's refusals to write, worded for the person at the terminal.
-
-    Raises:
-        ResourceError: the disk is full or can't be written.
-    """
+    """The system's refusals to write, as ResourceErrors."""
     try:
         yield
     except OSError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
@@ -34,3 +35,10 @@ def amount(value: float) -> str:
     if value >= 999_950:
         return f"{value / 1e6:.2f}M"
     return f"{value / 1e3:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def refusal(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in words, with the value that is refused unless the message is our own."""
+    message: str = error["msg"].removeprefix("Value error, ")
+    own = error["type"] == "value_error"
+    return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r}"

@@ -1,6 +1,5 @@
 """The measuring harness: warm up, measure contenders in turns, compare them with an interval.
 
-In: callables that take one sample each, such as tokens per second of a piece of work. Out: their samples and ratios.
 All contenders are measured once a round, in an order that rotates, so that what disturbs the machine affects them alike
 and a ratio can be taken within each round.
 """
@@ -15,8 +14,6 @@ from itertools import accumulate
 from math import comb
 from statistics import median
 from typing import Generic, Literal, NamedTuple, TypeVar
-
-import numpy as np
 
 T = TypeVar("T")
 
@@ -36,14 +33,6 @@ class WarmUp(NamedTuple):
 
     medians: list[float]
     settled: bool
-
-
-class Spread(NamedTuple):
-    """Median and quartiles (linear interpolation)."""
-
-    median: float
-    lower: float
-    upper: float
 
 
 class Ratio(NamedTuple):
@@ -91,14 +80,9 @@ def measure(
     drop_out_on: tuple[type[Exception], ...] = (),
     show: Callable[[str], None] = lambda _: None,
 ) -> Measured[T]:
-    """Take one sample of each contender a round, in rotating order.
+    """Take one sample of each contender a round, in rotating order, until ``enough`` of the rounds done.
 
-    Args:
-        contenders: takes one sample, by name.
-        rounds: at most.
-        enough: given the number of rounds done, at least one; returns whether to stop.
-        drop_out_on: errors that end a contender's part, not the measurement.
-        show: receives what is being measured.
+    Errors of ``drop_out_on`` end a contender's part, not the measurement; ``show`` receives what is being measured.
     """
     running = list(contenders)
     samples: dict[str, list[T]] = {name: [] for name in contenders}
@@ -131,12 +115,6 @@ def wait_for_device() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles of at least one value."""
-    lower, middle, upper = np.percentile(values, [25, 50, 75])
-    return Spread(float(middle), float(lower), float(upper))
 
 
 def round_ratios(

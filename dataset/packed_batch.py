@@ -74,11 +74,7 @@ class PackedBatch:
         )
 
     def pieces(self, count: int) -> list[PackedBatch]:
-        """The batch in parts of whole sequences and about equally many tokens, in order.
-
-        Args:
-            count: parts wanted; there are fewer where there are fewer sequences, and a sequence is never divided.
-        """
+        """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
         N, T = self.num_sequences, self.num_tokens
         count = min(count, N)
         if count <= 1:
@@ -149,12 +145,8 @@ def _even_bounds(sizes: list[int], count: int) -> list[int]:
 
 
 def has_target(targets: Tensor) -> Tensor:
-    """Mask of the tokens or sequences that a loss is taken of; loss sums are divided by their count.
+    """(T,) or (N,) bool: the tokens or sequences that a loss is taken of; loss sums are divided by their count.
 
-    Args:
-        targets: (T,) or (N,) int64, or (N, C) float; see :class:`PackedBatch`.
-
-    Returns:
-        (T,) or (N,) bool. A row of floats has a target where one of its columns, or more, is not NaN.
+    ``targets`` as in :class:`PackedBatch`. A row of floats has a target where one of its columns, or more, is not NaN.
     """
     return ~targets.isnan().all(-1) if targets.is_floating_point() else targets != IGNORED_TARGET

@@ -44,19 +44,11 @@ def baselines(
     texts: Sequence[str],
     num_outputs: int,
 ) -> dict[str, NDArray[np.float32]]:
-    """Predictions of each baseline that the kind and the content have.
+    """Predictions by the name of the baseline: (N, C) float32, or (R, C) for per_residue.
 
-    Args:
-        kind: of the targets.
-        content: what the texts are.
-        training_texts: residues in upper case, or text.
-        training_targets: as of a model: (N,) classes with IGNORED_TARGET where there is none, (N, C) numbers with NaN
-            where unknown, or (R,) classes of all residues of the training texts end to end.
-        texts: to predict.
-        num_outputs: C, whether or not all of them occur in training.
-
-    Returns:
-        (N, C) by name, or (R, C) for per_residue.
+    Texts are residues in upper case, or text. Targets are as of a model: (N,) classes with IGNORED_TARGET where there
+    is none, (N, C) numbers with NaN where unknown, or (R,) classes of all residues of the training texts end to end.
+    C is ``num_outputs``, whether or not all of them occur in training.
     """
     if kind == "per_residue":
         return _residue_baselines(training_texts, training_targets, texts, num_outputs)
@@ -66,10 +58,9 @@ def baselines(
     guess_C = _guess(kind, targets, num_outputs)
     guess = np.tile(guess_C, (len(texts), 1))
     results = {"mean" if kind == "regression" else "majority class": guess}
-    if kind not in _BY_COLUMN and len(np.unique(targets)) < 2:
+    of_one_class = kind not in _BY_COLUMN and len(np.unique(targets)) < 2
+    if of_one_class or (content == "text" and not any(re.search(_WORD, text) for text in known_texts)):
         return results  # nothing can be fitted
-    if content == "text" and not any(re.search(_WORD, text) for text in known_texts):
-        return results
     if content == "text":
         words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=_WORD)
         features, name = (words.fit_transform(known_texts), words.transform(texts)), "TF-IDF"
@@ -100,11 +91,9 @@ def _guess(kind: TargetKind, targets: NDArray, num_outputs: int) -> NDArray[np.f
 
 def _linear(kind: TargetKind, content: str) -> Any:
     """An estimator to fit; TF-IDF is of one scale already and keeps it."""
-    if kind == "regression":
-        return Ridge() if content == "text" else make_pipeline(StandardScaler(), Ridge())
-    if content == "text":
-        return LogisticRegression(C=_TEXT_REGULARISATION, max_iter=_ITERATIONS)
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS))
+    strength = _TEXT_REGULARISATION if content == "text" else 1.0
+    model = Ridge() if kind == "regression" else LogisticRegression(C=strength, max_iter=_ITERATIONS)
+    return model if content == "text" else make_pipeline(StandardScaler(), model)
 
 
 def _fitted(

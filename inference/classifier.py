@@ -1,16 +1,13 @@
 """Texts to classes, numbers or letters by a trained classifier, on any device and in any precision.
 
-In: an exported classifier (or a run that has one) and texts: residues of proteins, or anything else that its tokenizer
-takes. Out: probabilities in the order of the input, whatever shares a batch. Sequences are sorted by length and packed
-to a token budget, longest first, so that memory runs out at the start or not at all. Reading files and writing results
-is left to ``python -m tools predict``.
+Probabilities come in the order of the texts, whatever shares a batch. Texts are sorted by length and packed to a token
+budget, longest first, so that memory runs out at the start or not at all.
 
 Shape legend: N texts, C classes or numbers, T tokens of a batch, R residues of all texts.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +24,12 @@ from dataset.labels.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.esm import cumulative_lengths, token_positions
-from inference.exported import config_file, model_folder
+from inference.exported import config_of, model_folder
 from model.backbones.lora import merge
 from model.export.classifier import load_classifier
 from model.tasks.classifier import Classifier
 from model.tasks.losses import probabilities
 from model.tasks.pooling import residue_mask
-from train_config.loading import load_config
 from train_config.schema import Config
 
 AmpDtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -71,10 +67,8 @@ class Predictions:
     def labels(self, separator: str = ";") -> list[str]:
         """The prediction of each text in words.
 
-        Returns:
-            multiclass and binary: the likeliest name; multilabel: names of a probability above 0.5, with the separator
-            between them; per_residue: a letter for each residue, :data:`UNSEEN_RESIDUE` where it was cropped;
-            regression: the numbers, with the separator between them.
+        multiclass and binary: the likeliest name; multilabel: names of a probability above 0.5; per_residue: a letter
+        for each residue, :data:`UNSEEN_RESIDUE` where it was cropped; regression: the numbers.
         """
         names, kind = self.label_space.names, self.label_space.kind
         if kind == "regression":
@@ -110,17 +104,11 @@ class _Encoded:
 
 
 class ClassifierPipeline:
-    """A trained classifier of texts.
+    """A trained classifier of texts, which takes the model over: merges its adapter, casts and moves its weights.
 
-    Args:
-        model: taken over: its adapter is merged, its weights are cast and moved.
-        tokenizer: that it was trained with.
-        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
-        amp_dtype: precision of the weights and of the computation; probabilities are fp32 in each.
-        batch_tokens: budget of a batch, special tokens included; a longer text goes alone.
-        max_length: tokens of a text, special ones left out, that are used; longer ones are cropped, and counted. None:
-            no limit.
-        crop: part that is used of these.
+    The device is cpu, cuda, cuda:1 ...; by default CUDA where there is one. Weights and computation have ``amp_dtype``,
+    probabilities are fp32. ``batch_tokens`` is the budget of a batch, special tokens included; a longer text goes
+    alone. Texts of more than ``max_length`` tokens, special ones left out, are cropped as ``crop`` says, and counted.
     """
 
     def __init__(
@@ -159,30 +147,22 @@ class ClassifierPipeline:
     ) -> ClassifierPipeline:
         """The classifier that was exported to a folder, or that a run exported at its end.
 
-        Args:
-            source: the folder, or that of the run.
-            config: where ``data.max_length`` and ``data.crop`` stand; by default the config in the folder, and no
-                limit where it has none.
-            device, amp_dtype, batch_tokens: as of the class.
-
-        Raises:
-            ConfigError: there is none, or the device is not there.
-            DataError: its files are damaged.
+        The length limit and crop are those of ``config``, by default the folder's own. Raises ConfigError where there
+        is no classifier or no such device, DataError where its files are damaged.
         """
         folder = model_folder(source)
         if device is not None:
             check_device(device)
         model, tokenizer = load_classifier(folder)
-        if config is None and (path := config_file(folder)) is not None:
-            config = load_config(path)
+        data = (config or config_of(folder)).data
         return cls(
             model,
             tokenizer,
             device=device,
             amp_dtype=amp_dtype,
             batch_tokens=batch_tokens,
-            max_length=None if config is None else config.data.max_length,
-            crop="start" if config is None else fixed_crop(config.data.crop),
+            max_length=data.max_length,
+            crop=fixed_crop(data.crop),
         )
 
     @property
@@ -196,11 +176,7 @@ class ClassifierPipeline:
         return self.label_space.kind == "per_residue"
 
     def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
-        """Probabilities of each text, in the order given.
-
-        Raises:
-            ResourceError: the device is out of memory.
-        """
+        """Probabilities of each text, in the order given; raises ResourceError where the device is out of memory."""
         encoded = self._encode(texts)
         kept_N = encoded.kept
         widths_N = kept_N if self.per_residue else np.ones_like(kept_N)
@@ -226,11 +202,7 @@ class ClassifierPipeline:
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it.
-
-        Raises:
-            ResourceError: the device is out of memory.
-        """
+        """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it."""
         try:
             logits = self.model.logits(batch)
         except torch.OutOfMemoryError as error:
@@ -244,12 +216,12 @@ class ClassifierPipeline:
 
     def _computed(self, encoded: _Encoded) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Texts of each batch and their rows; the device computes the next batch while one is fetched from it."""
-        launched: deque[tuple[NDArray[np.int64], Tensor]] = deque()
+        launched: list[tuple[NDArray[np.int64], Tensor]] = []
         for records in self._groups(encoded.kept):
             batch = self._pack(encoded, records)
             launched.append((records, self.forward(batch.to(self.device, non_blocking=True))))
             if len(launched) > 1:
-                earlier, rows = launched.popleft()
+                earlier, rows = launched.pop(0)
                 yield earlier, rows.cpu().numpy()
         for records, rows in launched:
             yield records, rows.cpu().numpy()
@@ -287,11 +259,7 @@ class ClassifierPipeline:
 
 
 def check_device(device: torch.device | str) -> None:
-    """Refuse a missing device.
-
-    Raises:
-        ConfigError: torch does not know it, or sees none.
-    """
+    """Raise ConfigError for a device that torch does not know or see."""
     try:
         wanted = torch.device(device)
     except RuntimeError as error:

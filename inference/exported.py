@@ -1,12 +1,17 @@
-"""The folder of an exported classifier, and the settings that it was trained with.
+"""An exported classifier as a tool's arguments name it: its folder, its settings, and how to run it.
 
-Nothing here needs torch, so that mistakes in the folder or the settings are reported at once.
+Nothing here needs torch until the classifier is loaded, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments
 from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
 from model.export.exported_folder import CONFIG_FILE, read_settings
@@ -14,54 +19,36 @@ from train_config.loading import load_config
 from train_config.schema import Config
 from train_config.section import Overrides
 
+if TYPE_CHECKING:
+    from inference.classifier import ClassifierPipeline
+
+Part = Literal["all", "training", "validation", "test"]
+
 EXPORT_FOLDER = "export"
 """Of a run."""
 
 
 def model_folder(source: str | Path) -> Path:
-    """The folder of the exported classifier that ``source`` means: itself, or the export of a run.
-
-    Raises:
-        ConfigError: neither holds one.
-    """
+    """The folder of the exported classifier that ``source`` means: itself, or the export of a run."""
     folder = Path(source).expanduser().absolute()
     for candidate in (folder, folder / EXPORT_FOLDER):
         if (candidate / CONFIG_FILE).is_file():
             return candidate
-    if not folder.is_dir():
-        raise ConfigError(f"{source}: there is no such folder; give an exported classifier or a run that has one")
+    problem = f"holds no exported classifier (no {CONFIG_FILE})" if folder.is_dir() else "there is no such folder"
     raise ConfigError(
-        f"{source}: holds no exported classifier (no {CONFIG_FILE} in it or in {EXPORT_FOLDER}/); a run exports one at "
-        f"its end, and 'python -m tools export RUN' does so from a checkpoint"
+        f"{source}: {problem}; give an exported classifier or a run that has one: it exports one at its end, and "
+        "'python -m tools export RUN' does so from a checkpoint"
     )
 
 
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
-    """The settings that an exported classifier was trained with; the defaults where its folder has none.
-
-    Args:
-        source: the folder, or that of the run.
-        overrides: settings of the command line, which take precedence.
-
-    Raises:
-        ConfigError: there is no classifier, or a setting is wrong.
-    """
-    return load_config(config_file(model_folder(source)), overrides)
-
-
-def config_file(folder: Path) -> Path | None:
-    """The resolved config that was exported with a model, if any."""
-    path = folder / "config.yaml"
-    return path if path.is_file() else None
+    """The settings that an exported classifier was trained with, overridden; the defaults where its folder has none."""
+    path = model_folder(source) / "config.yaml"
+    return load_config(path if path.is_file() else None, overrides)
 
 
 def label_space_of(source: str | Path) -> LabelSpace:
-    """Label space of an exported classifier, from its files alone.
-
-    Raises:
-        ConfigError: there is no classifier.
-        DataError: its files are damaged.
-    """
+    """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
     folder = model_folder(source)
     read_settings(folder)
     return LabelSpace.load(folder)
@@ -71,3 +58,27 @@ def run_folder(source: str | Path) -> Path | None:
     """The folder of the run that ``source`` is, or in which it was exported."""
     folder = Path(source).expanduser().absolute()
     return next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
+
+
+class PipelineOptions(ToolArguments):
+    """Classifier, device, precision and token budget."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = Field(
+        description="Exported classifier, or a run that has one."
+    )
+    device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
+    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
+    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
+
+
+def load_pipeline(options: PipelineOptions, config: Config) -> ClassifierPipeline:
+    """The classifier that the options name, with the run's settings."""
+    from inference.classifier import ClassifierPipeline
+
+    return ClassifierPipeline.load(
+        options.model,
+        config=config,
+        device=options.device,
+        amp_dtype=options.amp_dtype,
+        batch_tokens=options.batch_tokens,
+    )

@@ -1,7 +1,6 @@
 """Texts and targets for a trained classifier, of a labelled file or of the records that its run held out.
 
-In: files, the run's settings, the model's label space. Out: :class:`LabelledTexts`; of per-residue labels, targets end
-to end. A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
+A label that the model does not know is refused or left out, as ``data.labels.unseen_labels`` says.
 
 Shape legend: N records, R residues of all records end to end, C outputs.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from dataset.labels.conversion import ensure_labelled_store
 from dataset.labels.label_space import LabelSpace, UnseenLabelError, has_target
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
 from dataset.labels.store import LabelledStore
+from inference.exported import Part
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import Config
@@ -32,19 +32,12 @@ from training.checkpoints.resuming import check_data
 if TYPE_CHECKING:
     from inference.classifier import Predictions
 
-Part = Literal["all", "training", "validation", "test"]
-
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """N records with their targets.
+    """N records with targets, (N,) or for residues (R,) int64, or (N, C) float32; and weights, (N,) float32.
 
-    Attributes:
-        ids, texts: of each.
-        targets: (N,) or (R,) int64, or (N, C) float32.
-        weights: (N,) float32 or None.
-        counts: records that were changed or left out, by name.
-        per_residue: whether targets are those of residues.
+    ``counts`` has the records that were changed or left out, by name.
     """
 
     ids: list[str]
@@ -58,18 +51,10 @@ class LabelledTexts:
 def read_texts(
     sources: list[str], config: Config, space: LabelSpace, part: Part = "all", overrides: Overrides | None = None
 ) -> LabelledTexts:
-    """Read labelled files for a model with this label space.
+    """Read labelled files for a model with this label space; of a part, by the split column.
 
-    Args:
-        sources: files, folders and globs.
-        config: where labels stand, and the policies.
-        space: of the model.
-        part: which records, by the split column.
-        overrides: settings of the command line, to distinguish a wrong setting from a default.
-
-    Raises:
-        ConfigError: settings that the model, or the file, does not have.
-        DataError: the file, a record or a label is refused; or none is left.
+    The overrides distinguish a wrong setting of the command line from a default. Raises ConfigError for settings that
+    the model or the file does not have, DataError for a file, record or label that is refused, or where none is left.
     """
     labels = _settings(config.data.labels, space, part, overrides or {})
     records = read_labelled(sources, labels, config.model.tokenizer, config.data.ingest)
@@ -93,30 +78,20 @@ def read_texts(
 def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressCallback | None = None) -> LabelledTexts:
     """The records that a run was trained on, or held out, by its own split.
 
-    Args:
-        config: of the run.
-        space: of the model.
-        part: which records.
-        progress: called while the files are read, where the run's labelled store is gone.
-
-    Raises:
-        ConfigError, DataError: the run's source is gone, or gives other labels than the model has; or the split has no
-            such part.
-        CheckpointError: the source is not the one that the run's checkpoints name.
+    ``progress`` is called while the files are read, where the run's labelled store is gone. Raises DataError where the
+    source gives other labels than the model has or the split has no such part, CheckpointError where the source is not
+    the one that the run's checkpoints name.
     """
     path = ensure_labelled_store(config.data, config.model.tokenizer, Path(config.run.storage_path) / STORES, progress)
     store = LabelledStore(path)
     if store.label_space != space:
-        raise DataError(
-            f"{', '.join(config.data.source)}: gives other labels than those that the model was trained for"
-        )
+        raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
     check_data(RunFolder(config.run.storage_path, config.run.name), config.data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
     if not records.size:
         raise DataError(f"the run's split has no record of part {part}")
-    per_residue = space.kind == "per_residue"
-    if per_residue:
+    if per_residue := space.kind == "per_residue":
         targets = np.concatenate([store.residue_targets(record) for record in records.tolist()])
     else:
         targets = store.targets[records]
@@ -131,11 +106,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
 
 
 def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
-    """The records whose text is not among these.
-
-    Raises:
-        DataError: none is left.
-    """
+    """The records whose text is not among these; raises DataError where none is left."""
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
         raise DataError("every record that the run was trained on is in the file as well: leave --baselines out")

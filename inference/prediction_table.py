@@ -30,13 +30,9 @@ Writer = Callable[[Sequence[str], Predictions], None]
 
 @contextmanager
 def writing_predictions(path: Path, final_name: str, space: LabelSpace, separator: str) -> Iterator[Writer]:
-    """Open a file for rows of this label space.
+    """Open a file for rows of this label space; the suffix of ``final_name`` is that of the format.
 
-    Args:
-        path: where to write.
-        final_name: has the suffix of the format.
-        space: of the predictions.
-        separator: between the names of a multilabel target.
+    The separator stands between the names of a multilabel target.
     """
     schema = _schema(space)
     if final_name.endswith(".parquet"):

@@ -1,13 +1,8 @@
 """Report of an evaluation: metrics with intervals, baselines, mistakes and pictures.
 
 In: predictions of a model and of its baselines for the same records, and their targets. Out, in a folder:
-
-    evaluation.json          everything below as numbers
-    report.md                tables that a person reads
-    confusion.tsv            rows of each true class that were predicted as each class
-    confusion.png, ranking.png, reliability.png; predictions.png for regression
-
-That the folder appears complete or not at all is left to :mod:`common.publishing`.
+evaluation.json with everything as numbers, report.md to read, confusion.tsv with the rows of each true class that were
+predicted as each class, and pictures.
 
 Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
 """
@@ -38,22 +33,6 @@ _CONFUSED_PAIRS = 15
 _EXAMPLES = 3
 _CLASSES_SHOWN = 100
 
-_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "f1_macro": "F1, mean over classes",
-    "f1_micro": "F1, over all",
-    "mcc": "Matthews correlation",
-    "auroc": "AUROC",
-    "average_precision": "average precision",
-    "fmax": "Fmax",
-    "ece": "calibration error (less is better)",
-    "mse": "mean squared error (less is better)",
-    "mae": "mean absolute error (less is better)",
-    "r2": "R²",
-    "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation",
-}
 _WITH_UNIT = ("mse", "mae")
 
 
@@ -67,10 +46,7 @@ class Scored:
         probabilities: (N, C), or (R, C) for per_residue.
         targets: (N,), (N, C) or (R,), as of :func:`model.metrics.classification.classification_metrics`.
         weights: (N,) weight of each record, or None.
-        lengths: (N,) residues of each record, for per_residue, whose resamplings draw whole records.
-
-    Raises:
-        ValueError: lengths are missing or don't fit.
+        lengths: (N,) residues of each record, for per_residue, whose resamplings draw whole records; else None.
     """
 
     label_space: LabelSpace
@@ -79,12 +55,6 @@ class Scored:
     targets: NDArray
     weights: NDArray | None = None
     lengths: NDArray | None = None
-
-    def __post_init__(self) -> None:
-        lengths = np.zeros(0) if self.lengths is None else self.lengths
-        fits = len(lengths) == len(self.ids) and lengths.sum() == len(self.targets)
-        if self.label_space.kind == "per_residue" and not fits:
-            raise ValueError(f"{len(self.ids)} records with {len(self.targets)} residues need their lengths")
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
@@ -95,16 +65,9 @@ class Scored:
 def evaluation_of(
     scored: Scored, baselines: Mapping[str, NDArray], *, samples: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
-    """Content of ``evaluation.json``: values alone.
+    """Content of ``evaluation.json``, with intervals from so many resamplings; baselines are predictions by name.
 
-    Args:
-        scored: the records.
-        baselines: predictions of the model's shape by name.
-        samples: resamplings for the intervals.
-        seed: of the resamplings.
-
-    Raises:
-        DivergenceError: a prediction is NaN or infinite.
+    Raises DivergenceError where a prediction is NaN or infinite.
     """
     kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
     weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
@@ -141,15 +104,10 @@ def write_report(
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write tables, pictures and numbers.
+    """Write tables, pictures and numbers to a folder that exists.
 
-    Args:
-        folder: exists.
-        scored: the records.
-        evaluation: of :func:`evaluation_of`.
-        best_of: metric by which the model was chosen, shown first.
-        counts: of records that were read, skipped and so on.
-        facts: of the model, its checkpoint and the data, by name.
+    ``best_of`` is the metric by which the model was chosen, shown first; ``counts`` are of records that were skipped
+    and so on; ``facts`` are of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
     content["pictures"] = _draw(folder, scored)
@@ -158,11 +116,31 @@ def write_report(
         matrix_CC = confusion_matrix(scored.probabilities, scored.targets).tolist()
         with (folder / "confusion.tsv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, dialect="excel-tab", lineterminator="\n")
-            rows.writerow(["truth \\ taken for", *names])
+            rows.writerow(["true class", *names])
             rows.writerows([name, *row] for name, row in zip(names, matrix_CC, strict=True))
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+
+
+def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> list[str]:
+    """A table in Markdown: the metrics of the model and of the baselines with their intervals, ``best_of`` first."""
+    number, unit = evaluation["records"], "records"
+    if "residues" in evaluation:
+        number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
+    columns = {"model": evaluation, **evaluation["baselines"]}
+    present = {name for one in columns.values() for name in one["figures"]}
+    first = [best_of] if best_of in present else []
+    order = dict.fromkeys(first + list(evaluation["figures"]) + sorted(present))
+    rows = [[name, *(_value(one, name) for one in columns.values())] for name in order]
+    chosen = f" The model was chosen by {best_of}, the first row." if first else ""
+    bootstrap = evaluation["bootstrap"]
+    note = (
+        f"In brackets: {bootstrap['share']:.0%} of {bootstrap['samples']:,} resamplings of the records lie between "
+        f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
+    )
+    about = f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target."
+    return [about, "", *_table(["metric", *columns], rows), "", note, ""]
 
 
 def _draw(folder: Path, scored: Scored) -> list[str]:
@@ -206,34 +184,16 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
 
 
 def _report_text(evaluation: Mapping[str, Any]) -> str:
-    number, unit = evaluation["records"], "records"
-    if "residues" in evaluation:
-        number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
-    lines = ["# Evaluation", "", f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target.", ""]
-    lines += _metrics_section(evaluation)
+    lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     if evaluation.get("confused"):
         lines += _confused_section(evaluation["confused"])
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
-            lines += [f"## {title}", "", *_table(["", ""], [[_words(k), _cell(k, v)] for k, v in entries.items()]), ""]
+            rows = [[name.replace("_", " "), _cell(name, value)] for name, value in entries.items()]
+            lines += [f"## {title}", "", *_table(["", ""], rows), ""]
     lines += [f"![{Path(name).stem}]({name})" for name in evaluation["pictures"]]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _metrics_section(evaluation: Mapping[str, Any]) -> list[str]:
-    columns = {"model": evaluation, **evaluation["baselines"]}
-    present = {name for one in columns.values() for name in one["figures"]}
-    first = [evaluation["best_of"]] if evaluation["best_of"] in present else []
-    order = dict.fromkeys(first + [name for name in _NAMES if name in present] + sorted(present))
-    rows = [[_NAMES.get(name, name), *(_value(one, name) for one in columns.values())] for name in order]
-    chosen = f" The model was chosen by {_NAMES.get(first[0], first[0])}, the first row." if first else ""
-    bootstrap = evaluation["bootstrap"]
-    note = (
-        f"In brackets: {bootstrap['share']:.0%} of {bootstrap['samples']:,} resamplings of the records lie between "
-        f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
-    )
-    return ["## Metrics", "", *_table(["metric", *columns], rows), "", note, ""]
 
 
 def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -246,16 +206,14 @@ def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[str]:
-    columns = ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
+    title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
-        columns = ["records", "mse", "mae", "r2", "pearson", "spearman"]
+        title, columns = "Columns", ["records", "mse", "mae", "r2", "pearson", "spearman"]
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
-    rows = [
-        [entry["name"], *(_cell(name, entry[name]) if name in entry else "–" for name in columns)] for entry in shown
-    ]
-    title = "## Columns" if kind == "regression" else "## Classes"
-    more = [f"The {len(shown)} most frequent of {len(classes):,}.", ""] if len(shown) < len(classes) else []
-    return [title, "", *_table(["name", *map(_words, columns)], rows), "", *more]
+    rows = [[one["name"], *(_cell(name, one.get(name, "–")) for name in columns)] for one in shown]
+    header = ["name", *(name.replace("_", " ") for name in columns)]
+    more = f"The {len(shown)} most frequent of {len(classes):,}.\n" if len(shown) < len(classes) else ""
+    return [f"## {title}", "", *_table(header, rows), "", more]
 
 
 def _value(scores: Mapping[str, Any], name: str) -> str:
@@ -273,8 +231,11 @@ def _short(name: str, value: float) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines]
+    """A table in Markdown, its columns aligned to be read as it stands."""
+    lines = [[_escaped(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
 
 
 def _escaped(cell: str) -> str:
@@ -285,7 +246,3 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return _short(name, value)
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -1,8 +1,7 @@
-"""Ids and texts of files to predict, some thousand records at a time, in their order.
+"""Ids and texts of FASTA files and tables to predict, some thousand records at a time, in their order.
 
-In: FASTA, CSV, TSV or Parquet, and where in a table ids and texts stand. Out: parts, with residues and ids checked by
-the policies of the config as for training (:mod:`dataset.store.ingest`). Memory holds one part, and 8 bytes for each
-id, to detect one that repeats.
+Residues and ids are checked by the policies of the config as for training (:mod:`dataset.store.ingest`). Memory holds
+one part, and 8 bytes for each id, to detect one that repeats.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ from train_config.schema import IngestSection
 
 
 class TextPart(NamedTuple):
-    """Records in a row.
-
-    Attributes:
-        ids: unique among all parts.
-        texts: of each.
-        share: of the files' bytes that is read by then, 0 to 1.
-    """
+    """Records in a row with ids unique among all parts, and the share of the files' bytes read by then, 0 to 1."""
 
     ids: list[str]
     texts: list[str]
@@ -34,17 +27,7 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Files to predict.
-
-    Args:
-        sources: files, folders and globs.
-        labels: the columns of ids and texts, and the policy for rows without a text.
-        tokenizer: what texts hold; residues are checked and mended.
-        ingest: policies for residues and for repeated ids.
-
-    Raises:
-        DataError: a name stands for nothing, or for a kind of file that can't be read.
-    """
+    """Files, folders and globs to predict; raises DataError for a name of nothing that can be read."""
 
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
@@ -77,8 +60,7 @@ class TextStream:
     def __iter__(self) -> Iterator[TextPart]:
         """Yield the records that stay, in order, up to the first that is refused; iterate once.
 
-        Raises:
-            DataError: a file can't be read, or records are refused: names all of them, once the files are read.
+        Raises DataError for a file that can't be read, or once all are read with every record that is refused.
         """
         bytes_before, bytes_total = 0, sum(path.stat().st_size for path in self._paths)
         with self._ingest.faults.raised_at_end():

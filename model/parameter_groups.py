@@ -17,15 +17,8 @@ def parameter_groups(
     """Groups for AdamW: trainable matrices decay; biases and norms (one-dimensional parameters) do not.
 
     Shared parameters are listed once. To be called before an engine partitions the parameters (ZeRO-3 changes their
-    shapes). Empty groups are left out.
-
-    Args:
-        model: whose trainable parameters are grouped.
-        weight_decay: of matrices.
-        rate_shares: share of the learning rate of each parameter; 1 for those that are not named.
-
-    Returns:
-        Dictionaries with ``params``, ``weight_decay``, ``name`` and ``rate_share``.
+    shapes). Empty groups are left out. ``rate_shares``: share of the learning rate of each parameter; 1 for those that
+    are not named. Returns dictionaries with ``params``, ``weight_decay``, ``name`` and ``rate_share``.
     """
     shares = rate_shares or {}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
@@ -40,19 +33,3 @@ def parameter_groups(
         )
         group["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], not key[1]))]
-
-
-def decayed_rates(layers: list[list[nn.Module]], decay: float) -> dict[nn.Parameter, float]:
-    """The share of the learning rate of each parameter of a backbone, for layer-wise decay (Howard & Ruder 2018).
-
-    The last layer learns at ``decay`` times the head's rate, and each one before it at ``decay`` times that.
-
-    Args:
-        layers: modules of each layer, from the embeddings up.
-        decay: share, in (0, 1].
-    """
-    shares: dict[nn.Parameter, float] = {}
-    for height, modules in enumerate(reversed(layers), 1):
-        for module in modules:
-            shares |= dict.fromkeys(module.parameters(), decay**height)
-    return shares

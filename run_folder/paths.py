@@ -115,10 +115,10 @@ def sample_file(folder: Path, worker: int) -> Path:
     return folder / f"worker-{worker:05d}.jsonl"
 
 
-def sample_files(folder: Path | None) -> list[Path]:
+def sample_files(folder: Path) -> list[Path]:
     """Return the files of all workers' samples, by worker; none while the folder can't be read."""
     try:
-        return [] if folder is None else sorted(folder.glob("worker-*.jsonl"))
+        return sorted(folder.glob("worker-*.jsonl"))
     except OSError:  # a remote folder that is away for a while
         return []
 

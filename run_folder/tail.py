@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from run_folder.metrics_log import Record, decode_record
-from run_folder.paths import sample_files
+from run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
 
@@ -108,25 +108,16 @@ class RunTail:
     """Follows the metrics, samples and alerts of a run.
 
     Args:
-        metrics: the run's metrics.jsonl.
-        samples: folder of the workers' samples; None leaves them out.
-        alerts: the run's alerts.jsonl; None leaves it out.
+        run: its folder.
         live: only what is written from now on.
         warn: called with one line where a file can't be read, once for each cause.
     """
 
-    def __init__(
-        self,
-        metrics: Path,
-        samples: Path | None = None,
-        alerts: Path | None = None,
-        live: bool = False,
-        warn: Callable[[str], None] = logger.warning,
-    ) -> None:
-        self._samples = samples
+    def __init__(self, run: RunFolder, live: bool = False, warn: Callable[[str], None] = logger.warning) -> None:
+        self._run = run
         self._warn = warn
         self._warned: set[str] = set()
-        present = [path for path in (metrics, alerts) if path is not None] + sample_files(samples)
+        present = [run.metrics, run.alerts, *sample_files(run.monitoring)]
         self._tails = {path: RecordTail(path, skip_present=live) for path in present}
 
     def poll(self) -> Iterator[Record]:
@@ -134,7 +125,7 @@ class RunTail:
 
         The files are read as records are taken; those that are not taken are lost.
         """
-        for path in sample_files(self._samples):
+        for path in sample_files(self._run.monitoring):
             self._tails.setdefault(path, RecordTail(path))
         new = [self._new_records(tail) for tail in self._tails.values()]
         return heapq.merge(*new, key=lambda record: record.get("time") or 0.0)

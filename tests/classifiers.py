@@ -30,11 +30,7 @@ def tiny_classifier(
 ) -> tuple[Classifier, SequenceTokenizer]:
     """A classifier with drawn weights, none of them 0, in evaluation mode; for text where the source is a decoder.
 
-    Args:
-        source: as of model.backbone.
-        kind: of the labels.
-        seed: of all weights.
-        settings: of ``backbone`` and ``classifier``, as dictionaries.
+    Settings are of ``backbone`` and ``classifier``, as dictionaries.
     """
     is_folder = Path(source).is_dir()
     backbone = {"source": source, **({} if is_folder else _SIZE), **settings.get("backbone", {})}
@@ -53,7 +49,6 @@ def tiny_classifier(
 
 
 def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
-    """The config of such a classifier's run."""
     labels = {"kind": kind, **data.pop("labels", {})}
     content = {"max_length": 100, **data, "labels": labels}
     return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 20}}})

@@ -1,5 +1,3 @@
-"""What waits for a person imports nothing that takes seconds: help, a plan, and what config and data refuse."""
-
 import json
 import subprocess
 import sys
@@ -79,8 +77,6 @@ def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
 MISTAKES = [
     ("esm2ae", "--data.source none.fasta", "none.fasta"),
     ("esm2ae", "--model.backbone.heads 7", "can't be split over 7 heads"),
-    ("protein_classifier", "--data.source none.fasta", "none.fasta"),
-    ("protein_classifier", "--model.backbone.heads 7", "can't be split over 7 heads"),
     ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
     ("protein_classifier", "--model.classifier.loss mse", "mse"),
@@ -96,10 +92,8 @@ TOOLS = [
     ("predict model a.csv --output there.csv", 2, "there.csv: exists"),
     ("predict model a.csv --output b.csv", 3, "model"),
     ("predict model a.csv --output b.csv --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
-    ("evaluate absent a.csv", 2, "absent"),
     ("evaluate model a.csv", 3, "model"),
     ("export absent", 2, "absent"),
-    ("profile_classifier absent --data a.csv", 2, "absent"),
 ]
 
 

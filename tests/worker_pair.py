@@ -1,7 +1,3 @@
-"""Two worker processes that tests of two ranks share: importing torch and DeepSpeed takes them longest."""
-
-from __future__ import annotations
-
 import multiprocessing
 import traceback
 from collections.abc import Callable
@@ -19,7 +15,7 @@ TIMEOUT_S = 170.0
 
 
 class WorkerPair:
-    """Ranks 0 and 1 of one gloo group, one thread each; started when first needed, and anew after a failure."""
+    """Ranks 0 and 1 of a gloo group, one thread each, kept since importing torch and DeepSpeed takes them longest."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,11 +23,7 @@ class WorkerPair:
         self._ranks: list[ProcessPoolExecutor] = []
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call ``function(rank, *arguments)`` in both.
-
-        Raises:
-            AssertionError: it failed in one, with what that one said; both are ended.
-        """
+        """Call ``function(rank, *arguments)`` in both; what one failed with is an AssertionError that ends both."""
         if not self._ranks:
             self._start()
         calls = [pool.submit(_call, function, rank, arguments) for rank, pool in enumerate(self._ranks)]
@@ -43,7 +35,6 @@ class WorkerPair:
             raise AssertionError("\n".join(failures))
 
     def close(self) -> None:
-        """End them."""
         for pool in self._ranks:
             for process in list(pool._processes.values()):  # Python 3.14 has kill_workers()
                 process.kill()

@@ -3,8 +3,6 @@
 Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints a summary of each GPU.
 Throttling is detected from throttle reasons and from clocks.
 
-A missing column is an error that names it, the most similar one, and the columns of the log.
-
 Examples:
   python -m tools analyze_gpu_logs --log gpu_log.csv --output gpu_log.png
   python -m tools analyze_gpu_logs --log gpu_log.csv --json findings.json
@@ -72,10 +70,8 @@ def main(argv: list[str]) -> int:
 
 def _print(log: GpuLog, summaries: list[GpuSummary]) -> None:
     console = result_console()
-    table = next(iter((log.gpus or log.hosts).values()))
+    table = next(iter(log.gpus.values()))
     console.print(Text(f"{log.path}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
-    if not summaries:
-        console.print(Text("  the log has no GPU, only the machine's own metrics", style="dim"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))
         for advice in summary.advice:

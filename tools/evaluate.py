@@ -15,20 +15,16 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from pydantic import Field
-from rich.markup import escape
-from rich.table import Table
 
-from common.command_line import result_console
 from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from inference.options import PipelineOptions, load_pipeline
+from inference.exported import Part, PipelineOptions, config_of, label_space_of, load_pipeline, run_folder
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from train_config.schema import Config
 
 MADE_BY = "evaluate"
-Part = Literal["all", "training", "validation", "test"]
 
 
 class Arguments(PipelineOptions):
@@ -70,9 +65,7 @@ class Arguments(PipelineOptions):
 def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
     arguments, overrides = parse_with_settings(Arguments, argv, "evaluate", __doc__)
-    # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
-    # data is reported before torch is loaded, which takes seconds.
-    from inference.exported import config_of, label_space_of
+    # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
     from inference.labelled import read_texts, without_texts
 
     space = label_space_of(arguments.model)
@@ -88,7 +81,7 @@ def main(argv: list[str]) -> int:
     if arguments.baselines:
         training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
     pipeline = load_pipeline(arguments, config)
-    from inference.report import evaluation_of, write_report
+    from inference.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config, texts, training)
@@ -103,18 +96,15 @@ def main(argv: list[str]) -> int:
         }
         best_of = None if classifier.best_metric == "auto" else classifier.best_metric
         write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)
-    console = result_console()
-    console.print(_metrics_table(evaluation))
+    print("\n".join(metrics_lines(evaluation, best_of)))
     for name, number in counts.items():
-        console.print(escape(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}"))
-    console.print(f"written: {escape(str(output))}/report.md and evaluation.json")
+        print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
+    print(f"written: {output}/report.md and evaluation.json")
     return 0
 
 
 def _output(arguments: Arguments, part: Part) -> Path:
     """A folder in that of the run, where the model is of one; else here."""
-    from inference.exported import run_folder
-
     name: str = part
     if arguments.file is not None:
         stem = Path(arguments.file).resolve().name.split(".")[0]
@@ -125,7 +115,6 @@ def _output(arguments: Arguments, part: Part) -> Path:
 
 def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
     """Records of the run, by its own settings: those on the command line are for the file."""
-    from inference.exported import config_of
     from inference.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
@@ -158,26 +147,3 @@ def _predicted(
         counts["records_cropped"] = cropped
     scored = Scored(space, texts.ids, found.probabilities, targets, texts.weights, found.lengths)
     return scored, others, counts
-
-
-def _metrics_table(evaluation: Mapping[str, Any]) -> Table:
-    """The metrics, their intervals dimmed, and those of the baselines."""
-    columns = {"model": evaluation, **evaluation["baselines"]}
-    unit = f"{counted(evaluation['residues'], 'residue{s}')} of " if "residues" in evaluation else ""
-    title = f"{evaluation['kind']}: {unit}{counted(evaluation['records'], 'record{s}')}"
-    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in columns:
-        table.add_column(escape(name), justify="right")
-        table.add_column(f"{evaluation['bootstrap']['share']:.0%} of resamplings", justify="right", style="dim")
-    for metric in evaluation["figures"]:
-        table.add_row(escape(metric), *(cell for one in columns.values() for cell in _cells(one, metric)))
-    return table
-
-
-def _cells(scores: Mapping[str, Any], metric: str) -> list[str]:
-    """A metric and its interval."""
-    if metric not in scores["figures"]:
-        return ["-", ""]
-    interval = scores["intervals"].get(metric)
-    return [f"{scores['figures'][metric]:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]

@@ -55,11 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
-    """Checkpoint named by ``latest``, ``best`` or a folder's name.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Checkpoint named by ``latest``, ``best`` or a folder's name."""
     folders = store.complete()
     if not folders:
         raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")

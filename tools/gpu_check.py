@@ -18,12 +18,13 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import pynvml
 import tyro
 from pydantic import Field
 
@@ -34,7 +35,6 @@ from common.text import counted
 _REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
-_ON_CPU = "nothing to do without a GPU: training runs on the CPU"
 
 
 class Arguments(ToolArguments):
@@ -56,9 +56,14 @@ class Finding(NamedTuple):
 class Driver(NamedTuple):
     """NVML's answer: names of all GPUs, the driver's version, and the newest CUDA (major, minor) that it runs."""
 
-    gpus: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
+
+    @property
+    def gpus(self) -> str:
+        """``2 GPUs (NVIDIA H200)``."""
+        return f"{counted(len(self.names), 'GPU{s}')} ({', '.join(sorted(set(self.names)))})"
 
 
 def main(argv: list[str]) -> int:
@@ -66,14 +71,13 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "gpu_check", __doc__)
     driver, nvml = check_driver()
     _report("torch", check_torch)
-    _report("CUDA", lambda: check_cuda(driver))
+    works = _report("CUDA", lambda: check_cuda(driver)) != "mismatch"
     _report("cuDNN", check_cudnn)
     _report("NCCL", check_nccl)
     _report("NVML", lambda: nvml)
     _report("DeepSpeed", check_deepspeed)
     _report("DeepSpeed ops", check_kernels)
     _report("Ray", check_ray)
-    works = _report("device", lambda: check_device(driver)) == "ok"
     if not arguments.verify:
         return 0
     return 0 if _steps_work() and works else ResourceError.exit_code
@@ -119,24 +123,17 @@ def _report(part: str, check: Callable[[], Finding]) -> str:
 def check_driver() -> tuple[Driver, Finding]:
     """Ask the driver, which knows of GPUs also where torch can't use them."""
     try:
-        import pynvml
-    except ImportError:
-        return Driver(), Finding("missing", "nvidia-ml-py is not installed", _INSTALL)
-    try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
         driver = Driver(names, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
-        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {_gpus(names)}")
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {driver.gpus}")
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            remedy = "the driver was updated under a running kernel module: restart the machine"
-            return Driver(), Finding("mismatch", str(error), remedy)
-        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-            return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log")
-        remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
-        return Driver(), Finding("missing", str(error), remedy)
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
+            return Driver(), Finding("missing", str(error), remedy)
+        return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -146,41 +143,40 @@ def check_torch() -> Finding:
     """Check torch's version and report what it was built for."""
     import torch
 
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
-    build = f"ROCm {torch.version.hip}" if torch.version.hip else build
-    return _pinned("torch", f"{torch.__version__}, built for {build}")
+    return _pinned("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or 'none'}")
 
 
 def check_cuda(driver: Driver) -> Finding:
     """Check that torch can use the GPUs that there are."""
     import torch
 
-    built_for, gpus = torch.version.cuda, _gpus(driver.gpus)
+    built_for = torch.version.cuda
     if torch.cuda.is_available():
-        return _usable_gpus(len(driver.gpus))
-    if not driver.gpus:
-        build = f"torch is built for CUDA {built_for}, but" if built_for else "this build of torch has none, and"
-        return Finding("missing", f"{build} no GPU is seen", _ON_CPU)
+        return _usable_gpus()
+    if not driver.names:
+        return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
     if built_for is None:
         remedy = f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}"
-        return Finding("mismatch", f"{gpus} here, but this build of torch has no CUDA", remedy)
-    if _hidden():
-        seen = f"{_HIDES_GPUS}={os.environ[_HIDES_GPUS]!r} hides {gpus}"
-        return Finding("missing", seen, f"unset {_HIDES_GPUS} to train on it")
-    newest = ".".join(map(str, driver.cuda))
+        return Finding("mismatch", f"{driver.gpus} here, but this build of torch has no CUDA", remedy)
+    hidden = os.environ.get(_HIDES_GPUS)
+    if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        return Finding(
+            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
+        )
     if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
+        newest = ".".join(map(str, driver.cuda))
         seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
         return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
     try:
         torch.cuda.init()
         reason = "torch gives no reason"
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = _first_line(error)
     remedy = "look at nvidia-smi and the kernel's log, then restart the machine"
-    return Finding("mismatch", f"{gpus} here, but torch can't use it ({reason})", remedy)
+    return Finding("mismatch", f"{driver.gpus} here, but torch can't use it ({reason})", remedy)
 
 
-def _usable_gpus(present: int) -> Finding:
+def _usable_gpus() -> Finding:
     """Describe the GPUs that torch sees; each has to run a kernel, for which torch may not be built."""
     import torch
 
@@ -193,34 +189,24 @@ def _usable_gpus(present: int) -> Finding:
         except RuntimeError as error:
             remedy = f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU"
             return Finding("mismatch", f"{described[-1]} runs no kernel ({_first_line(error)})", remedy)
-    hidden = present - len(described)
-    more = f", and {hidden} more that {_HIDES_GPUS} hides" if hidden > 0 and _HIDES_GPUS in os.environ else ""
-    return Finding("ok", ", ".join(described) + more)
+    return Finding("ok", ", ".join(described))
 
 
 def check_cudnn() -> Finding:
-    """Report cuDNN's version, or that torch refuses it."""
+    """Report cuDNN's version; torch raises where it refuses the one that it finds."""
     import torch
 
     if not torch.backends.cudnn.is_available():
         return Finding("missing", "not in this build of torch", "torch's CUDA build brings it")
-    try:
-        number = torch.backends.cudnn.version() or 0
-    except RuntimeError as error:  # found, and of another version than torch was compiled against
-        reason = str(error).split(". ")[0]
-        return Finding("mismatch", reason, "take other cuDNNs out of LD_LIBRARY_PATH: torch brings its own")
-    return Finding("ok", str(number))
+    return Finding("ok", str(torch.backends.cudnn.version()))
 
 
 def check_nccl() -> Finding:
     """Report NCCL's version."""
     import torch
-    import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_nccl_available():
-        return Finding(
-            "missing", "not in this build of torch; the CPU needs gloo alone", "torch's CUDA build brings it"
-        )
+    if not torch.distributed.is_nccl_available():
+        return Finding("missing", "not in this build of torch; the CPU needs none", "torch's CUDA build brings it")
     return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
 
 
@@ -238,35 +224,19 @@ def check_deepspeed() -> Finding:
         accelerator = get_accelerator().device_name()
     seen = f"{deepspeed.__version__}, computes on {accelerator}"
     if accelerator != device:
-        chosen = os.environ.get("DS_ACCELERATOR")
-        remedy = f"unset DS_ACCELERATOR, which is {chosen!r}" if chosen else "see CUDA above"
-        return Finding("mismatch", f"{seen}, but torch on {device}", remedy)
+        return Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
     return _pinned("deepspeed", seen)
 
 
 def check_kernels() -> Finding:
     """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
-    import torch
-
     with _quiet():
         from deepspeed.ops.op_builder import builder
         from deepspeed.ops.op_builder.all_ops import ALL_OPS
-        from torch.utils.cpp_extension import is_ninja_available
 
         ops = {name: op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"}
-        unfit = sorted(name for name, op in ops.items() if not builder.probe_is_compatible(op))
-        problem = "" if is_ninja_available() else "ninja is not on the PATH"
-        try:
-            if torch.version.cuda:
-                builder.assert_no_cuda_mismatch()
-        except (builder.MissingCUDAException, builder.CUDAMismatchException) as error:
-            problem = _first_line(error)
-    if problem:
-        return Finding("missing", problem, "needed to compile them; training needs none of them")
-    seen = f"{len(ops) - len(unfit)} of {len(ops)} can be compiled"
-    if unfit:
-        return Finding("ok", f"{seen}, not {', '.join(unfit)}", "training needs none of them")
-    return Finding("ok", seen)
+        fit = [name for name, op in ops.items() if builder.probe_is_compatible(op)]
+    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; training needs none of them")
 
 
 def check_ray() -> Finding:
@@ -280,46 +250,20 @@ def check_ray() -> Finding:
     return _pinned("ray", seen)
 
 
-def check_device(driver: Driver) -> Finding:
-    """Report the device that training would compute on."""
-    import torch
-
-    from training.engine.device import choose_device
-
-    device = choose_device(0)
-    if device.type == "cuda":
-        return Finding("ok", f"{device}, {torch.cuda.get_device_name(device)}")
-    if driver.gpus and not _hidden():
-        return Finding("mismatch", f"cpu, though NVML sees {_gpus(driver.gpus)}", "see CUDA above")
-    return Finding("ok", "cpu: no GPU is seen on this machine")
-
-
-def pinned_version(package: str) -> str | None:
-    """Return the version that requirements.txt asks for, if it does."""
-    pattern = rf"^{re.escape(package)}(?:\[[^]]*\])?==([^\s;]+)"
-    found = (
-        re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE) if _REQUIREMENTS.exists() else None
-    )
-    return found[1] if found else None
+def pinned_version(package: str) -> str:
+    """Return the version that requirements.txt asks for."""
+    pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
+    found = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def _pinned(package: str, seen: str) -> Finding:
     """ok, or that the package is of another version than Esmeray is tested with."""
     pin = pinned_version(package)
-    if pin is None or version(package).partition("+")[0] == pin:
+    if version(package).partition("+")[0] == pin:
         return Finding("ok", seen)
     return Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
-
-
-def _hidden() -> bool:
-    """Test whether the environment hides every GPU."""
-    return os.environ.get(_HIDES_GPUS, "0").split(",")[0].strip() in ("", "-1", "NoDevFiles")
-
-
-def _gpus(names: Sequence[str]) -> str:
-    """``2 GPUs (NVIDIA H200)``."""
-    kinds = ", ".join(sorted(set(names)))
-    return counted(len(names), "GPU{s}") + (f" ({kinds})" if kinds else "")
 
 
 def _first_line(error: BaseException) -> str:

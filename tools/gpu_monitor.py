@@ -9,7 +9,7 @@ An existing log is appended to. 'python -m tools analyze_gpu_logs' summarises an
 Examples:
   python -m tools gpu_monitor
   python -m tools gpu_monitor --output run.csv --interval 0.5 --duration 600
-  python -m tools gpu_monitor --pid 4242      # its GPUs alone, and what it takes itself; ends with it
+  python -m tools gpu_monitor --pid 4242      # and what it takes itself; ends with it
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ class Arguments(ToolArguments):
     pid: list[int] = Field(
         [],
         description=(
-            "Processes to watch: what they and those that they start take is logged too, and of the GPUs those alone "
-            "that they use, where NVML tells; when all have ended, so does this."
+            "Processes to watch: what they and those that they start take is logged too; when all have ended, so does "
+            "this."
         ),
     )
-    gpu: list[int] = Field(
-        [], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: see --pid; all."
-    )
+    gpu: list[int] = Field([], description="Numbers of the GPUs to log, as nvidia-smi shows them. Default: all.")
 
 
 def main(argv: list[str]) -> int:
@@ -64,10 +62,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             f"--interval {arguments.interval:g}: GPUs measure no faster than every {_LEAST_INTERVAL_S:g} s"
         )
-    session = _Session(arguments, ProcessSampler([_process(pid) for pid in arguments.pid]))
+    session = _Session(arguments)
     code = 0
     try:
-        session.check_gpus()
         with GpuLogWriter(arguments.output) as log, _live() as live:
             session.run(log, live)
     except KeyboardInterrupt:
@@ -75,7 +72,7 @@ def main(argv: list[str]) -> int:
     except SystemExit as end:  # SIGTERM, see tools.__main__
         code = int(end.code or 0)
     finally:
-        session.close()
+        session.devices.close()
     print(session.summary())
     return code
 
@@ -83,29 +80,21 @@ def main(argv: list[str]) -> int:
 class _Session:
     """One call's samples."""
 
-    def __init__(self, arguments: Arguments, watched: ProcessSampler) -> None:
-        self._arguments, self._watched = arguments, watched
-        self._warned: set[str] = set()
-        self._devices = NvmlDevices.open(self._warn)
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._watched = ProcessSampler([_process(pid) for pid in arguments.pid])
+        self.devices = NvmlDevices(_warn)
         self._host = HostSampler()
         self._name = socket.gethostname()
         self._samples = 0
         self._begun = time.monotonic()
-        self._gpus: set[int] = set()
-        self._used: set[int] = set()
-
-    def check_gpus(self) -> None:
-        """Say so if there is no GPU.
-
-        Raises:
-            ConfigError: a GPU that was asked for is not there.
-        """
-        there = [gpu.index for gpu in self._devices.read()]
-        if absent := sorted(set(self._arguments.gpu) - set(there)):
-            numbers = ", ".join(map(str, there)) or "none"
+        self._gpus = [gpu.index for gpu in self.devices.read()]
+        if absent := sorted(set(arguments.gpu) - set(self._gpus)):
+            numbers = ", ".join(map(str, self._gpus)) or "none"
             raise ConfigError(f"--gpu {' '.join(map(str, absent))}: not on this machine; there are: {numbers}")
-        if not there:
-            self._warn("no GPU here: rows have the machine's own metrics alone")
+        if not self._gpus:
+            _warn("no GPU here: rows have the machine's own metrics alone")
+        self._gpus = arguments.gpu or self._gpus
 
     def run(self, log: GpuLogWriter, live: Live | None) -> None:
         """Sample at once, and then every so often by the clock, until there is nothing left to do."""
@@ -118,10 +107,6 @@ class _Session:
             if due > duration:
                 return
 
-    def close(self) -> None:
-        """Let go of NVML."""
-        self._devices.close()
-
     def summary(self) -> str:
         """Return a line on what was written."""
         gpus = counted(len(self._gpus), "GPU{s}") if self._gpus else "no GPU"
@@ -129,27 +114,14 @@ class _Session:
         return f"{counted(self._samples, 'sample{s}')} of {gpus} in {seconds:.0f} s: {self._arguments.output}"
 
     def _sample(self, log: GpuLogWriter, live: Live | None) -> None:
-        gpus = self._chosen(self._devices.read())
+        gpus = [gpu for gpu in self.devices.read() if gpu.index in self._gpus]
         metrics = {_column(name): value for name, value in self._host.read().items()}
         if self._arguments.pid:
             metrics |= {f"watched_{name}": value for name, value in self._watched.read().items()}
         log.append(time.time(), self._name, metrics, gpus)
         self._samples += 1
-        self._gpus |= {gpu.index for gpu in gpus}
         if live is not None:
             live.update(Text(self._line(gpus, metrics), no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def _chosen(self, gpus: list[GpuSample]) -> list[GpuSample]:
-        """The GPUs that were asked for, else those that watched processes use or used, else all."""
-        wanted = set(self._arguments.gpu)
-        if gpus and self._arguments.pid and not wanted:
-            wanted = self._used = self._used | self._devices.used_by(self._watched.tree())
-            if not wanted:
-                self._warn(
-                    f"--pid {' '.join(map(str, self._arguments.pid))}: found on no GPU (it may not use one yet, or not "
-                    "be seen by NVML, as in a container): all are logged until it is"
-                )
-        return [gpu for gpu in gpus if not wanted or gpu.index in wanted]
 
     def _line(self, gpus: list[GpuSample], metrics: dict[str, float]) -> str:
         parts = [counted(self._samples, "sample{s}"), *map(_describe, gpus)]
@@ -160,10 +132,9 @@ class _Session:
             parts.append(f"watched {metrics['watched_rss_bytes'] / _GIB:.1f} GiB")
         return " · ".join([*parts, "Ctrl-C ends"])
 
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            print(f"warning: {message}", file=sys.stderr)
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 @contextmanager
@@ -190,13 +161,9 @@ def _column(name: str) -> str:
 
 
 def _describe(gpu: GpuSample) -> str:
-    parts = [f"GPU {gpu.index}"]
-    if gpu.util_percent is not None:
-        parts.append(f"{gpu.util_percent:.0f} %")
-    if gpu.mem_used_bytes is not None and gpu.mem_total_bytes is not None:
-        parts.append(f"{gpu.mem_used_bytes / _GIB:.1f}/{gpu.mem_total_bytes / _GIB:.0f} GiB")
-    if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c:.0f} °C")
-    if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w:.0f} W")
-    return " ".join(parts)
+    forms = {"util_percent": "{:.0f} %", "temperature_c": "{:.0f} °C", "power_w": "{:.0f} W"}
+    values = gpu.metrics()
+    known = [form.format(values[name]) for name, form in forms.items() if name in values]
+    if gpu.mem_used_bytes is not None:
+        known.append(f"{gpu.mem_used_bytes / _GIB:.1f} GiB")
+    return " ".join([f"GPU {gpu.index}", *known])

@@ -20,7 +20,6 @@ import tyro
 from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
@@ -68,10 +67,11 @@ def main(argv: list[str]) -> int:
     console = result_console()
     console.print(_overview(arguments.store, store, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
-    console.print(Text(), _bars("length in residues", lengths), sep="\n")
-    console.print(Text(), _bars("residue", list(facts["composition"].items())), sep="\n")
+    tables = [_bars("length in residues", lengths), _bars("residue", list(facts["composition"].items()))]
     if labelled is not None:
-        console.print(Text(), _label_table(facts["labels"]), sep="\n")
+        tables.append(_label_table(facts["labels"]))
+    for table in tables:
+        console.print("", table, sep="\n")
     return 0
 
 
@@ -111,7 +111,7 @@ def _facts(store: Store) -> dict[str, Any]:
 
 
 def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
-    """Kind, records of each part, and for classes the records of each part that have them."""
+    """Kind, records of each part, and of each class."""
     space = labelled.label_space
     parts = {"training": labelled.training, "validation": labelled.validation, "test": labelled.test}
     facts: dict[str, Any] = {
@@ -128,14 +128,12 @@ def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
 
 
 def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any]) -> Table:
-    manifest, lengths = store.manifest, facts["lengths"]
+    manifest = store.manifest
     rows = {
         "store": name,
         "records": f"{manifest.num_records:,}",
         "residues": f"{manifest.num_residues:,}",
-        "lengths": (
-            f"{lengths['min']:,} to {lengths['max']:,}, median {lengths['median']:,g}, mean {lengths['mean']:,g}"
-        ),
+        "lengths": "{min:,} to {max:,}, median {median:,g}, mean {mean:,g}".format_map(facts["lengths"]),
         "alphabet": manifest.alphabet,
         "format": f"version {manifest.format_version}, {manifest.engine}, {counted(manifest.num_blocks, 'block{s}')}",
         "size": f"{manifest.data_bytes / 1e6:,.1f} MB",
@@ -152,24 +150,28 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
 
 
 def _label_table(labels: dict[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(labels["kind"])
-    for part in labels["parts"]:
-        table.add_column(part, justify="right")
-    for name, numbers in {"all": labels["parts"], **labels.get("classes", {})}.items():
-        table.add_row(escape(name), *(f"{number:,}" for number in numbers.values()))
-    return table
+    rows = {"all": labels["parts"], **labels.get("classes", {})}
+    cells = [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()]
+    return _table([labels["kind"], *labels["parts"]], cells)
 
 
 def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
+    most, total = max(number for _, number in rows), sum(number for _, number in rows)
+    cells = [
+        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(_BAR_WIDTH * number / most)]
+        for label, number in rows
+    ]
+    table = _table([title, "number", "share", ""], cells)
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in (title, "number", "share"):
+    for heading in header:
         table.add_column(heading, justify="right")
-    table.add_column("")
-    numbers = [number for _, number in rows]
-    for label, number in rows:
-        bar = "█" * round(_BAR_WIDTH * number / max(numbers))
-        table.add_row(label, f"{number:,}", f"{100 * number / sum(numbers):.2f} %", bar)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -179,4 +181,4 @@ def _source(store: Store) -> str:
         families = counted(source.families, "famil{ies}")
         return f"embedded sample: {counted(source.records, 'record{s}')}, {families}, seed {source.seed}"
     lines = [f"{file.path} ({file.bytes / 1e6:,.1f} MB)" for file in source[:5]]
-    return "\n".join(lines + ([f"and {counted(len(source) - 5, 'more file{s}')}"] if len(source) > 5 else []))
+    return "\n".join(lines if len(source) <= 5 else [*lines, f"and {len(source) - 5:,} more"])

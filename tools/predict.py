@@ -27,7 +27,9 @@ from pydantic import Field
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
-from inference.options import PipelineOptions, load_pipeline
+from common.text import counted
+from dataset.fasta.counts import count_lines
+from inference.exported import PipelineOptions, config_of, label_space_of, load_pipeline
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
@@ -60,11 +62,7 @@ def main(argv: list[str]) -> int:
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(output, *made)
-    # Here, so that --help and a wrong option answer at once. What is wrong with the model's folder, the settings or the
-    # first records is reported before torch is loaded, which takes seconds.
-    from common.text import counted
-    from dataset.fasta.counts import count_lines
-    from inference.exported import config_of, label_space_of
+    # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
     from inference.text_stream import TextStream
 
     config = config_of(arguments.model, overrides)
@@ -98,11 +96,7 @@ def main(argv: list[str]) -> int:
 
 
 def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
-    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped.
-
-    Raises:
-        DataError: the file, or a record, is refused.
-    """
+    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
     records = cropped = 0
     before = 0.0
     with record_bar("predicting") as bar:

@@ -32,7 +32,7 @@ from rich.text import Text
 from common.command_line import result_console
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
-from inference.options import PipelineOptions, load_pipeline
+from inference.exported import PipelineOptions, config_of, label_space_of, load_pipeline, model_folder
 from train_config.overrides import parse_with_settings
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
@@ -63,7 +63,6 @@ def main(argv: list[str]) -> int:
     arguments, overrides = parse_with_settings(Arguments, argv, "profile_classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     # Here, so that --help, a wrong option and a wrong model are answered at once: the steps load torch.
-    from inference.exported import config_of, label_space_of, model_folder
     from inference.labelled import read_texts, read_unlabelled
 
     output = (arguments.output or Path(f"profile-{arguments.model.name}")).absolute()

@@ -52,11 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def start(argv: list[str], tool: str, description: str, search: str | None = None) -> int:
-    """Train; or search, as the file of ``--tune`` says, or else ``search``.
-
-    Raises:
-        ConfigError: no experiment is named, or an argument is wrong.
-    """
+    """Train; or search, as the file of ``--tune`` says, or else ``search``."""
     words = [word for word in argv if word not in ("-h", "--help")]
     files, _ = parse(Arguments, words, tool, return_unknown_args=True, add_help=False)
     tune_file = files.tune or search

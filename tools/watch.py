@@ -12,9 +12,9 @@ Examples:
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
+import re
 import time
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +27,7 @@ from rich.live import Live
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
+from common.text import did_you_mean
 from monitoring.watch.run_state import RunState
 from monitoring.watch.run_view import draw_run
 from run_folder.paths import RunFolder
@@ -53,9 +54,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "watch", __doc__)
     if arguments.svg is not None:
         refuse_file(arguments.svg, MADE_BY, arguments.overwrite)
-    _refuse_what_is_no_run(arguments.run)
-    if arguments.once:
-        _refuse_what_is_not_there(arguments.run)
+    _refuse_what_is_no_run(arguments.run.resolve(), arguments.once)
     state = RunState(arguments.run)
     state.update()
     console = Console(highlight=False)
@@ -81,54 +80,18 @@ def _watch(state: RunState, console: Console, interval_s: float) -> None:
         return
 
 
-def _refuse_what_is_no_run(folder: Path) -> None:
-    """A folder that is not there yet may become one; a file, or a folder of something else, won't.
-
-    Raises:
-        ConfigError: it is no run, and what may be meant instead.
-    """
-    if not folder.exists():
-        if not folder.parent.exists():
-            raise ConfigError(
-                f"{folder}: there is no folder {folder.parent}; give the folder of a run, such as runs/NAME"
-            )
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give the folder of a run, such as runs/NAME")
+def _refuse_what_is_no_run(folder: Path, once: bool) -> None:
+    """A folder that is not there yet may become a run; a file, or a folder of something else, won't."""
     if any((folder / name).exists() for name in ("tune.yaml", "trials.jsonl")):
-        report = folder / "tune_report.html"
-        where = f"its report is {report}" if report.exists() else "its report, tune_report.html, is not there yet"
-        raise ConfigError(f"{folder} is a throughput search, which is no run to watch; {where}")
-    run = _files(folder)
+        raise ConfigError(f"{folder} is a throughput search, which is no run to watch; see its tune_report.html")
+    run = RunFolder(folder.parent, folder.name)
     if any(path.exists() for path in (run.config, run.metrics, run.monitoring, run.lock)):
         return
-    inside = _runs_in(folder)
-    if inside:
-        raise ConfigError(f"{folder} holds runs; name one of them: {', '.join(inside[:_MOST_NAMED])}")
-    if any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml and no metrics.jsonl")
-
-
-def _refuse_what_is_not_there(folder: Path) -> None:
-    """One picture of a run that has not begun says nothing, and its name may be a wrong one.
-
-    Raises:
-        ConfigError: there is no run yet; names the nearest of those beside it.
-    """
-    run = _files(folder)
-    if run.exists or run.metrics.exists():
-        return
-    beside = _runs_in(folder.absolute().parent)
-    hint = f"beside it: {', '.join(beside[:_MOST_NAMED])}" if beside else "no run is beside it"
-    if near := difflib.get_close_matches(folder.name, beside, n=3):
-        hint = f"did you mean {' or '.join(str(folder.parent / name) for name in near)}?"
-    there = "has no config.yaml" if folder.exists() else "is not there"
-    raise ConfigError(f"{folder} {there}, so there is no run to show ({hint}); without --once its beginning is awaited")
-
-
-def _files(folder: Path) -> RunFolder:
-    folder = folder.resolve()
-    return RunFolder(folder.parent, folder.name)
+    may_begin = not any(folder.iterdir()) if folder.is_dir() else folder.parent.is_dir() and not folder.exists()
+    if once or not may_begin:
+        inside = ", ".join(_runs_in(folder)[:_MOST_NAMED])
+        hint = f"; it holds the runs {inside}" if inside else did_you_mean(folder.name, _runs_in(folder.parent))
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.yaml{hint}")
 
 
 def _runs_in(folder: Path) -> list[str]:
@@ -140,18 +103,6 @@ def _write_svg(state: RunState, path: Path, overwrite: bool) -> None:
     console._force_terminal = True
     console.print(draw_run(state, time.time(), _SVG_WIDTH))
     svg = console.export_svg(title=f"python -m tools watch {state.files.path.name}")
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # rich's font would be fetched from elsewhere
     with made_file(path, MADE_BY, overwrite) as building:
-        building.write_text(_without_downloads(svg), encoding="utf-8")
-
-
-def _without_downloads(svg: str) -> str:
-    """rich's SVG without the font that it would fetch from elsewhere; every machine has some monospaced one."""
-    kept, skipping = [], False
-    for line in svg.splitlines():
-        if "@font-face" in line:
-            skipping = True
-        if not skipping:
-            kept.append(line.replace("Fira Code, monospace", _SVG_FONT))
-        if skipping and line.strip() == "}":
-            skipping = False
-    return "\n".join(kept) + "\n"
+        building.write_text(svg.replace("Fira Code, monospace", _SVG_FONT), encoding="utf-8")

@@ -8,7 +8,6 @@ experiment's options are ``--section.key``, those of a search ``--tune.section.k
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.errors import ConfigError
-from common.text import did_you_mean
+from common.text import did_you_mean, refusal
 from train_config.processor import computes_bf16
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
@@ -29,18 +28,13 @@ SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that come with the code."""
 
 _BACKBONE: KeyPath = ("model", "backbone")
-_SIZES = ("layers", "hidden_size", "heads")
 
 
 def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
-    """Read, merge and check an experiment's settings.
+    """Read, merge and check an experiment's settings; None for the defaults, without a file.
 
-    Args:
-        path: YAML file, or None for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
-        overrides: settings of the command line.
-
-    Raises:
-        ConfigError: one line a problem, naming file and line, or the option.
+    ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
+    naming file and line, or the option.
     """
     config = _load(Config, path, overrides or {}, "")
     if "amp_dtype" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
@@ -55,9 +49,7 @@ def load_tune_config(path: str | Path | None, overrides: Overrides | None = None
 
 def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:
     settings, lines = _read(Path(path)) if path is not None else ({}, {})
-    _refuse_other_kind(settings, schema, path)
-    _drop_sizes(settings, overrides, path)
-    for key, value in overrides.items():
+    for key, value in _without_sizes(overrides).items():
         _set(settings, key, value)
     try:
         return schema.model_validate(settings)
@@ -85,28 +77,12 @@ def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[Ke
     return keys
 
 
-def _refuse_other_kind(settings: dict[str, Any], schema: type[Section], path: str | Path | None) -> None:
-    """Refuse a search where an experiment is due, and the other way round."""
-    other: type[Section] = Config if schema is TuneConfig else TuneConfig
-    kind = "an experiment, which belongs to --config" if other is Config else "a search, which belongs to --tune"
-    if settings and not set(settings) & set(schema.model_fields) and set(settings) <= set(other.model_fields):
-        raise ConfigError(f"{path}: this looks like {kind}")
-
-
-def _drop_sizes(settings: dict[str, Any], given: Overrides, path: str | Path | None) -> None:
-    """Drop a file's size of random weights where the command line names trained weights, which have their own."""
+def _without_sizes(given: Overrides) -> Overrides:
+    """No size of random weights from the file where the command line names trained weights, which have their own."""
     source = given.get((*_BACKBONE, "source"))
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
-        return
-    section: Any = settings
-    for part in _BACKBONE:
-        section = (section.get(part) if isinstance(section, dict) else None) or {}
-    dropped = [name for name in _SIZES if (*_BACKBONE, name) not in given and section.pop(name, None) is not None]
-    if dropped:
-        print(
-            f"warning: {path}: {', '.join(dropped)} of model.backbone not used: the weights of {source} have their own",
-            file=sys.stderr,
-        )
+        return given
+    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **given}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -119,16 +95,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     except OSError as error:
         hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
         raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; {SHIPPED} has examples") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is no UTF-8 text") from error
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"{where}: no valid YAML ({getattr(error, 'problem', error)})") from error
-    if not settings:
-        raise ConfigError(f"{path}: holds no settings")
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must hold sections like 'batch:', found a {type(settings).__name__}")
+    if not settings or not isinstance(settings, dict):
+        raise ConfigError(f"{path}: holds no settings, which stand in sections like 'batch:'")
     lines: dict[KeyPath, int] = {}
     _collect_lines(node, (), lines, path)
     return settings, lines
@@ -171,8 +143,8 @@ class _Problems:
     def describe(self, error: Any) -> str:
         key = self.key(error["loc"])
         name = ".".join(key)
-        message = error["msg"].removeprefix("Value error, ")
-        if overridden := self._overridden(key, message):
+        message = refusal(error)
+        if overridden := self._overridden(key, error["msg"]):
             where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
         elif key in self.lines:
             where = f"{self.path}:{self.lines[key]}: {name}"
@@ -183,9 +155,7 @@ class _Problems:
             return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
             return f"{where}: is empty: leave it out or name settings below it"
-        if error["type"] == "value_error":
-            return f"{where}: {message}" if name or overridden else message
-        return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+        return f"{where}: {message}" if name or overridden else message
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
         """The options that an error concerns: of its setting, or those that a section's rule names."""

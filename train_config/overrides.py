@@ -36,11 +36,7 @@ class _Given(NamedTuple):
 def parse_with_settings(
     kind: type[Arguments], argv: list[str], tool: str, description: str | None = None
 ) -> tuple[Arguments, Overrides]:
-    """A tool's own arguments and the settings of the experiment among them; the help has its own alone.
-
-    Raises:
-        ConfigError: an argument is missing, unknown or wrong.
-    """
+    """A tool's own arguments and the settings of the experiment among them; the help has its own alone."""
     if {"-h", "--help"} & set(argv):
         parse(kind, ["--help"], tool, description)
     arguments, overrides = parse_sections(kind, argv, tool, description, {"": Config()}, use_underscores=False)
@@ -55,18 +51,10 @@ def parse_sections(
     sections: dict[str, Section],
     use_underscores: bool = True,
 ) -> tuple[Arguments, dict[str, Overrides]]:
-    """A command's own arguments, and what was given of each of the sections.
+    """A command's own arguments, and what was given of each of the sections, which go by the prefix of their options.
 
-    Args:
-        kind: class of the arguments.
-        argv: the command line.
-        tool: name of the command.
-        description: opening of the help.
-        sections: by the prefix of their options; the help shows their values as defaults.
-        use_underscores: write options in the help as in YAML; hyphens are understood all the same.
-
-    Raises:
-        ConfigError: an argument is missing, unknown or wrong.
+    The help shows the sections' values as defaults, and options with underscores as in YAML or with hyphens; either is
+    understood. Raises ConfigError for an argument that is missing, unknown or wrong.
     """
     members: list[Any] = [("own", Annotated[kind, tyro.conf.arg(name="")])]
     for prefix, section in sections.items():
@@ -120,11 +108,7 @@ def _raw(annotation: Any) -> Any:
 
 
 def _given(annotation: Any, values: list[str]) -> _Given:
-    """The text that was given for a setting; None or an empty list where it says ``none``.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The text that was given for a setting; None or an empty list where it says ``none``."""
     if not values:
         raise ValueError("a value is missing")
     optional = type(None) in typing.get_args(annotation)

@@ -36,28 +36,20 @@ on the command line as `--tune.section.key VALUE`, with several values for a lis
 
 def config_reference() -> str:
     """The page as Markdown."""
-    search = [_section(TuneConfig, "tune"), *_sections(TuneConfig, "tune.")]
-    return HEAD + "".join(_sections(Config, "")) + TUNE_HEAD + "".join(search)
-
-
-def _sections(model: type[BaseModel], prefix: str) -> list[str]:
-    pages = []
-    for name, field in model.model_fields.items():
-        section = field.annotation
-        if is_section(section):
-            pages += [_section(section, f"{prefix}{name}"), *_sections(section, f"{prefix}{name}.")]
-    return pages
+    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune")
 
 
 def _section(section: type[BaseModel], name: str) -> str:
+    """A section's table, and those of the sections in it."""
+    inner = {key: field.annotation for key, field in section.model_fields.items() if is_section(field.annotation)}
     rows = [
         f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(' '.join((field.description or '').split()))} |"
         for key, field in section.model_fields.items()
-        if not is_section(field.annotation)
+        if key not in inner
     ]
-    about = (section.__doc__ or "").strip()
-    table = "\n".join(["| key | type | default | |", "|---|---|---|---|", *rows])
-    return f"\n## {name}\n\n{about}\n\n{table}\n" if rows else f"\n## {name}\n\n{about}\n"
+    table = "\n".join(["", "| key | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
+    page = f"\n## {name}\n\n{(section.__doc__ or '').strip()}\n{table}" if name else ""
+    return page + "".join(_section(part, f"{name}.{key}".lstrip(".")) for key, part in inner.items())
 
 
 def _type(field: FieldInfo) -> str:

@@ -1,14 +1,14 @@
 """The largest token budget that fits into memory: by doubling, then between the last two.
 
-In: budgets, and what measuring each of them gave. Out: the budget to measure next. Memory grows about in proportion to
-the budget, so two measurements predict it: a budget expected to need more than all memory is not measured, as on a CPU
-it could take the memory of other programs. :func:`search_budgets` is a search over budgets alone.
+Memory grows about in proportion to the budget, so two measurements predict it: a budget expected to need more than all
+memory is not measured, as on a CPU it could take the memory of other programs.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tuning.settings import Measurement
@@ -18,13 +18,7 @@ UNIT = 256
 
 
 class BudgetSearch:
-    """Ask for a budget, measure it, tell the result.
-
-    Args:
-        budgets: ascending.
-        first: the one to start from.
-        memory_margin: share of the memory that has to stay free.
-    """
+    """Ask for one of the ascending budgets, add what it came to to ``results``; begins with ``first``."""
 
     def __init__(self, budgets: Sequence[int], first: int, memory_margin: float) -> None:
         self._budgets, self._first, self._margin = list(budgets), first, memory_margin
@@ -35,63 +29,41 @@ class BudgetSearch:
     def ask(self) -> int | None:
         """Return the next budget; None once the largest that fits is known."""
         while (tokens := self._next()) is not None:
-            expected = self._expected(tokens)
-            if expected is None or expected <= self._total():
+            if (expected := self._expected(tokens)) <= self._total():
                 return tokens
             self.expected_bytes[tokens] = expected
         return None
 
-    def tell(self, tokens: int, measurement: Measurement) -> None:
-        """Add a result."""
-        self.results[tokens] = measurement
-
     def fits(self, tokens: int) -> bool:
-        """Return whether a budget was measured and left the margin free."""
+        """Test that a budget was measured and left the margin free."""
         return tokens in self.results and self.results[tokens].fits(self._margin)
 
     def _next(self) -> int | None:
-        budgets = self._budgets
-        fitting = [place for place, tokens in enumerate(budgets) if self.fits(tokens)]
-        known = self.results.keys() | self.expected_bytes
-        too_large = [place for place, tokens in enumerate(budgets) if tokens in known and not self.fits(tokens)]
+        known = sorted(self.results.keys() | self.expected_bytes)
         if not known:
             return self._first
-        if not fitting:
-            halves = [tokens for tokens in budgets[: too_large[0]] if 2 * tokens >= budgets[too_large[0]]]
-            return next(iter([*halves, *budgets[: too_large[0]][-1:]]), None)
-        low, high = fitting[-1], next((place for place in too_large if place > fitting[-1]), len(budgets))
-        if high - low <= 1:
+        fitting = max(filter(self.fits, known), default=0)
+        too_large = min((tokens for tokens in known if tokens > fitting), default=math.inf)
+        between = [tokens for tokens in self._budgets if fitting < tokens < too_large]
+        if not between:
             return None
-        if high == len(budgets):
-            doubled = [tokens for tokens in budgets if tokens <= 2 * budgets[low]]
-            return max(doubled[-1], budgets[low + 1])
-        return budgets[self._between(low, high)]
+        if not fitting:
+            return next((tokens for tokens in between if 2 * tokens >= too_large), between[-1])
+        if too_large == math.inf:
+            return max((tokens for tokens in between if tokens <= 2 * fitting), default=between[0])
+        return between[(len(between) - 1) // 2]
 
-    def _between(self, low: int, high: int) -> int:
-        """Where the memory is expected to end, at least a quarter of the way from both; else the middle."""
-        line, quarter = self._line(), (high - low) / 4
-        if line is None:
-            return (low + high) // 2
-        end = ((1 - self._margin) * self._total() - line[1]) / line[0]
-        place = sum(tokens <= end for tokens in self._budgets) - 1
-        return max(low + 1, min(high - 1, round(min(max(place, low + quarter), high - quarter))))
-
-    def _expected(self, tokens: int) -> float | None:
-        line = self._line()
-        return None if line is None else line[0] * tokens + line[1]
-
-    def _line(self) -> tuple[float, float] | None:
-        """Bytes a token and bytes without any, from the two largest budgets that were measured to the end."""
+    def _expected(self, tokens: int) -> float:
+        """Bytes, by the line through the two largest budgets that were measured to the end; 0 where not known."""
         peaks = {t: m.peak_memory_bytes for t, m in self.results.items() if m.status == "ok" and m.peak_memory_bytes}
         if len(peaks) < 2:
-            return None
+            return 0.0
         (low, low_bytes), (high, high_bytes) = sorted(peaks.items())[-2:]
-        slope = (high_bytes - low_bytes) / (high - low)
-        return (slope, high_bytes - slope * high) if slope > 0 else None
+        return high_bytes + max(0.0, high_bytes - low_bytes) / (high - low) * (tokens - high)
 
     def _total(self) -> float:
         totals = [m.total_memory_bytes for m in self.results.values() if m.total_memory_bytes is not None]
-        return min(totals, default=float("inf"))
+        return min(totals, default=math.inf)
 
 
 @dataclass
@@ -99,11 +71,10 @@ class Found:
     """Budgets that were measured.
 
     Attributes:
-        budgets: the search and its results.
         largest: the largest budget that batches fill.
         own: the experiment's budget.
         ran_out_of_time: budgets were left for want of time.
-        larger_left: larger ones than the largest that fits were.
+        larger_left: among them some above the largest that fits.
     """
 
     budgets: BudgetSearch
@@ -141,8 +112,7 @@ def search_budgets(
         largest: budget beyond which batches would not be filled.
         own: the experiment's budget; the smallest is the first where batches would not fill it.
         memory_margin: share of the memory that has to stay free.
-        deadline: by the clock; no budget but the first is begun that is expected to end later.
-        clock: seconds.
+        deadline: no budget but the first is begun that is expected to end later by ``clock``, in seconds.
     """
     smallest = min(_up(smallest), own)
     largest = max(smallest, _up(largest))
@@ -150,29 +120,24 @@ def search_budgets(
     budgets = BudgetSearch(_ladder(smallest, largest, first), first, memory_margin)
     found = Found(budgets, largest, own)
     seconds_a_token = 0.0
-
-    def measured(tokens: int) -> bool:
-        """Return whether there was time."""
-        nonlocal seconds_a_token
-        began = clock()
-        if budgets.results and began + tokens * seconds_a_token > deadline:
-            found.ran_out_of_time = True
-            return False
-        is_first = not budgets.results  # it loads what the others find loaded
-        budgets.tell(tokens, measure(tokens))
-        seconds_a_token = 0.0 if is_first else (clock() - began) / tokens
-        return True
-
-    while (tokens := budgets.ask()) is not None:
-        if not measured(tokens):
-            found.larger_left = True
-            return found
-    smaller = first
-    while budgets.fits(smaller) and smaller > smallest:
-        smaller = max(smaller // 2 // UNIT * UNIT, smallest)
-        if smaller not in budgets.results and not measured(smaller):
+    for tokens in _proposals(budgets, first, smallest):
+        began, is_first = clock(), not budgets.results
+        if not is_first and began + tokens * seconds_a_token > deadline:
+            found.ran_out_of_time, found.larger_left = True, budgets.ask() is not None
             break
+        budgets.results[tokens] = measure(tokens)
+        seconds_a_token = 0.0 if is_first else (clock() - began) / tokens  # the first loads what the others find loaded
     return found
+
+
+def _proposals(budgets: BudgetSearch, first: int, smallest: int) -> Iterator[int]:
+    while (tokens := budgets.ask()) is not None:
+        yield tokens
+    tokens = first
+    while budgets.fits(tokens) and tokens > smallest:
+        tokens = max(tokens // 2 // UNIT * UNIT, smallest)
+        if tokens not in budgets.results:
+            yield tokens
 
 
 def _ladder(smallest: int, largest: int, first: int) -> list[int]:

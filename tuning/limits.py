@@ -1,19 +1,16 @@
-"""The limit of a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`).
-
-In: a configuration that was measured, and the others. Out: a :class:`Limit`. The shares of a step are its own; those of
-the others that differ in one setting show what a change gives.
-"""
+"""The limit of a configuration of a search, from its trials, through the one adviser (:mod:`monitoring.advice`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from monitoring.advice import Facts, advise, what_limits
 from tuning.journal import Trial
-from tuning.settings import KEYS, NAMES, STATUSES, memory_text, value_text
-from tuning.space import SearchSpace, needs_at_least
+from tuning.results import Results
+from tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, value_text
+from tuning.space import needs_at_least
 
 _PHASES = {
     "data_wait": "waiting for batches",
@@ -22,20 +19,15 @@ _PHASES = {
     "optimizer": "the optimizer",
     "communication": "communication",
 }
+_SETTINGS = ("tokens", "amp_dtype", "gradient_checkpointing", "compile", "num_workers", "stage", "workers")
+"""Those that the adviser takes."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice that are about the configuration's step."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The limit of a configuration's speed.
-
-    Attributes:
-        topic: loading, communication, memory, compute or unknown.
-        summary: a sentence without a full stop.
-        evidence: what shows it, a sentence each.
-        advice: what to try next, a sentence each.
-    """
+    """Topic (loading, communication, memory, compute or unknown), summary without a full stop, and sentences."""
 
     topic: str
     summary: str
@@ -43,26 +35,19 @@ class Limit:
     advice: list[str]
 
 
-def find_limit(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Limit:
-    """Return what limits a configuration.
-
-    Args:
-        trial: of the configuration, measured to the end.
-        others: all configurations.
-        space: what is searched.
-        margin: share of the memory that has to stay free.
-    """
-    facts = _facts(trial, others, space, margin)
+def find_limit(trial: Trial, results: Results) -> Limit:
+    """Return what limits a configuration that was measured to the end."""
+    facts = _facts(trial, results)
     limit = what_limits(facts)
-    evidence = [*_shares(trial), *_memory(trial, facts, margin), *_neighbours(trial, others)]
+    evidence = [*_shares(trial), *_memory(trial, results.margin), *_neighbours(trial, results)]
     if limit is None:
         return Limit("unknown", "What limits is not known: no shares of a step were measured", evidence, [])
     further = [str(advice) for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
     return Limit(limit.topic, limit.finding, evidence, [*(action.text for action in limit.actions), *further])
 
 
-def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> Facts:
-    settings, measurement = trial.settings, trial.measurement
+def _facts(trial: Trial, results: Results) -> Facts:
+    settings, measurement, others = trial.settings, trial.measurement, results.configurations
     shares: dict[str, Any] = dict(measurement.shares)
     if settings.workers == 1:  # what is left are the agreements of a worker with itself
         shares.pop("communication", None)
@@ -72,39 +57,30 @@ def _facts(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: fl
     return Facts(
         **shares,
         memory=measurement.memory_share,
-        memory_limits=_is_blocked(trial, others, space, margin),
-        rise=_rise(trial, others),
-        tokens=settings.tokens,
-        amp_dtype=settings.amp_dtype,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        compile=settings.compile,
-        num_workers=settings.num_workers,
-        stage=settings.stage,
-        workers=settings.workers,
+        memory_limits=_is_blocked(settings, results),
+        rise=_rise(trial, results),
+        **{name: getattr(settings, name) for name in _SETTINGS},
         tried=frozenset(tried),
     )
 
 
-def _is_blocked(trial: Trial, others: Sequence[Trial], space: SearchSpace, margin: float) -> bool:
+def _is_blocked(settings: Settings, results: Results) -> bool:
     """Return whether the next larger budget needs at least the memory of what did not fit."""
-    larger = [tokens for tokens in space.budgets if tokens > trial.settings.tokens]
-    if not larger:
-        return False
-    following = replace(trial.settings, tokens=larger[0])
-    too_large = [other.settings for other in others if other.measurement.is_too_large(margin)]
-    return any(needs_at_least(following, other) for other in too_large)
+    larger = [replace(settings, tokens=tokens) for tokens in results.space.budgets if tokens > settings.tokens][:1]
+    too_large = [o.settings for o in results.configurations if o.measurement.is_too_large(results.margin)]
+    return any(needs_at_least(following, other) for following in larger for other in too_large)
 
 
-def _rise(trial: Trial, others: Sequence[Trial]) -> float | None:
+def _rise(trial: Trial, results: Results) -> float | None:
     """Speed relative to the next smaller budget that was measured with all else alike, minus 1."""
-    alike = {
-        other.settings.tokens: other.measurement.tokens_per_s
-        for other in others
-        if replace(other.settings, tokens=trial.settings.tokens) == trial.settings and other.measurement.tokens_per_s
-    }
-    smaller = max((tokens for tokens in alike if tokens < trial.settings.tokens), default=None)
+    smaller = [
+        other
+        for other in results.measured
+        if _differs_in("tokens", trial.settings, other.settings) and other.settings.tokens < trial.settings.tokens
+    ]
+    nearest = max(smaller, key=lambda other: other.settings.tokens, default=trial).measurement.tokens_per_s
     own = trial.measurement.tokens_per_s
-    return None if smaller is None or not own else own / (alike[smaller] or own) - 1
+    return own / nearest - 1 if smaller and own and nearest else None
 
 
 def _shares(trial: Trial) -> Iterator[str]:
@@ -114,31 +90,25 @@ def _shares(trial: Trial) -> Iterator[str]:
         yield f"Of a step: {', '.join(parts)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}."
 
 
-def _memory(trial: Trial, facts: Facts, margin: float) -> Iterator[str]:
+def _memory(trial: Trial, margin: float) -> Iterator[str]:
     measurement = trial.measurement
     if measurement.memory_share is not None:
         yield (
             f"Peak memory is {memory_text(measurement.peak_memory_bytes)}, {measurement.memory_share:.0%} of "
             f"{memory_text(measurement.total_memory_bytes)}; {1 - margin:.0%} may be used."
         )
-    if facts.memory_limits:
-        yield "The next larger token budget is out of memory, or does not leave the margin free."
-    if facts.rise is not None:
-        yield f"Compared with the next smaller token budget: {facts.rise:+.0%}."
 
 
-def _neighbours(trial: Trial, others: Sequence[Trial]) -> Iterator[str]:
+def _neighbours(trial: Trial, results: Results) -> Iterator[str]:
     for name in NAMES:
-        for other in others:
-            if not _differs_in(name, trial.settings, other.settings):
-                continue
-            value = f"{NAMES[name]} {value_text(name, getattr(other.settings, name))}"
-            speed, own = other.measurement.tokens_per_s, trial.measurement.tokens_per_s or 1.0
-            outcome = STATUSES[other.measurement.status] if speed is None else f"{speed / own - 1:+.0%}"
-            stopped = ", stopped early" if other.measurement.status == "pruned" else ""
-            yield f"With {value}: {outcome}{stopped} (trial {other.number})."
+        for other in results.configurations:
+            if _differs_in(name, trial.settings, other.settings):
+                value = f"{NAMES[name]} {value_text(name, getattr(other.settings, name))}"
+                speed, own = other.measurement.tokens_per_s, trial.measurement.tokens_per_s or 1.0
+                outcome = STATUSES[other.measurement.status] if speed is None else f"{speed / own - 1:+.0%}"
+                yield f"With {value}: {outcome} (trial {other.trial})."
 
 
-def _differs_in(name: str, settings: object, other: object) -> bool:
+def _differs_in(name: str, settings: Settings, other: Settings) -> bool:
     """Return whether two configurations differ in this setting and in no other."""
     return [key for key in NAMES if getattr(settings, key) != getattr(other, key)] == [name]

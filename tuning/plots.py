@@ -1,13 +1,8 @@
-"""Pictures of a search: speed and memory by token budget, what decides the speed, and every trial as a line.
-
-In: :class:`~tuning.results.Results`. Out: PNG files or bytes. Importances and parallel coordinates are Optuna's.
-"""
+"""The picture of a search: speed and memory by token budget, and what decides the speed (Optuna's fANOVA)."""
 
 from __future__ import annotations
 
-import io
 import textwrap
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,56 +45,26 @@ def draw_search(results: Results, path: Path, title: str) -> None:
     save(figure, path)
 
 
-def parallel_coordinates(results: Results) -> bytes | None:
-    """Return Optuna's parallel coordinates as a PNG; None where too little was measured."""
-    if len(results.measured) < 2 or not results.space.varied:
-        return None
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("agg")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        axes = optuna.visualization.matplotlib.plot_parallel_coordinate(_study(results), target_name="tokens/s")
-    figure, buffer = axes.get_figure(root=True), io.BytesIO()
-    assert figure is not None
-    axes.set_title("")
-    axes.yaxis.set_major_formatter(_THOUSANDS)
-    figure.set_size_inches(12, 4.2)
-    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-    return buffer.getvalue()
-
-
 def importances(results: Results) -> dict[str, float]:
     """Return the share of each setting in the differences of speed, the largest first; empty where not known."""
-    speeds = {trial.measurement.tokens_per_s for trial in results.measured}
-    if len(results.measured) < _FEWEST_TRIALS or len(speeds) < 2 or not results.space.varied:
-        return {}
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    return optuna.importance.get_param_importances(_study(results), evaluator=evaluator)
-
-
-def _study(results: Results) -> optuna.Study:
-    """The configurations with a speed as a study whose parameters and values are in words."""
-    varied = results.space.varied
-    names = [name for name in varied if len({getattr(trial.settings, name) for trial in results.measured}) > 1]
-
-    def word(trial_value: object, name: str) -> str | int:
-        is_number = isinstance(trial_value, int) and not isinstance(trial_value, bool)
-        return trial_value if is_number else value_text(name, trial_value)  # type: ignore[return-value, arg-type]
-
+    measured = results.measured
+    values = {name: {value_text(name, getattr(trial.settings, name)) for trial in measured} for name in NAMES}
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        NAMES[name]: optuna.distributions.CategoricalDistribution([word(v, name) for v in results.space.values[name]])
-        for name in names
+        NAMES[name]: optuna.distributions.CategoricalDistribution(sorted(words))
+        for name, words in values.items()
+        if len(words) > 1
     }
+    speeds = {trial.measurement.tokens_per_s for trial in measured}
+    if len(measured) < _FEWEST_TRIALS or len(speeds) < 2 or not distributions:
+        return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    for trial in results.measured:
-        values = {NAMES[name]: word(getattr(trial.settings, name), name) for name in names}
-        if all(value in distributions[name].choices for name, value in values.items()):  # type: ignore[attr-defined]
-            speed = trial.measurement.tokens_per_s
-            study.add_trial(optuna.trial.create_trial(params=values, distributions=distributions, value=speed))
-    return study
+    for trial in measured:
+        words = {NAMES[name]: value_text(name, getattr(trial.settings, name)) for name in NAMES}
+        params = {name: words[name] for name in distributions}
+        speed = trial.measurement.tokens_per_s
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=speed))
+    return optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
 
 
 def _draw_speed(axes: Axes, results: Results) -> None:
@@ -117,9 +82,9 @@ def _draw_speed(axes: Axes, results: Results) -> None:
 def _draw_memory(axes: Axes, results: Results) -> None:
     heading(axes, "Peak memory in GiB by token budget")
     _draw_curves(axes, results, lambda trial: (trial.measurement.peak_memory_bytes or 0) / 2**30)
-    measured = [m for t in results.configurations if (m := t.measurement).total_memory_bytes and m.peak_memory_bytes]
-    allowed = min(((1 - results.margin) * (m.total_memory_bytes or 0) / 2**30 for m in measured), default=0.0)
-    highest = max(((m.peak_memory_bytes or 0) / 2**30 for m in measured), default=0.0)
+    totals = [total for trial in results.measured if (total := trial.measurement.total_memory_bytes)]
+    allowed = (1 - results.margin) * min(totals, default=0) / 2**30
+    highest = max(((trial.measurement.peak_memory_bytes or 0) / 2**30 for trial in results.measured), default=0.0)
     if allowed < 3 * highest:  # or it would flatten the curves
         axes.axhline(allowed, color=RED, linestyle="--", label=f"memory less the margin of {results.margin:.0%}")
         axes.set_ylim(0.0, 1.15 * max(allowed, highest))

@@ -1,9 +1,8 @@
 """Worker processes that measure one configuration after the other, and outlive what goes wrong in one.
 
-In: settings to try. Out: a :class:`~tuning.settings.Measurement`, whatever happened. The workers are Ray actors of
-this pool's own with a process group, placed and set up as those of training are. They are kept from trial to trial, as
-starting them takes about ten seconds, and started anew where another number is needed or where the last ones crashed,
-hung or can't be trusted any more.
+They are Ray actors with a process group, placed and set up as those of training are. As starting them takes about ten
+seconds, they are kept from trial to trial, and started anew where another number is needed or where the last ones
+crashed, hung or can't be trusted any more.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from common.errors import EsmerayError, ResourceError
 from monitoring.sampling.host import memory_of_this_machine
@@ -34,8 +32,8 @@ from training.engine.device import choose_device
 from training.launch import cluster
 from training.launch.placement import Workers, place_workers
 from training.tasks.registry import stage
-from tuning.settings import Measurement, Settings, Status
-from tuning.trial import PRUNE_MARGIN, measure_on_worker
+from tuning.settings import Measurement, Settings
+from tuning.trial import FAILURES, PRUNE_MARGIN, measure_on_worker
 
 GRACE_S = 2.0
 """Seconds that the other workers may take to end after one broke off: it may have left them inside a step."""
@@ -43,24 +41,18 @@ GRACE_S = 2.0
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
 
-MeasureOnWorker: TypeAlias = Callable[..., Measurement]
-
 PROCESS_ENDED = "a worker's process ended"
-_GRAVITY: dict[Status, int] = {"timeout": 1, "crash": 2, "nan": 3, "refused": 4, "out_of_memory": 5}
-"""Which worker's word counts where they differ: a crash of the others may be no more than what another one left."""
 
 
 class MeasuringPool:
-    """A group of worker processes that outlives trials. Ray is connected already
-    (:func:`training.launch.cluster.connected`).
+    """A group of worker processes that outlives trials. Ray is connected already.
 
     Args:
-        config: the resolved config, with absolute paths (:func:`training.launch.driver.with_absolute_paths`).
-        store_path: the prepared data (:meth:`training.tasks.plan.TaskPlan.prepare`). A classifier's tokenizer lies in
-            the folder of the config's run.
+        config: the resolved config, with absolute paths. A classifier's tokenizer lies in the folder of its run.
+        store_path: the prepared data.
         keep_global_tokens: see :meth:`~tuning.settings.Settings.applied`.
         inference: measure forward passes alone.
-        trial: what every worker runs; takes what :func:`tuning.trial.measure_on_worker` takes.
+        trial: what every worker runs.
     """
 
     def __init__(
@@ -70,7 +62,7 @@ class MeasuringPool:
         *,
         keep_global_tokens: bool = True,
         inference: bool = False,
-        trial: MeasureOnWorker = measure_on_worker,
+        trial: Callable[..., Measurement] = measure_on_worker,
     ) -> None:
         self._config, self._store_path = config, str(store_path)
         self._keep_global_tokens, self._inference = keep_global_tokens, inference
@@ -86,16 +78,9 @@ class MeasuringPool:
         best_tokens_per_s: float | None = None,
         prune_margin: float = PRUNE_MARGIN,
     ) -> Measurement:
-        """Try these settings. What happens in a trial is a result; that there are no workers is none.
+        """Try these settings, as :func:`tuning.trial.measure_on_worker` does; what happens is a result.
 
-        Args:
-            settings: what to try.
-            measurement: warm-up, windows, and when a trial counts as hung.
-            best_tokens_per_s: the fastest so far; a trial that can't reach it ends before its windows agree.
-            prune_margin: see :class:`~train_config.tune_schema.SearchSection`.
-
-        Raises:
-            ResourceError: the workers did not start.
+        Raises ResourceError where the workers did not start.
         """
         try:
             config = settings.applied(self._config, self._keep_global_tokens)
@@ -104,40 +89,6 @@ class MeasuringPool:
                 check_precision(config.training, workers.device)
         except EsmerayError as error:
             return Measurement("refused", str(error))
-        return self._measured(workers, config, settings, measurement, best_tokens_per_s, prune_margin)
-
-    def start(self, workers: int) -> None:
-        """Start so many workers, if they don't run: the first trial then starts at once.
-
-        Raises:
-            ResourceError: the cluster does not have the place, or not now.
-        """
-        section = self._config.ray.model_copy(update={"num_workers": workers})
-        self._ready(place_workers(section, cluster.cluster_resources()))
-
-    def close(self) -> None:
-        """End the workers."""
-        if self._group is not None:
-            self._group.kill()
-            self._group = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _measured(
-        self,
-        workers: Workers,
-        config: Config,
-        settings: Settings,
-        measurement: MeasurementSection,
-        best_tokens_per_s: float | None,
-        prune_margin: float,
-    ) -> Measurement:
         group = self._ready(workers)
         began = time.monotonic()  # starting workers is no part of a trial
         call = partial(
@@ -149,16 +100,24 @@ class MeasuringPool:
             prune_margin=prune_margin,
             inference=self._inference,
         )
-        try:
-            replies = group.measure(call, measurement.timeout_s)
-        except BaseException:  # Ctrl-C: they are in the middle of something
-            self.close()
-            raise
+        replies = group.measure(call, measurement.timeout_s)
         result = _summary(replies, measurement.timeout_s)
         in_step = all(reply is not None and reply.agreed for reply in replies)
         if not in_step or (result.status == "out_of_memory" and workers.use_gpu):  # whose memory is then fragmented
             self.close()
         return replace(result, seconds=time.monotonic() - began)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._group is not None:
+            self._group.kill()
+            self._group = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _ready(self, workers: Workers) -> _Group:
         if self._group is not None and self._group.workers != workers:
@@ -170,13 +129,11 @@ class MeasuringPool:
                 self._group.connect()
                 if self._config.data.stage_dir is not None:
                     self._group.stage(self._store_path, self._config)
-            except (RayError, GetTimeoutError) as error:
-                self.close()
-                reason = "is the cluster busy?" if isinstance(error, GetTimeoutError) else _in_a_line(error)
-                raise ResourceError(f"the workers that measure did not start: {reason}") from error
-            except BaseException:
-                self.close()
-                raise
+            except RayError as error:
+                reason = _in_a_line(error)
+                raise ResourceError(
+                    f"the workers that measure did not start (is the cluster busy?): {reason}"
+                ) from error
         return self._group
 
 
@@ -191,11 +148,7 @@ class _Group:
         self._actors: list[Any] = [actor.remote(rank, workers) for rank in range(workers.count)]
 
     def connect(self) -> None:
-        """Wait for the actors and make their process group.
-
-        Raises:
-            RayActorError, GetTimeoutError: some did not start.
-        """
+        """Wait for the actors and make their process group. Raises RayError where some did not start."""
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=cluster.START_TIMEOUT_S)
         self.most_on_a_node = max(Counter(nodes).values())
         address = ray.get(self._actors[0].listen.remote(), timeout=cluster.START_TIMEOUT_S)
@@ -210,7 +163,7 @@ class _Group:
         """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
         ray.get([actor.stage.remote(store_path, config) for actor in self._actors])
 
-    def measure(self, call: MeasureOnWorker, timeout_s: float) -> list[Measurement | None]:
+    def measure(self, call: Callable[..., Measurement], timeout_s: float) -> list[Measurement | None]:
         """Return each worker's measurement; None of those that did not end in time."""
         waiting = {actor.measure.remote(call): rank for rank, actor in enumerate(self._actors)}
         replies: list[Measurement | None] = [None] * len(self._actors)
@@ -240,10 +193,9 @@ class _MeasuringActor:
 
     def node(self) -> str:
         """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
-        from training.engine.deepspeed_setup import prepare_deepspeed
-        from training.tasks.residues.experiment import ResidueExperiment
+        import training.engine.deepspeed_setup
+        import training.tasks.residues.experiment  # noqa: F401
 
-        assert callable(prepare_deepspeed) and callable(ResidueExperiment)
         return ray.get_runtime_context().get_node_id()
 
     def listen(self) -> tuple[str, int]:
@@ -270,11 +222,9 @@ class _MeasuringActor:
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
     def stage(self, store_path: str, config: Config) -> None:
-        """See :func:`training.tasks.registry.stage`."""
         stage(config.model.task, config.data, Path(store_path))
 
-    def measure(self, call: MeasureOnWorker) -> Measurement:
-        """Return the result of a trial; what it raises becomes one."""
+    def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:
             return call(context=self._context)
         except EsmerayError as error:
@@ -305,16 +255,14 @@ def _reply(reference: Any) -> Measurement:
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
     """One result from those of the workers."""
     known = [reply for reply in replies if reply is not None]
-    if not known:
-        return Measurement("timeout", f"no worker ended within {timeout_s:g} s")
     failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
-    if not failed and len(known) < len(replies):
-        return Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
     if not failed:
-        return known[0]
+        hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
+        return known[0] if len(known) == len(replies) else hung
     # Where a process ended, the others lost their peer; where a worker has no reason, another one has it.
     worst = max(
-        failed, key=lambda reply: (_GRAVITY[reply.status], reply.reason.startswith(PROCESS_ENDED), bool(reply.reason))
+        failed,
+        key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED), bool(reply.reason)),
     )
     peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
     return replace(worst, peak_memory_bytes=max(peaks, default=None))

@@ -1,23 +1,24 @@
-"""The report of a search: tune_report.html, one page that needs nothing else, and its first picture, tune_report.png.
-
-In: the results. Out: both files, each complete or not there.
-"""
+"""The report of a search: tune_report.html, one page that needs nothing else, its picture, and the terminal's table."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from common.publishing import write_atomically
-from tuning.journal import Trial
 from tuning.limits import Limit, find_limit
-from tuning.plots import draw_search, parallel_coordinates
+from tuning.plots import draw_search
 from tuning.results import Results, speed_text
-from tuning.settings import KEYS, NAMES, STATUSES, memory_text, settings_text, value_text
+from tuning.settings import NAMES, STATUSES, memory_text, settings_text, value_text
 
 HTML_FILE, PNG_FILE = "tune_report.html", "tune_report.png"
+SHOWN = 5
+"""Configurations in the terminal's table."""
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -33,12 +34,7 @@ pre { padding: 10px; border: 1px solid #8884; overflow-x: auto; }
 
 
 def write_tune_report(results: Results, folder: Path) -> None:
-    """Write both files, replacing those that are there.
-
-    Args:
-        results: of the search; may be empty.
-        folder: of the search.
-    """
+    """Write the page and the picture; there may be no result."""
     headline = _headline(results)
     draw_search(results, folder / PNG_FILE, f"{folder.name}: {headline}")
     parts = "\n".join(_parts(results, folder, headline))
@@ -47,6 +43,21 @@ def write_tune_report(results: Results, folder: Path) -> None:
         f"</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{parts}\n</body>\n</html>\n"
     )
     write_atomically(folder / HTML_FILE, page)
+
+
+def print_table(results: Results, console: Console) -> None:
+    """The fastest that fit, with what limits each, and the number of each result."""
+    ranked, varied = results.ranked, results.space.varied
+    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(results.configurations)} configurations")
+    for heading in ("trial", *(NAMES[name] for name in varied), "tokens/s", "peak memory", "limited by"):
+        table.add_column(heading, justify="right" if heading in ("trial", "tokens/s", "peak memory") else "left")
+    for trial in ranked[:SHOWN]:
+        values = [value_text(name, getattr(trial.settings, name)) for name in varied]
+        memory = memory_text(trial.measurement.peak_memory_bytes)
+        speed = f"{trial.measurement.tokens_per_s:,.0f}"
+        table.add_row(str(trial.trial), *values, speed, memory, find_limit(trial, results).topic)
+    console.print(table)
+    console.print(f"{results.outcomes()}\n{find_limit(ranked[0], results).summary}.", highlight=False)
 
 
 def _headline(results: Results) -> str:
@@ -64,23 +75,13 @@ def _parts(results: Results, folder: Path, headline: str) -> Iterator[str]:
     yield _bullets(_summary(results))
     if best is not None:
         yield _tag("h2", "What limits")
-        yield from _limit(find_limit(best, results.configurations, results.space, results.margin))
-        yield _tag("h2", "The fastest configuration")
-        yield _settings_table(results, best)
+        yield from _limit(find_limit(best, results))
         yield f"<pre>{escape(f'python train_ray.py --config {folder}/best.yaml')}</pre>"
-    yield _tag("h2", "Pictures")
-    yield _picture((folder / PNG_FILE).read_bytes(), "Speed and peak memory by token budget, and importances")
-    if (lines := parallel_coordinates(results)) is not None:
-        yield _tag("p", "Each line is a configuration, from its speed through its settings.")
-        yield _picture(lines, "Each configuration as a line through its settings")
+    picture = base64.b64encode((folder / PNG_FILE).read_bytes()).decode("ascii")
+    yield f'<p><img alt="Speed and peak memory by token budget" src="data:image/png;base64,{picture}"></p>'
     yield _tag("h2", "Every configuration")
     yield _trials_table(results)
-    yield _tag(
-        "p",
-        "Speed is real tokens per second over all workers in the steady state, with the loader in the loop; of a "
-        f"configuration with several trials it is their mean. The fastest leaves {results.margin:.0%} of the memory "
-        "free.",
-    )
+    yield _tag("p", "Real tokens per second over all workers, with the loader; the mean of a configuration's trials.")
 
 
 def _summary(results: Results) -> Iterator[str]:
@@ -88,9 +89,6 @@ def _summary(results: Results) -> Iterator[str]:
     if best is not None and own is not None:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
         yield f"{ratio:.2f}× the experiment's own settings, {speed_text(own.measurement)}"
-    if best is not None and best.measurement.memory_share is not None:
-        total = memory_text(best.measurement.total_memory_bytes)
-        yield f"{best.measurement.memory_share:.0%} of {total} of memory at its peak"
     yield f"{len(results.configurations)} configurations tried of {len(results.space)}: {results.outcomes()}"
     yield f"{sum(trial.measurement.seconds for trial in results.configurations) / 60:.1f} min of measuring"
 
@@ -103,16 +101,6 @@ def _limit(limit: Limit) -> Iterator[str]:
             yield _bullets(sentences)
 
 
-def _settings_table(results: Results, best: Trial) -> str:
-    own = results.space.default
-    rows = []
-    for name in NAMES:
-        value, before = getattr(best.settings, name), getattr(own, name)
-        cells = [NAMES[name], KEYS[name], value_text(name, value), value_text(name, before)]
-        rows.append((cells, "best" if value != before else ""))
-    return _table(["setting", "key", "value", "the experiment's own"], rows)
-
-
 def _trials_table(results: Results) -> str:
     """Those that fit by speed, then the others in their order."""
     names, ranked = results.space.varied, results.ranked
@@ -122,7 +110,7 @@ def _trials_table(results: Results) -> str:
         measurement = trial.measurement
         speed, peak = measurement.tokens_per_s, measurement.peak_memory_bytes
         cells = [
-            str(trial.number),
+            str(trial.trial),
             STATUSES[measurement.status],
             *(value_text(name, getattr(trial.settings, name)) for name in names),
             "" if speed is None else f"{speed:,.0f}",
@@ -133,21 +121,12 @@ def _trials_table(results: Results) -> str:
         ]
         failed = measurement.status not in ("ok", "pruned")
         rows.append((cells, "best" if trial is results.best else "failed" if failed else ""))
-    return _table(header, rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> str:
     head = "".join(_tag("th", name) for name in header)
     body = "\n".join(f'<tr class="{look}">{"".join(_tag("td", cell) for cell in cells)}</tr>' for cells, look in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
-def _picture(png: bytes, description: str) -> str:
-    data = base64.b64encode(png).decode("ascii")
-    return f'<p><img alt="{escape(description)}" src="data:image/png;base64,{data}"></p>'
-
-
-def _bullets(items: Sequence[str] | Iterator[str]) -> str:
+def _bullets(items: Iterable[str]) -> str:
     return f"<ul>{''.join(_tag('li', item) for item in items)}</ul>"
 
 

@@ -1,22 +1,16 @@
-"""The results of a search: one record a configuration, and what is written from them.
+"""The results of a search: its trials as one record a configuration, and best.yaml.
 
-In: the trials. Out: :class:`Results`, which the report and the pictures read; best.yaml, pareto.csv and the terminal's
-table. A configuration has one speed everywhere, the mean of its trials.
+A configuration has one speed everywhere, the mean of its trials.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from common.errors import ResourceError
 from common.publishing import write_atomically
@@ -25,12 +19,8 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
 from tuning.journal import Trial, together
-from tuning.limits import find_limit
-from tuning.settings import NAMES, STATUSES, Measurement, memory_text, settings_text, value_text
+from tuning.settings import STATUSES, Measurement, memory_text, settings_text
 from tuning.space import SearchSpace
-
-SHOWN = 5
-"""Configurations in the table."""
 
 NOISY = 1.1
 """Ratio of the fastest window to the slowest from which on a speed is shown with its windows."""
@@ -38,13 +28,7 @@ NOISY = 1.1
 
 @dataclass(frozen=True)
 class Results:
-    """All trials of a search.
-
-    Attributes:
-        trials: in order.
-        space: what is searched.
-        margin: share of the memory that has to stay free.
-    """
+    """All trials of a search, in order. ``margin``: share of the memory that has to stay free."""
 
     trials: Sequence[Trial]
     space: SearchSpace
@@ -66,8 +50,8 @@ class Results:
     @property
     def ranked(self) -> list[Trial]:
         """Configurations that were measured to the end and fit, the fastest first."""
-        complete = [trial for trial in self.configurations if trial.measurement.status == "ok" and self.speed(trial)]
-        return sorted(complete, key=self.speed, reverse=True)
+        complete = [trial for trial in self.configurations if trial.measurement.status == "ok" and self._speed(trial)]
+        return sorted(complete, key=self._speed, reverse=True)
 
     @property
     def best(self) -> Trial | None:
@@ -79,43 +63,24 @@ class Results:
         """The experiment's own configuration, if it was measured."""
         return next((trial for trial in self.measured if trial.settings == self.space.default), None)
 
-    @property
-    def pareto(self) -> list[Trial]:
-        """Configurations, measured to the end, that no other beats in both speed and memory, the fastest first."""
-        known = [trial for trial in self.measured if trial.measurement.status == "ok" and _peak(trial)]
-        front: list[Trial] = []
-        for trial in sorted(known, key=lambda trial: (-(trial.measurement.tokens_per_s or 0.0), _peak(trial))):
-            if not front or _peak(trial) < _peak(front[-1]):
-                front.append(trial)
-        return front
-
-    def speed(self, trial: Trial) -> float:
-        """Tokens per second; 0 where it failed or does not fit."""
-        return trial.measurement.speed(self.margin)
-
     def outcomes(self) -> str:
         """The number of configurations with each result."""
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.configurations)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
 
+    def _speed(self, trial: Trial) -> float:
+        return trial.measurement.speed(self.margin)
+
 
 def speed_text(measurement: Measurement) -> str:
     """Tokens per second, with its windows where they differ: ``900 tokens/s (windows 800 to 990)``."""
-    windows = [window for window in measurement.windows if window == window]  # without NaN
-    slowest, fastest = min(windows, default=0.0), max(windows, default=0.0)
+    slowest, fastest = min(measurement.windows, default=0.0), max(measurement.windows, default=0.0)
     noise = f" (windows {slowest:,.0f} to {fastest:,.0f})" if fastest > NOISY * slowest else ""
     return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s{noise}"
 
 
 def write_best(path: Path, results: Results, config: Config, search: TuneConfig) -> None:
-    """Write the experiment with the fastest settings, with a comment that says how it was found.
-
-    Args:
-        path: best.yaml, replaced if it is there.
-        results: of which some configuration fits.
-        config: the experiment, with absolute paths.
-        search: the settings of the search.
-    """
+    """Write the experiment, which has absolute paths, with the fastest settings; a comment says how it was found."""
     assert results.best is not None
     fastest = results.best.settings.applied(config, search.keep_global_tokens)
     write_atomically(path, _comment(path, results, search) + dump_config(_runnable(fastest)))
@@ -144,7 +109,7 @@ def _comment(path: Path, results: Results, search: TuneConfig) -> str:
         f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.configurations)} "
         f"configurations tried of {len(space)},",
         f"by train_ray.py --tune ({search.search.algorithm}, seed {search.search.seed}, "
-        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.with_name('trials.jsonl')}.",
+        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.trial} of {path.with_name('trials.jsonl')}.",
     ]
     if own is not None and own is not best:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
@@ -162,66 +127,22 @@ def _comment(path: Path, results: Results, search: TuneConfig) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n"
 
 
-def write_pareto(path: Path, results: Results) -> None:
-    """Write the configurations that no other beats in both speed and peak memory, the fastest first.
-
-    Columns: trial, tokens_per_s, peak_memory_bytes, total_memory_bytes, fits (1 if the margin stays free), settings.
-    """
-    text = io.StringIO()
-    header = ["trial", "tokens_per_s", "peak_memory_bytes", "total_memory_bytes", "fits", *NAMES]
-    writer = csv.DictWriter(text, header, lineterminator="\n")
-    writer.writeheader()
-    for trial in results.pareto:
-        measurement = trial.measurement
-        writer.writerow(
-            {
-                "trial": trial.number,
-                "tokens_per_s": f"{measurement.tokens_per_s:.1f}",
-                "peak_memory_bytes": measurement.peak_memory_bytes,
-                "total_memory_bytes": measurement.total_memory_bytes,
-                "fits": int(measurement.fits(results.margin)),
-                **asdict(trial.settings),
-            }
-        )
-    write_atomically(path, text.getvalue())
-
-
 def nothing_fits(results: Results) -> ResourceError:
     """The refusal where no configuration ran and left the margin free."""
     tried = [trial.measurement for trial in results.configurations]
-    over = sum(m.status == "ok" for m in tried)
-    margin = f", {over} of which left less than {results.margin:.0%} of the memory free" if over else ""
     reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
-        f"no configuration of {len(tried)} fits ({results.outcomes()}{margin}{reason}): offer smaller budgets by "
-        "--tune.space.tokens with a lower data.max_length, gradient checkpointing or a higher ZeRO stage, or take a "
-        "smaller backbone"
+        f"no configuration of {len(tried)} fits and leaves {results.margin:.0%} of the memory free "
+        f"({results.outcomes()}{reason}): offer smaller budgets by --tune.space.tokens with a lower data.max_length, "
+        "gradient checkpointing or a higher ZeRO stage, or take a smaller backbone"
     )
 
 
-def print_table(results: Results, console: Console) -> None:
-    """The fastest that fit, with what limits each, and the number of each result."""
-    ranked, varied = results.ranked, results.space.varied
-    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(results.configurations)} configurations")
-    for heading in ("trial", *(NAMES[name] for name in varied), "tokens/s", "peak memory", "limited by"):
-        table.add_column(heading, justify="right" if heading in ("trial", "tokens/s", "peak memory") else "left")
-    for trial in ranked[:SHOWN]:
-        values = [value_text(name, getattr(trial.settings, name)) for name in varied]
-        memory = memory_text(trial.measurement.peak_memory_bytes)
-        limit = find_limit(trial, results.configurations, results.space, results.margin).topic
-        table.add_row(str(trial.number), *values, f"{trial.measurement.tokens_per_s:,.0f}", memory, limit)
-    console.print(table)
-    console.print(results.outcomes(), highlight=False)
-    if ranked:
-        summary = find_limit(ranked[0], results.configurations, results.space, results.margin).summary
-        console.print(f"{summary}.", highlight=False)
-
-
-def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
+def describe(trial: Trial, results: Results) -> str:
     """A trial in a line, for the terminal."""
-    what, measurement = settings_text(trial.settings, space.varied), trial.measurement
+    what, measurement = settings_text(trial.settings, results.space.varied), trial.measurement
     if measurement.status == "ok":
-        remark = "" if measurement.fits(memory_margin) else f", which leaves less than {memory_margin:.0%} free"
+        remark = "" if measurement.fits(results.margin) else f", which leaves less than {results.margin:.0%} free"
         return f"{what}: {speed_text(measurement)}, {_memory(measurement)}{remark}"
     if measurement.status == "pruned":
         return f"{what}: stopped at {speed_text(measurement)}"
@@ -230,9 +151,4 @@ def describe(trial: Trial, space: SearchSpace, memory_margin: float) -> str:
 
 
 def _memory(measurement: Measurement) -> str:
-    peak, total = measurement.peak_memory_bytes, measurement.total_memory_bytes
-    return "peak memory not known" if peak is None else f"peak {memory_text(peak)} of {memory_text(total)}"
-
-
-def _peak(trial: Trial) -> int:
-    return trial.measurement.peak_memory_bytes or 0
+    return f"peak {memory_text(measurement.peak_memory_bytes)} of {memory_text(measurement.total_memory_bytes)}"

@@ -1,7 +1,6 @@
 """Which configuration a search measures next: an ask-and-tell study of Optuna with start points.
 
-In: a space, the settings of the search, one measurement after the other. Out: one configuration at a time, until the
-trials are used up. The order of the default algorithm:
+The order of the default algorithm:
 
 1. bracket: the experiment's own configuration, and by doubling and bisecting the largest token budget that fits it;
 2. refine: what is one step from the fastest in one setting, then one step from it with the next larger budget, where
@@ -43,12 +42,7 @@ class Proposal(NamedTuple):
 
 
 class Search:
-    """Ask for a configuration, measure it, tell the result.
-
-    Args:
-        space: the configurations.
-        search: algorithm, trials, margin.
-    """
+    """Ask for a configuration, measure it, tell the result."""
 
     def __init__(self, space: SearchSpace, search: TuneConfig) -> None:
         self.space, self._search = space, search
@@ -79,7 +73,7 @@ class Search:
         if measurement.is_too_large(self._search.memory_margin):
             self._too_large.append(settings)
         if replace(settings, tokens=self.space.default.tokens) == self.space.default:
-            self._budgets.tell(settings.tokens, measurement)
+            self._budgets.results[settings.tokens] = measurement
         places = {name: self.space.values[name].index(getattr(settings, name)) for name in self._distributions}
         self._study.add_trial(
             optuna.trial.create_trial(params=places, distributions=self._distributions, value=self.speed(settings))
@@ -122,12 +116,8 @@ class Search:
         return Proposal(self._sample(untried), "sample")
 
     def _is_open(self, settings: Settings) -> bool:
-        """Return whether it was not tried and may fit, as far as is known."""
-        shares_memory = self.space.shares_memory  # fewer workers then have more each
-        return settings not in self.results and not any(
-            needs_at_least(settings, other) and not (shares_memory and settings.workers < other.workers)
-            for other in self._too_large
-        )
+        """Test that it was not tried and may fit, as far as is known."""
+        return settings not in self.results and not any(needs_at_least(settings, other) for other in self._too_large)
 
     def _neighbours(self, best: Settings, untried: Sequence[Settings]) -> list[Settings]:
         """Configurations one step from the best, then one step from it with the next larger budget, fit or not."""

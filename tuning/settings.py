@@ -1,13 +1,11 @@
-"""The settings that a search varies, and the result of measuring them.
-
-In: a config. Out: its :class:`Settings`, which another config can take over. What a trial with them came to is a
-:class:`Measurement`; :mod:`tuning.trial` makes it.
-"""
+"""The settings that a search varies, and the result of measuring them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import attrgetter, getitem
 from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
@@ -21,16 +19,16 @@ Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "p
 
 NAMES = {
     "tokens": "token budget",
-    "batch_size": "sequences a batch",
-    "num_workers": "loader processes",
-    "prefetch": "prefetched batches",
-    "amp_dtype": "precision",
-    "gradient_checkpointing": "checkpointing",
-    "compile": "compile",
-    "stage": "ZeRO stage",
     "workers": "workers",
+    "amp_dtype": "precision",
+    "num_workers": "loader processes",
+    "compile": "compile",
+    "batch_size": "sequences a batch",
+    "stage": "ZeRO stage",
+    "prefetch": "prefetched batches",
+    "gradient_checkpointing": "checkpointing",
 }
-"""The settings in the order and the words in which they are shown."""
+"""The settings in words, those first that usually decide most."""
 
 KEYS = {
     "tokens": "batch.tokens",
@@ -73,36 +71,24 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, workers: int) -> Settings:
-        """Those that a config has, for so many workers.
-
-        Raises:
-            ConfigError: DeepSpeed's settings can't be read.
-        """
-        plain = config.model_dump()
-        values: dict[str, Any] = {}
-        for name, path in KEYS.items():
-            section, key = _section_and_key(plain, path)
-            values[name] = section[key]
+        """Those of a config. Raises ConfigError where DeepSpeed's settings can't be read."""
+        values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
         return cls(**values | {"stage": stage, "workers": workers})
 
     def applied(self, config: Config, keep_global_tokens: bool) -> Config:
         """The config with these settings.
 
-        Args:
-            config: any other setting.
-            keep_global_tokens: leave ``batch.global_tokens`` as it is, so that the result of training does not change;
-                else a step is one batch of each worker.
-
-        Raises:
-            ConfigError: they don't go together, for example where ``tokens`` does not divide the global batch.
+        With ``keep_global_tokens`` the global batch and so the result of training stay; else a step is one batch of
+        each worker. Raises ConfigError where they don't go together, as where ``tokens`` does not divide the global
+        batch.
         """
-        global_tokens = config.batch.global_tokens if keep_global_tokens else self.tokens * self.workers
         plain = config.model_dump(mode="json")
-        plain["batch"]["global_tokens"] = global_tokens
+        if not keep_global_tokens:
+            plain["batch"]["global_tokens"] = self.tokens * self.workers
         for name, path in KEYS.items():
-            section, key = _section_and_key(plain, path)
-            section[key] = getattr(self, name)
+            *sections, key = path.split(".")
+            reduce(getitem, sections, plain)[key] = getattr(self, name)
         try:
             return Config.model_validate(plain)
         except ValidationError as error:
@@ -112,20 +98,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of a trial; plain values, for :func:`dataclasses.asdict`.
+    """The result of a trial.
 
     Attributes:
         status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
-        reason: a line for a person.
         tokens_per_s: real tokens of all workers; the median of the last two windows, or of all if no two agree.
         windows: tokens per second of each window.
         peak_memory_bytes: the largest over the workers.
         total_memory_bytes: of one device; on the CPU what one worker may take.
         shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
-            ``communication``; the rest is what lies between.
+            ``communication``.
         seconds: that the trial took, whole.
-        agreed: the workers ended with it together. Otherwise one broke off by itself, and others may wait for it inside
-            a step for ever.
+        agreed: the workers ended together. Otherwise one broke off, and others may wait for it in a step for ever.
     """
 
     status: Status
@@ -139,19 +123,16 @@ class Measurement:
     agreed: bool = True
 
     def speed(self, memory_margin: float) -> float:
-        """Tokens per second; 0 where it failed or left less than the margin of the memory free."""
+        """Tokens per second; 0 where it failed or did not fit."""
         return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
 
     def fits(self, memory_margin: float) -> bool:
-        """Return whether it ran and left the margin free."""
-        return self.status in ("ok", "pruned") and not self._over(memory_margin)
+        """Test that it ran and left the margin free."""
+        return self.status in ("ok", "pruned") and (self.memory_share or 0.0) <= 1 - memory_margin
 
     def is_too_large(self, memory_margin: float) -> bool:
-        """Return whether it was out of memory or did not leave the margin free."""
-        return self.status == "out_of_memory" or self._over(memory_margin)
-
-    def _over(self, memory_margin: float) -> bool:
-        return self.memory_share is not None and self.memory_share > 1 - memory_margin
+        """Test for out of memory or too little of it left free."""
+        return self.status == "out_of_memory" or (self.memory_share or 0.0) > 1 - memory_margin
 
     @property
     def memory_share(self) -> float | None:
@@ -159,14 +140,6 @@ class Measurement:
         if self.peak_memory_bytes is None or not self.total_memory_bytes:
             return None
         return self.peak_memory_bytes / self.total_memory_bytes
-
-
-def _section_and_key(plain: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
-    """Return the section of a config that a dotted path leads to, and the key in it."""
-    *sections, key = path.split(".")
-    for section in sections:
-        plain = plain[section]
-    return plain, key
 
 
 def value_text(name: str, value: Value) -> str:

@@ -1,6 +1,6 @@
 """Store to packed batches, on one core in one process, beside the usual TAPE-style loader.
 
-Ours runs an epoch of :class:`~dataset.batches.loader.TrainingBatches`: it plans from the lengths, crops, tokenizes,
+Ours runs an epoch of :class:`~dataset.batches.loader.ResidueSource`: it plans from the lengths, crops, tokenizes,
 packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
 EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
 take the same real proteins and one thread, and have no loader processes, so that the figure is per core. Work is
@@ -37,7 +37,7 @@ from benchmarks.harness.stage import (
 from common.timing import timed
 
 if TYPE_CHECKING:
-    from dataset.batches.loader import TrainingBatches
+    from dataset.batches.steps import TrainingSteps
     from dataset.packed_batch import PackedBatch
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
@@ -49,7 +49,7 @@ SETTLING_STEPS = 3
 """Steps before any is counted: the loader's process starts, and the allocator learns its sizes."""
 CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
 
-OURS = "esmeray TrainingBatches"
+OURS = "esmeray ResidueSource"
 PEER = "EsmTokenizer, DataLoader, LMDB of pickles"
 GOAL = Reference("300,000 sequences/s a core", 300_000)
 AUTOENCODER, MASKED_LM = "every residue a target", "masked LM"
@@ -99,7 +99,7 @@ def _waiting(store: Path, setting: Setting) -> Case:
     cuda = setting.device == "cuda"
     tokens = CUDA_TOKENS if cuda else QUICK_TOKENS if setting.quick else CPU_TOKENS
     steps = QUICK_STEPS if setting.quick else STEPS
-    batches = _batches(store, True, tokens, num_workers=1, pin_memory=cuda)
+    batches = _batches(store, True, tokens, num_workers=1)
     train = _training_step(setting.device)
 
     def waiting_percent() -> float:
@@ -152,22 +152,19 @@ def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
     return store
 
 
-def _batches(
-    store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0, pin_memory: bool = False
-) -> TrainingBatches:
-    from dataset.batches.loader import TrainingBatches
+def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0) -> TrainingSteps:
+    from dataset.batches.loader import ResidueSource
+    from dataset.batches.preparation import PreparationSettings
+    from dataset.batches.steps import TrainingSteps
     from dataset.store.reader import Store
     from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
-    return TrainingBatches(
-        store,
-        np.arange(len(Store(store))),
-        data=DataSection(num_workers=num_workers, max_length=MAX_RESIDUES),
-        batch=BatchSection(tokens=tokens, global_tokens=tokens),
-        masked_lm=MaskedLMSection(mask_share=MASK_SHARE) if masked else None,
-        seed=0,
-        pin_memory=pin_memory,
-    )
+    opened = Store(store)
+    masking = MaskedLMSection(mask_share=MASK_SHARE) if masked else None
+    settings = PreparationSettings(MAX_RESIDUES, seed=0, random_crops=True, masking=masking)
+    source = ResidueSource(opened, settings, num_workers, DataSection().prefetch)
+    batch = BatchSection(tokens=tokens, global_tokens=tokens)
+    return TrainingSteps(source, np.arange(len(opened)), batch=batch, seed=0)
 
 
 def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:

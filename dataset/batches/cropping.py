@@ -29,12 +29,7 @@ _PURPOSE = 1
 
 @dataclass(frozen=True)
 class CropCount:
-    """Sequences and residues that an epoch leaves out.
-
-    Attributes:
-        sequences: how many are cropped.
-        residues: how many are dropped, over all of them.
-    """
+    """Sequences that an epoch crops, and residues that it leaves out by that."""
 
     sequences: int
     residues: int
@@ -64,17 +59,9 @@ def count_cropped(lengths_N: NDArray[np.integer], max_length: int) -> CropCount:
 def crop_starts(
     lengths_N: NDArray[np.integer], max_length: int, records_N: NDArray[np.integer], seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Start of each sequence's random window: uniform over all windows, 0 for those that fit.
+    """(N,) start of each sequence's random window: uniform over all windows, 0 for those that fit.
 
-    Args:
-        lengths_N: (N,) residues of each whole sequence.
-        max_length: residues of the window.
-        records_N: (N,) index of each sequence in its store.
-        seed: of the run.
-        epoch: from 0.
-
-    Returns:
-        (N,) int64.
+    ``lengths_N`` are residues of the whole sequences, ``records_N`` their indices in the store.
     """
     starts_N = np.zeros(lengths_N.size, dtype=np.int64)
     longer = (lengths_N > max_length).nonzero()[0]

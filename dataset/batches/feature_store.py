@@ -42,16 +42,13 @@ class ShardManifest(BaseModel):
 
 
 class FeatureStore:
-    """Features under one fingerprint.
-
-    Args:
-        path: folder of the shards; it need not exist yet.
-
-    Raises:
-        DataError: a shard is damaged or has another number of channels than the first.
-    """
+    """Features under one fingerprint."""
 
     def __init__(self, path: Path | str) -> None:
+        """Open the folder of the shards, which need not exist yet.
+
+        Raises DataError where a shard is damaged or has another number of channels than the first.
+        """
         self.path = Path(path).absolute()
         folders = sorted(self.path.glob("shard-*")) if self.path.is_dir() else []
         self._shards = [_Shard(folder) for folder in folders]
@@ -82,11 +79,7 @@ class FeatureStore:
         return found
 
     def rows(self, hashes_N: NDArray[np.uint64]) -> Iterator[NDArray[np.float32]]:
-        """The features of each sequence, (rows, D), as read-only views.
-
-        Raises:
-            KeyError: a sequence has none.
-        """
+        """The features of each sequence, (rows, D), as read-only views. Raises KeyError where a sequence has none."""
         if not self.has(hashes_N).all():
             raise KeyError("a sequence has no features in this store")
         for number, place in self._owner[np.searchsorted(self._hashes, hashes_N)].tolist():
@@ -96,16 +89,10 @@ class FeatureStore:
 def write_shard(
     path: Path, name: str, hashes_S: NDArray[np.uint64], features: Iterable[tuple[int, NDArray[np.float32]]]
 ) -> None:
-    """Add a shard.
+    """Add a shard to the folder ``path``, under a name of its own where several processes write at once.
 
-    Args:
-        path: folder of the shards.
-        name: of the shard, so that processes that write at once don't meet.
-        hashes_S: (S,) uint64, distinct.
-        features: for each sequence, in any order, its place in ``hashes_S`` and its (rows, D) features.
-
-    Raises:
-        ResourceError: the disk is full or can't be written.
+    ``hashes_S`` are distinct; ``features`` gives for each sequence, in any order, its place there and its (rows, D).
+    Raises ResourceError where the disk is full or can't be written.
     """
     order = np.argsort(hashes_S, kind="stable")
     target = path / f"shard-{name}"

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from dataset.batches.feature_store import FeatureStore
 from dataset.batches.labelled import LabelledSource
-from dataset.batches.steps import Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import PackedBatch
 
 
-class FeatureSource:
+class FeatureSource(BatchSource):
     """Batches of features.
 
     Args:
@@ -32,12 +32,7 @@ class FeatureSource:
     """
 
     def __init__(
-        self,
-        source: LabelledSource,
-        features: FeatureStore,
-        hashes: NDArray[np.uint64],
-        *,
-        pooled: bool,
+        self, source: LabelledSource, features: FeatureStore, hashes: NDArray[np.uint64], *, pooled: bool
     ) -> None:
         self._source, self._features, self._hashes, self._pooled = source, features, hashes, pooled
 
@@ -46,7 +41,6 @@ class FeatureSource:
         return self._source.token_lengths(records_N)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches asked for, in order."""
         for request in requests:
             yield SourceBatch(self._filler(), 0, 0) if request is None else self._batch(*request)
 
@@ -62,6 +56,3 @@ class FeatureSource:
             filler = filler.without_tokens()
         rows = filler.num_sequences if self._pooled else filler.num_tokens
         return replace(filler, features=torch.zeros(rows, self._features.channels))
-
-    def close(self) -> None:
-        """Nothing was started."""

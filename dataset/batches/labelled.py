@@ -17,12 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
-from dataset.batches.steps import Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
-
-_FILLER_TOKENS = 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Labels:
     weights: NDArray[np.float32] | None = None
 
 
-class LabelledSource:
+class LabelledSource(BatchSource):
     """Batches of labelled records.
 
     Args:
@@ -53,13 +51,7 @@ class LabelledSource:
     """
 
     def __init__(
-        self,
-        tokens: TokenStore,
-        labels: Labels | None,
-        *,
-        max_length: int,
-        crop: Crop,
-        seed: int = 0,
+        self, tokens: TokenStore, labels: Labels | None, *, max_length: int, crop: Crop, seed: int = 0
     ) -> None:
         self._tokens, self._labels = tokens, labels
         self._max_length, self._crop, self._seed = max_length, crop, seed
@@ -70,15 +62,12 @@ class LabelledSource:
         self._residue_starts = np.cumsum(lengths) - lengths if labels is not None and labels.per_residue else None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens of each record after cropping."""
         return self._kept(records_N) + self._num_special
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches asked for, in order."""
         for request in requests:
             yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
@@ -86,22 +75,19 @@ class LabelledSource:
         """One padding token, whose target no loss looks at."""
         targets: torch.Tensor | None = None
         if self._labels is not None:
-            shape = (_FILLER_TOKENS if self._labels.per_residue else 1, *self._labels.targets.shape[1:])
+            shape = (1, *self._labels.targets.shape[1:])
             dtype = torch.from_numpy(self._labels.targets[:0]).dtype
             targets = torch.full(shape, torch.nan if dtype.is_floating_point else IGNORED_TARGET, dtype=dtype)
         weighted = self._labels is not None and self._labels.weights is not None
         return PackedBatch(
-            tokens=torch.full((_FILLER_TOKENS,), self._tokens.pad),
-            cu_seqlens=torch.tensor([0, _FILLER_TOKENS], dtype=torch.int32),
-            max_seqlen=_FILLER_TOKENS,
-            positions=torch.arange(_FILLER_TOKENS),
+            tokens=torch.tensor([self._tokens.pad]),
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            max_seqlen=1,
+            positions=torch.arange(1),
             records=torch.empty(0, dtype=torch.int64),
             targets=targets,
             weights=torch.zeros(1) if weighted else None,
         )
-
-    def close(self) -> None:
-        """Nothing was started."""
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
         """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""

@@ -1,10 +1,9 @@
-"""Packed batches of residues for one training worker, step by step, from any position of any epoch.
+"""Batches of residues: the :class:`~dataset.batches.steps.BatchSource` of the tasks that learn from residues alone.
 
-In: a store, the records of one side of the split, and the settings. Out: for each optimizer step
-(:mod:`dataset.batches.steps`) the batches that this rank takes, as torch tensors. They are prepared in loader processes
-(or here, with ``num_workers`` 0) and come in the plan's order however many there are.
+In: a store and the settings of the preparation. Out: packed batches as torch tensors, in the order in which they are
+asked for, prepared in loader processes (or here, with ``num_workers`` 0).
 
-Shape legend: T tokens, N sequences.
+Shape legend: T tokens, N sequences, M tokens to predict.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -21,93 +19,16 @@ from numpy.typing import NDArray
 
 from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
 from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.masking import NO_TARGET, MaskingShares
+from dataset.batches.masking import NO_TARGET
 from dataset.batches.preparation import PreparationSettings, PreparedBatch, prepare_batch
-from dataset.batches.steps import Indices, Request, SourceBatch, TrainingSteps, ValidationSteps
+from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection, MaskedLMSection
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 _Prepared: TypeAlias = tuple[PreparedBatch, Indices] | None
 """A prepared batch and its records; None stands for a filler."""
-
-
-class TrainingBatches(TrainingSteps):
-    """Steps of training on a store of residues, for one rank."""
-
-    def __init__(
-        self,
-        store_path: Path | str,
-        indices: Indices,
-        *,
-        data: DataSection,
-        batch: BatchSection,
-        masked_lm: MaskedLMSection | None,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool | None = None,
-    ) -> None:
-        """Read the lengths; plan and start nothing yet.
-
-        Args:
-            store_path: folder of the store, on a disk of this node.
-            indices: records to train on.
-            data: lengths and loader processes.
-            batch: token budgets.
-            masked_lm: how much is masked; None takes every residue as its own target.
-            seed: of shuffling, cropping and masking.
-            rank, world_size: which part of each step is this worker's.
-            pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
-
-        Raises:
-            DataError: the store can't be read.
-        """
-        settings = _preparation(data, masked_lm, seed, random_crops=True)
-        source = ResidueSource(Store(store_path), settings, data.num_workers, data.prefetch)
-        super().__init__(
-            source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, pin_memory=pin_memory
-        )
-        self.cropped: CropCount = source.count_cropped(self._indices)
-        """Sequences that an epoch crops, and residues that it leaves out by that."""
-
-
-class ValidationBatches(ValidationSteps):
-    """The same held-out batches each time, for one rank: cropped at the start, masked alike, in the same order.
-
-    They are prepared here and not in loader processes: an evaluation takes few of them, and processes that wait for
-    it through hundreds of steps would cost more than they save.
-    """
-
-    def __init__(
-        self,
-        store_path: Path | str,
-        indices: Indices,
-        *,
-        data: DataSection,
-        batch: BatchSection,
-        masked_lm: MaskedLMSection | None,
-        max_batches: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        """Plan the batches.
-
-        Args:
-            max_batches: packed batches over all workers; all there are if left out. Which ones is random but fixed.
-            seed: of the choice and of the masks. Not the run's seed, so that metrics of runs compare.
-            Others: as for :class:`TrainingBatches`.
-
-        Raises:
-            DataError: the store can't be read.
-        """
-        settings = _preparation(data, masked_lm, seed, random_crops=False)
-        source = ResidueSource(Store(store_path), settings, num_workers=0, prefetch=1)
-        super().__init__(
-            source, indices, batch=batch, max_batches=max_batches, seed=seed, rank=rank, world_size=world_size
-        )
 
 
 def filler_batch() -> PackedBatch:
@@ -126,16 +47,11 @@ def filler_batch() -> PackedBatch:
     )
 
 
-class ResidueSource:
+class ResidueSource(BatchSource):
     """Batches of residues, prepared here or in loader processes that live until closed."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: PreparationSettings,
-        num_workers: int,
-        prefetch: int,
-    ) -> None:
+    def __init__(self, store: Store, settings: PreparationSettings, num_workers: int = 0, prefetch: int = 1) -> None:
+        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
         self._store, self._settings = store, settings
         self._num_workers, self._prefetch = num_workers, prefetch
         self._processes: list[LoaderProcess] = []
@@ -143,49 +59,34 @@ class ResidueSource:
         self._turn = 0
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens of each record after cropping."""
-        cropped_N = cropped_lengths(self._store.lengths[records_N], self._settings.max_length)
-        return (cropped_N + SPECIAL_TOKENS_PER_SEQUENCE).astype(np.int64)
+        return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
     def count_cropped(self, records_N: Indices) -> CropCount:
-        """Count the records that are cropped, and the residues dropped."""
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches asked for, in order.
 
-        Raises:
-            DataError: the store is damaged.
-            LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
+        Raises DataError where the store is damaged, LoaderProcessLost where a loader process was killed; the next
+        iteration starts a new one.
         """
         prepared = self._from_processes(iter(requests)) if self._num_workers else self._from_here(requests)
         for made in prepared:
-            yield SourceBatch(filler_batch(), 0, 0) if made is None else self._source_batch(*made)
+            yield SourceBatch(filler_batch(), 0, 0) if made is None else _to_torch(*made)
 
     @property
     def queue_depth(self) -> int | None:
-        """Batches that are prepared and not taken yet; None where no process prepares them."""
         return sum(process.replies_waiting for process in self._processes) if self._num_workers else None
 
-    def _from_here(self, requests: Iterable[Request]) -> Iterator[_Prepared]:
-        for request in requests:
-            yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
-
-    def _source_batch(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
-        has_target_T = prepared.targets != NO_TARGET
-        if self._settings.masking is None:
-            batch, num_targets = _to_torch(prepared, records_N), int(np.count_nonzero(has_target_T))
-        else:
-            positions_M = has_target_T.nonzero()[0]
-            batch, num_targets = _to_torch(prepared, records_N, positions_M), positions_M.size
-        return SourceBatch(batch, num_targets, batch.num_tokens)
-
     def close(self) -> None:
-        """End the loader processes. May be called again."""
         processes, self._processes = self._processes, []
         self._in_flight.clear()
         for process in processes:
             process.close()
+
+    def _from_here(self, requests: Iterable[Request]) -> Iterator[_Prepared]:
+        for request in requests:
+            yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
 
     def _from_processes(self, requests: Iterator[Request]) -> Iterator[_Prepared]:
         self._turn += 1
@@ -227,18 +128,9 @@ class ResidueSource:
         self._in_flight.append((process, request[1]))
 
 
-def _preparation(
-    data: DataSection, masked_lm: MaskedLMSection | None, seed: int, random_crops: bool
-) -> PreparationSettings:
-    masking = None
-    if masked_lm is not None:
-        masking = MaskingShares(masked_lm.mask_share, masked_lm.mask_token_share, masked_lm.random_token_share)
-    return PreparationSettings(max_length=data.max_length, seed=seed, random_crops=random_crops, masking=masking)
-
-
-def _to_torch(prepared: PreparedBatch, records_N: Indices, positions_M: Indices | None = None) -> PackedBatch:
-    cu_seqlens = prepared.cu_seqlens
-    return PackedBatch(
+def _to_torch(prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
+    cu_seqlens, positions_M = prepared.cu_seqlens, prepared.target_positions
+    batch = PackedBatch(
         tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
         max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
@@ -247,3 +139,5 @@ def _to_torch(prepared: PreparedBatch, records_N: Indices, positions_M: Indices 
         targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
         target_positions=None if positions_M is None else torch.from_numpy(positions_M),
     )
+    num_targets = np.count_nonzero(prepared.targets != NO_TARGET) if positions_M is None else positions_M.size
+    return SourceBatch(batch, int(num_targets), batch.num_tokens)

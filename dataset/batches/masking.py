@@ -9,13 +9,14 @@ Shape legend: T tokens, N sequences, M tokens to predict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from dataset.tokens.esm import FIRST_RESIDUE, LAST_RESIDUE, MASK, STANDARD_RESIDUES
+from train_config.schema import MaskedLMSection
 
 Tokens = NDArray[np.uint8]
 Places = NDArray[np.intp]
@@ -30,19 +31,18 @@ _PURPOSE = 2
 _NEVER = np.uint64(2**64 - 1)
 
 
-@dataclass(frozen=True)
-class MaskingShares:
-    """Shares of masking (Devlin et al. 2019; see ``train_config.schema.MaskedLMSection``).
+class Masked(NamedTuple):
+    """A packed batch with some residues replaced.
 
     Attributes:
-        masked: share of residues to predict.
-        mask_token: of these, share that becomes <mask>.
-        random_token: of these, share that becomes a random one of the 20 standard residues; the rest stay.
+        inputs: (T,) uint8.
+        targets: (T,) uint8 tokens that were replaced, :data:`NO_TARGET` where nothing is to be predicted.
+        positions: (M,) int64, the tokens to predict, ascending.
     """
 
-    masked: float
-    mask_token: float
-    random_token: float
+    inputs: Tokens
+    targets: Tokens
+    positions: Places
 
 
 def residue_targets(tokens_T: Tokens) -> Tokens:
@@ -57,35 +57,25 @@ def mask_tokens(
     tokens_T: Tokens,
     cu_seqlens: NDArray[np.integer],
     records_N: NDArray[np.integer],
-    shares: MaskingShares,
+    shares: MaskedLMSection,
     seed: int,
     epoch: int,
-) -> tuple[Tokens, Tokens]:
-    """Tokens with some residues replaced, and what they were.
+) -> Masked:
+    """Replace some of the (T,) uint8 tokens of the N records of a packed batch, special tokens left out.
 
-    Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.masked``. The one
-    with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing; that
-    adds (1 - masked)^length targets to a sequence on average, which matters for peptides of under 30 residues alone.
-
-    Args:
-        tokens_T: (T,) uint8, special tokens included.
-        cu_seqlens: (N+1,) where each sequence starts.
-        records_N: (N,) index of each sequence in its store.
-        shares: how much is masked, and how.
-        seed: of the run.
-        epoch: from 0; validation gives the same one every time.
-
-    Returns:
-        (T,) uint8 inputs and (T,) uint8 targets, :data:`NO_TARGET` where nothing is to be predicted.
+    Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.mask_share``. The
+    one with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing; that
+    adds (1 - mask_share)^length targets to a sequence on average, which matters for peptides of under 30 residues
+    alone. Validation gives the same ``epoch`` every time.
     """
     bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
-    chosen_M = _chosen(bits_T, tokens_T, cu_seqlens, threshold(shares.masked))
+    chosen_M = _chosen(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
     tokens_M = tokens_T[chosen_M]
     targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
     targets_T[chosen_M] = tokens_M
     inputs_T = tokens_T.copy()
     inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
-    return inputs_T, targets_T
+    return Masked(inputs_T, targets_T, chosen_M)
 
 
 def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
@@ -111,12 +101,12 @@ def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], bel
     return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
 
 
-def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskingShares) -> Tokens:
+def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> Tokens:
     """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
     replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
-    others = (bits_M >= threshold(shares.mask_token)).nonzero()[0]
+    others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]
     bits = bits_M[others]
     drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]
-    is_drawn = bits < threshold(shares.mask_token + shares.random_token)
+    is_drawn = bits < threshold(shares.mask_token_share + shares.random_token_share)
     replaced_M[others] = np.where(is_drawn, drawn, tokens_M[others])
     return replaced_M

@@ -104,16 +104,11 @@ def plan_epoch(
 
     Args:
         lengths_N: (N,) tokens of each sequence, special tokens included, after cropping.
-        budget: tokens of a batch.
         window: sequences that are looked at together. Larger fills better, smaller shuffles better.
-        seed: of the run.
-        epoch: from 0; each gives another order.
         records: (N,) what to call the sequences in the plan; 0..N-1 if left out.
-        batches_per_step: batches of an optimizer step over all workers.
-        max_sequences: most sequences of a batch; None for any number. Where it binds, batches are not filled.
+        max_sequences: None for any number. Where it binds, batches are not filled with tokens.
 
-    Raises:
-        DataError: a sequence is longer than the budget.
+    Raises DataError where a sequence is longer than the budget.
     """
     names_N = np.arange(lengths_N.size, dtype=np.int64) if records is None else records
     _refuse_longer_than(budget, lengths_N, names_N)

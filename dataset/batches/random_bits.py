@@ -26,14 +26,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 def splitmix64(counters: Bits) -> Bits:
-    """The SplitMix64 output for each counter: a bijection of 64-bit numbers whose outputs look independent.
-
-    Args:
-        counters: uint64 of any shape.
-
-    Returns:
-        uint64 of the same shape.
-    """
+    """The SplitMix64 output for each counter: a bijection of 64-bit numbers whose outputs look independent."""
     return _mix(counters + _GAMMA)
 
 
@@ -49,16 +42,9 @@ def _mix(bits: Bits) -> Bits:
 
 
 def keyed_bits(purpose: int, seed: int, epoch: int, records: NDArray[np.integer]) -> Bits:
-    """64 random bits for each record.
+    """(N,) uint64: 64 random bits for each record, by its index in the store.
 
-    Args:
-        purpose: a number for each use, so that (say) crops and masks of a record are independent.
-        seed: of the run.
-        epoch: from 0.
-        records: (N,) index of each sequence in its store.
-
-    Returns:
-        (N,) uint64.
+    ``purpose`` is a number for each use, so that (say) crops and masks of a record are independent.
     """
     return splitmix64(records.astype(np.uint64) ^ _key(purpose, seed, epoch))
 
@@ -73,16 +59,9 @@ def _key(purpose: int, seed: int, epoch: int) -> np.uint64:
 
 
 def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
-    """64 random bits for each token, from the bits of its sequence and its position there.
+    """(T,) uint64: 64 random bits for each token, from those of its sequence (:func:`keyed_bits`) and its place there.
 
     Within a sequence the counters advance by SplitMix64's own increment, so no two positions share their bits.
-
-    Args:
-        keys_N: (N,) from :func:`keyed_bits`.
-        cu_seqlens: (N+1,) where each sequence starts in the batch, and where the last ends.
-
-    Returns:
-        (T,) uint64.
     """
     # key + (position + 1) * gamma, modulo 2^64, where position is place in the batch less the sequence's start.
     before_N = cu_seqlens[:-1].astype(np.uint64)

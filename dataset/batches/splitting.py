@@ -26,18 +26,9 @@ def split_records(
     """Record indices for training and for validation, each ascending.
 
     A distinct sequence is held out with probability ``validation_share``. Where that leaves a side empty, the distinct
-    sequence nearest to the threshold moves there, with its duplicates.
+    sequence nearest to the threshold moves there, with its duplicates. ``sequence_hashes`` (N,) are uint64.
 
-    Args:
-        sequence_hashes: (N,) uint64, equal for equal sequences.
-        validation_share: share of distinct sequences to hold out; 0 holds out nothing.
-        seed: another number gives another split.
-
-    Returns:
-        Two int64 arrays that together hold each of 0..N-1 once.
-
-    Raises:
-        DataError: there is no record, or only one distinct sequence where two sides were asked for.
+    Raises DataError where there is no record, or one distinct sequence alone and two sides were asked for.
     """
     if sequence_hashes.size == 0:
         raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")
@@ -58,17 +49,7 @@ def split_stratified(
     sequence with records of several classes is settled by the one with the fewest sequences; only where this leaves
     another class without a side do its records of one sequence part from those of the others.
 
-    Args:
-        sequence_hashes: (N,) uint64, equal for equal sequences.
-        classes: (N,) class of each record.
-        validation_share: share of each class to hold out; 0 holds out nothing.
-        seed: another number gives another split.
-
-    Returns:
-        Two int64 arrays that together hold each of 0..N-1 once.
-
-    Raises:
-        DataError: there is no record, or no class with two distinct sequences where two sides were asked for.
+    Raises DataError where there is no record, or no class with two distinct sequences and two sides were asked for.
     """
     if sequence_hashes.size == 0:
         raise DataError("the store holds no sequences, so there is nothing to train on: give a source that holds some")

@@ -9,11 +9,12 @@ Shape legend: T tokens, N sequences, B batches.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -36,17 +37,24 @@ class SourceBatch(NamedTuple):
     num_tokens: int
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """Makes batches of records."""
 
+    @abstractmethod
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         """(N,) tokens that each record gives, special tokens included, after cropping."""
 
+    @abstractmethod
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches in the order asked for. Starting another iteration ends this one."""
 
-    def close(self) -> None:
-        """End what was started."""
+    @property
+    def queue_depth(self) -> int | None:
+        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most sources start nothing
+        """End what was started. May be called again."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class StepBatches:
         return len(self.batches)
 
 
-class TrainingSteps:
+class TrainingSteps(AbstractContextManager):
     """Steps of training, for one rank."""
 
     def __init__(
@@ -88,31 +96,20 @@ class TrainingSteps:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        pin_memory: bool | None = None,
     ) -> None:
-        """Take the source over; plan and start nothing yet.
-
-        Args:
-            source: makes the batches.
-            indices: records to train on.
-            batch: token budgets.
-            seed: of shuffling.
-            rank, world_size: which part of each step is this worker's.
-            pin_memory: put batches into page-locked memory; by default where there is a CUDA device.
-        """
+        """Take over the source; plan and start nothing yet. ``indices`` are the records to train on."""
         self._source = source
         self._indices = indices.astype(np.int64)
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
-        self._pin_memory = pin_memory
+        self._pin_memory = torch.cuda.is_available()
         self._plan: tuple[int, EpochPlan] | None = None
         self._steps: dict[int, int] = {}
 
     def plan(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, over all workers; computed from the lengths alone and kept until another is asked.
 
-        Raises:
-            DataError: a record does not fit the token budget.
+        Raises DataError where a record does not fit the token budget.
         """
         if self._plan is None or self._plan[0] != epoch:
             plan = _plan(self._source, self._indices, self._batch, self._seed, epoch)
@@ -120,24 +117,14 @@ class TrainingSteps:
             self._steps[epoch] = plan.num_steps
         return self._plan[1]
 
-    def steps_per_epoch(self, epoch: int) -> int:
-        """Optimizer steps of an epoch. Epochs may differ by a step, since each is packed anew."""
-        if epoch not in self._steps:
-            self.plan(epoch)
-        return self._steps[epoch]
-
     def total_steps(self, epochs: int) -> int:
-        """Optimizer steps of the first ``epochs`` epochs."""
-        return sum(self.steps_per_epoch(epoch) for epoch in range(epochs))
+        """Optimizer steps of the first ``epochs`` epochs, which may differ by a step: each is packed anew."""
+        return sum(self._steps.get(epoch) or self.plan(epoch).num_steps for epoch in range(epochs))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[StepBatches]:
-        """The steps of an epoch from ``start_step`` on.
+        """The steps of an epoch from ``start_step`` on. Starting another iteration ends this one.
 
-        Starting another iteration ends this one.
-
-        Raises:
-            DataError: the store is damaged, or a record does not fit the token budget.
-            LoaderProcessLost: a loader process was killed; the next iteration starts a new one.
+        Raises what :meth:`plan` and the source raise.
         """
         plan = self.plan(epoch)
         steps = range(start_step, plan.num_steps)
@@ -145,13 +132,13 @@ class TrainingSteps:
         made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
         for step in steps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
-            taken = islice(made, micro_batches(plan.batches_per_step, self._world_size))
+            taken = list(islice(made, micro_batches(plan.batches_per_step, self._world_size)))
             yield _step(taken, (epoch, step), following, self._pin_memory)
 
     @property
     def queue_depth(self) -> int | None:
-        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
-        return getattr(self._source, "queue_depth", None)
+        """As of :class:`BatchSource`."""
+        return self._source.queue_depth
 
     @property
     def mean_context(self) -> float:
@@ -163,12 +150,7 @@ class TrainingSteps:
         """End the loader processes; the next iteration would start new ones."""
         self._source.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -182,19 +164,16 @@ class ValidationSteps:
         *,
         batch: BatchSection,
         max_batches: int | None = None,
-        seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Plan the batches.
+        """Plan at most ``max_batches`` packed batches over all workers; which ones is random but fixed.
 
-        Args:
-            max_batches: packed batches over all workers; all there are if left out. Which ones is random but fixed.
-            seed: of the choice. Not the run's seed, so that metrics of runs compare.
-            Others: as for :class:`TrainingSteps`.
+        A source of held-out batches has no loader processes: an evaluation takes few batches, and processes that wait
+        for it through hundreds of steps would cost more than they save.
         """
         self._source = source
-        plan = _plan(source, indices.astype(np.int64), batch, seed, epoch=0)
+        plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         mine: list[int | None] = list(range(rank, num_batches, world_size))
         mine += [None] * (micro_batches(num_batches, world_size) - len(mine))
@@ -205,17 +184,9 @@ class ValidationSteps:
         return len(self._requests)
 
     def steps(self) -> Iterator[StepBatches]:
-        """One batch of this rank at a time, fillers included; nothing where nothing is held out.
-
-        Raises:
-            DataError: the store is damaged.
-        """
+        """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
         for step, made in enumerate(self._source.batches(self._requests)):
             yield _step([made], (0, step), (0, step + 1))
-
-    def close(self) -> None:
-        """End what the source started."""
-        self._source.close()
 
 
 def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int, epoch: int) -> EpochPlan:
@@ -236,17 +207,12 @@ def _request(plan: EpochPlan, epoch: int, batch: int | None) -> Request:
 
 
 def _step(
-    made: Iterable[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool | None = None
+    made: list[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool = False
 ) -> StepBatches:
-    """One step's batches, fillers among them."""
-    taken = list(made)
-    batches = [part.batch for part in taken]
-    if torch.cuda.is_available() if pin_memory is None else pin_memory:
-        batches = [batch.pin_memory() for batch in batches]
     return StepBatches(
-        batches,
+        [part.batch.pin_memory() if pin_memory else part.batch for part in made],
         *position,
         *following,
-        num_tokens=sum(part.num_tokens for part in taken),
-        num_targets=sum(part.num_targets for part in taken),
+        num_tokens=sum(part.num_tokens for part in made),
+        num_targets=sum(part.num_targets for part in made),
     )

@@ -1,10 +1,21 @@
-"""Counts of what reading changed, left out or noticed, and the lines that report them."""
+"""What a store's manifest keeps of reading: the files, and counts of what was changed, left out or noticed."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
 from common.text import counted
+
+
+class SourceFile(BaseModel):
+    """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    bytes: int
+    mtime_ns: int
+    xxh128: str
 
 
 class IngestCounts(BaseModel):

@@ -55,23 +55,14 @@ class Faults:
         return bool(self._counts)
 
     def add(self, kind: str, fault: Fault) -> None:
-        """Count a fault, and keep it if it is among the first.
-
-        Args:
-            kind: a noun for :func:`~dataset.fasta.counts.counted`.
-            fault: the record.
-        """
+        """Count a fault, its kind a noun for :func:`~common.text.counted`, and keep it if it is among the first."""
         self._counts[kind] += 1
         if len(self._first) < SHOWN:
             self._first.append(fault)
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:
-        """Raise all faults when the block ends, with the error that ended it where it was one of the data's.
-
-        Raises:
-            DataError: there are faults.
-        """
+        """Raise all faults as one DataError when the block ends, with the one that ended it if there was one."""
         try:
             yield
         except DataError as error:

@@ -22,7 +22,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import ZstdError
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 # zlib.error and isal's IsalError are what a flipped bit inside the compressed data raises.
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, ZstdError)
 
@@ -37,13 +37,13 @@ class _Line(NamedTuple):
 def _scan(path: Path) -> Iterator[_Line]:
     """Every line with its number and the record that it belongs to, as far as the file can be read.
 
-    Splits lines as dnaio does, at \\n, \\r and \\r\\n; Latin-1 decodes any byte to itself.
+    Splits lines at \\n, \\r and \\r\\n; Latin-1 decodes any byte to itself.
     """
     record, record_id = 0, ""
     try:
         with xopen(path, "rb", threads=0) as file:
             for number, raw in enumerate(io.TextIOWrapper(file, encoding="latin-1"), start=1):
-                text = raw.removeprefix(BYTE_ORDER_MARK.decode("latin-1")) if number == 1 else raw
+                text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
                 if text.lstrip().startswith(">"):
                     record += 1
                     record_id = (text.strip()[1:].split(None, 1) or [""])[0]
@@ -64,11 +64,8 @@ def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
 
 
 def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
-    """File, line and id of the record with this number (from 1), or of the line that holds one of its residues.
-
-    Args:
-        residue: index in the sequence as it was read, from 0.
-    """
+    """File, line and id of the record with this number (from 1), or of the line that holds one of its residues (from 0,
+    in the sequence as it was read)."""
     return places_of_records(path, [(number, residue)])[0]
 
 

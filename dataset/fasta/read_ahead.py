@@ -14,15 +14,15 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import xxhash
 from xopen import xopen
 
 from common.background_thread import BackgroundThread
 from common.errors import DataError
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import DECOMPRESSION_ERRORS, damage
-from dataset.fasta.source_file import SourceFile
 
 CHUNK_BYTES = 384 * 1024
 """A little more than a batch of :mod:`dataset.fasta.reader`, which needs no cutting then."""
@@ -30,33 +30,19 @@ CHUNK_BYTES = 384 * 1024
 _RAW_CHUNK_BYTES = 256 * 1024
 
 
-class _Chunk(NamedTuple):
-    """Text, and how much of the file had been read by then."""
-
-    text: memoryview
-    raw_bytes: int
-
-
 class ReadAhead:
-    """One file from start to end, once. Use as a context manager.
-
-    Attributes:
-        bytes_read: of the file on disk, what went into the chunks that were taken.
-    """
+    """One file from start to end, once. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.bytes_read = 0
+        """Of the file on disk, what went into the chunks that were taken."""
         self._path = path
         self._held = ExitStack()
         # Two: one that is being parsed while the other is filled.
         self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
 
     def __enter__(self) -> Self:
-        """Open the file and start reading.
-
-        Raises:
-            OSError: it can't be read.
-        """
+        """Open the file and start reading. Raises OSError where it can't be read."""
         with ExitStack() as opened:
             file = opened.enter_context(self._path.open("rb", buffering=0))
             self._status = os.fstat(file.fileno())
@@ -64,7 +50,7 @@ class ReadAhead:
             # threads=0: xopen decompresses in this process, where a truncated file is an error.
             buffered = io.BufferedReader(self._raw, _RAW_CHUNK_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
-            self._thread = opened.enter_context(closing(BackgroundThread[_Chunk]()))
+            self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
             self._held = opened.pop_all()
         self._begin()
         return self
@@ -73,16 +59,13 @@ class ReadAhead:
         self._held.close()
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The chunks that are left; see :meth:`take`."""
         while chunk := self.take():
             yield chunk
 
     def take(self) -> memoryview:
         """The next chunk, empty at the end; valid until the next call.
 
-        Raises:
-            OSError: the file can't be read.
-            DataError: its compression is damaged.
+        Raises OSError where the file can't be read, DataError where its compression is damaged.
         """
         try:
             text, self.bytes_read = self._thread.wait()
@@ -107,14 +90,15 @@ class ReadAhead:
         self._buffers.reverse()
         self._thread.begin(partial(self._fill, self._buffers[0]))
 
-    def _fill(self, buffer: memoryview) -> _Chunk:
+    def _fill(self, buffer: memoryview) -> tuple[memoryview, int]:
+        """Text, and how much of the file on disk was read by then."""
         size = 0
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
         if not size:  # what stands after the end of the compressed data belongs to the checksum
             while self._raw.read(_RAW_CHUNK_BYTES):
                 pass
-        return _Chunk(buffer[:size], self._raw.num_bytes)
+        return buffer[:size], self._raw.num_bytes
 
 
 class TextStream(io.RawIOBase):

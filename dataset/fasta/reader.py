@@ -1,37 +1,29 @@
 """FASTA files to batches of raw records, with every refusal placed: file, line and record.
 
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
-as they stand in the files. Left to :mod:`dataset.store.ingest`: what a sequence and an id may be.
-
-:mod:`dataset.fasta.read_ahead` reads and decompresses, :mod:`dataset.fasta.plain_fasta` parses what is laid out
-plainly, where there is a C++ compiler. From the first text that is not plain, dnaio parses the rest of the file. Before
-dnaio sits a stream that looks at every byte, because dnaio 1.2 decodes by the locale and skips lines that start with
-'#', even inside a record. Line numbers are found by :mod:`dataset.fasta.locate`, once something is known to be wrong.
+as they stand in the files. :mod:`dataset.fasta.kernel` parses what is laid out plainly; from the first text that is
+not, the rest of the file is parsed by lines. Left to :mod:`dataset.store.ingest`: what a sequence and an id may be.
 """
 
 from __future__ import annotations
 
 import glob
 import io
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import dnaio
 import numpy as np
-from dnaio.exceptions import FileFormatError
 
 from common.errors import DataError
-from dataset.fasta.kernel import load_kernel
+from dataset.fasta.counts import SourceFile
+from dataset.fasta.kernel import PlainFasta, load_kernel
 from dataset.fasta.locate import BYTE_ORDER_MARK, place_of_line, place_of_record
-from dataset.fasta.plain_fasta import PlainFasta
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.records import Records
-from dataset.fasta.source_file import SourceFile
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -44,19 +36,16 @@ _LARGEST_BATCH = 1.5
 """Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
 
 _RECORDS_AT_ONCE = 256
-_CHUNK_BYTES = 256 * 1024
-_COMMENT_LINE = re.compile(rb"[\r\n][\t\x0b\x0c\x1c-\x1f ]*#")
-_NOT_TEXT = re.compile(rb"[\0\x80-\xff]")
+_LINE_BUFFER_BYTES = 256 * 1024
+_FIRST_LETTERS = {
+    "@": "looks like FASTQ (it starts with '@'); convert it to protein FASTA",
+    "<": "looks like HTML or XML (it starts with '<'); was it saved from a web page?",
+}
+_NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
 
 
 class Origin(NamedTuple):
-    """Place where the records of a batch from ``start`` on were read.
-
-    Attributes:
-        start: index in the batch.
-        path: the file.
-        number: number in the file, from 1, of the record at ``start``.
-    """
+    """The records of a batch from ``start`` on: their file, and the number in it, from 1, of the first of them."""
 
     start: int
     path: Path
@@ -65,19 +54,13 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Raw records and where they came from.
-
-    Attributes:
-        records: the records.
-        origins: where they came from, in order; empty for records that were not read from a file.
-    """
+    """Raw records and where they came from; ``origins`` is empty where they were not read from a file."""
 
     records: Records
     origins: list[Origin] = field(default_factory=list)
 
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> RecordBatch:
-        """Records that were not read from a file."""
         return cls(Records.of(headers, sequences))
 
     def __len__(self) -> int:
@@ -112,11 +95,7 @@ class FastaSource:
     """The files of a source, read once from first to last."""
 
     def __init__(self, sources: list[str]) -> None:
-        """Find the files.
-
-        Raises:
-            DataError: a name is no file, folder or glob that holds FASTA.
-        """
+        """Find the files. Raises DataError where a name is no file, folder or glob that holds FASTA."""
         self.paths = find_files(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
         self.kernel = load_kernel()
@@ -133,8 +112,7 @@ class FastaSource:
     def batches(self) -> Iterator[RecordBatch]:
         """Batches of at least :data:`BATCH_RESIDUES` residues (the last excepted), running on from file to file.
 
-        Raises:
-            DataError: a file can't be read, is truncated or is not FASTA; after the records that stand before that.
+        Raises DataError where a file can't be read, is truncated or is not FASTA; after the records before that.
         """
         parts: list[Records] = []
         origins: list[Origin] = []
@@ -181,47 +159,67 @@ class FastaSource:
             self._damage = error
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
-        if self.kernel is None:
-            yield from _unusual_records(_CheckedStream(TextStream(text), path))
-            return
-        plain = PlainFasta(self.kernel)
-        records: Records | None = None
-        for chunk in text:
-            records = plain.feed(chunk)
-            if records is None:
+        unparsed = b""
+        if self.kernel is not None:
+            plain = PlainFasta(self.kernel)
+            yield from plain.records(text)
+            unparsed = plain.unparsed
+        parsed = _records_by_lines(TextStream(text, unparsed), path)
+        problem: Exception | None = None
+        while problem is None:
+            some: list[tuple[bytes, bytes]] = []
+            try:
+                some.extend(islice(parsed, _RECORDS_AT_ONCE))
+            except (DataError, OSError) as error:
+                problem = error  # raised once the records before it are given out
+            if not some:
                 break
-            yield records
+            yield Records.of([header for header, _ in some], [sequence for _, sequence in some])
+        if problem is not None:
+            raise problem
+
+
+def _records_by_lines(text: io.RawIOBase, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Header and sequence of each record. Raises DataError at the first line that is refused."""
+    header: str | None = None
+    parts: list[str] = []
+    # Lines end at \n, \r and \r\n; Latin-1 decodes any byte to itself.
+    for raw in io.TextIOWrapper(io.BufferedReader(text, _LINE_BUFFER_BYTES), encoding="latin-1"):
+        line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
+        stripped = line.strip()
+        starts_record = stripped.startswith(">")
+        if starts_record and header is not None:
+            yield header.encode("ascii"), "".join(parts).encode("ascii")
+        if problem := _problem(line, in_record=header is not None):
+            raise _refusal(path, problem, in_record=header is not None)
+        if starts_record:
+            header, parts = stripped[1:], []
         else:
-            records = plain.finish()
-            if records is not None:
-                yield records
-        if records is None:
-            yield from _unusual_records(_CheckedStream(TextStream(text, plain.unparsed()), path))
+            parts.append(stripped)
+    if header is not None:
+        yield header.encode("ascii"), "".join(parts).encode("ascii")
 
 
-def _unusual_records(checked: _CheckedStream) -> Iterator[Records]:
-    reader = iter(dnaio.FastaReader(io.BufferedReader(checked, _CHUNK_BYTES)))
-    problem: Exception | None = None
-    while problem is None:
-        some: list[dnaio.SequenceRecord] = []
-        try:
-            some.extend(islice(reader, _RECORDS_AT_ONCE))
-        except (DataError, FileFormatError, OSError) as error:
-            problem = error  # raised once the records before it are given out
-        if not some:
-            break
-        headers = [record.name.encode("ascii") for record in some]
-        sequences = [record.sequence.encode("ascii") for record in some]
-        yield Records.of(headers, sequences)
-    if problem is not None:
-        raise problem
+def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
+    return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {problem}")
+
+
+def _problem(line: str, in_record: bool) -> str | None:
+    """What keeps a line from being part of a FASTA file."""
+    start = line.lstrip()[:1]
+    if not in_record and start not in ("", ">"):
+        return _FIRST_LETTERS.get(start, _NO_HEADER)
+    if not line.isascii():
+        return "holds a byte outside ASCII; write it with plain letters"
+    if "\0" in line:
+        return "holds a NUL byte; the file is damaged or not text"
+    return "starts with '#'; FASTA has no comments, remove it" if start == "#" else None
 
 
 def find_files(sources: list[str]) -> list[Path]:
     """The FASTA files that names of files, folders (searched to any depth) and globs stand for, each once, in order.
 
-    Raises:
-        DataError: a name stands for nothing.
+    Raises DataError where a name stands for nothing.
     """
     found: dict[Path, Path] = {}
     for source in sources:
@@ -259,100 +257,8 @@ def _expand(source: str) -> list[Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Errors of the system and of the libraries, worded for the person who gave the file."""
+    """Errors of the system, worded for the person who gave the file."""
     try:
         yield
-    except FileFormatError as error:
-        raise DataError(f"{path}: not FASTA: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
-
-
-class _CheckedStream(io.RawIOBase):
-    """The decompressed bytes, each looked at before dnaio sees it; a byte order mark is dropped.
-
-    Raises (from ``readinto``):
-        DataError: no '>' at the start, a byte outside ASCII, a NUL, a line that starts with '#'.
-    """
-
-    def __init__(self, decompressed: io.RawIOBase, path: Path) -> None:
-        self._decompressed = decompressed
-        self._path = path
-        self._waiting = b""
-        self._at_start = True
-        self._started = False
-        self._line_start = b"\n"
-        self._problem: DataError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        if self._problem is not None:
-            raise self._problem
-        chunk = self._waiting or self._read(len(buffer))
-        if self._at_start:
-            self._at_start = False
-            while 0 < len(chunk) < len(BYTE_ORDER_MARK) and (more := self._read(len(BYTE_ORDER_MARK))):
-                chunk += more
-            chunk = chunk.removeprefix(BYTE_ORDER_MARK) or self._read(len(buffer))
-        chunk, self._waiting = chunk[: len(buffer)], chunk[len(buffer) :]
-        if not self._started:
-            self._check_start(chunk)
-        try:
-            self._check(chunk)
-        except DataError as error:
-            self._problem = error  # for the next call: the records before it are read first
-            chunk = self._before_problem(chunk)
-            if not chunk:
-                raise
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
-
-    def _read(self, size: int) -> bytes:
-        return self._decompressed.read(size) or b""
-
-    def _check(self, chunk: bytes) -> None:
-        if not chunk.isascii():
-            self._refuse(lambda line: not line.isascii(), "holds a byte outside ASCII; write it with plain letters")
-        if b"\0" in chunk:
-            self._refuse(lambda line: "\0" in line, "holds a NUL byte; the file is damaged or not text")
-        if b"#" in chunk and _COMMENT_LINE.search(self._line_start + chunk):
-            self._refuse(lambda line: line.strip()[:1] == "#", "starts with '#'; FASTA has no comments, remove it")
-        last_line = chunk[max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1 :]
-        if len(last_line) < len(chunk):
-            self._line_start = b"\n" + last_line
-        else:
-            self._line_start += last_line
-        # Only the blanks before a '#' matter: a line with anything else in it can't become a comment.
-        if self._line_start.strip():
-            self._line_start = b"x"
-
-    def _before_problem(self, chunk: bytes) -> bytes:
-        """A refused chunk up to the record that is refused, and a header, at which dnaio gives the record before it."""
-        not_text, comment = _NOT_TEXT.search(chunk), _COMMENT_LINE.search(self._line_start + chunk)
-        starts = [not_text.start()] if not_text else []
-        starts += [comment.end() - len(self._line_start) - 1] if comment else []
-        sound = chunk[: min(starts)]
-        header = sound.rfind(b">")
-        return sound if header < 0 else sound[:header] + b">\n"
-
-    def _check_start(self, chunk: bytes) -> None:
-        start = chunk.lstrip()
-        if not start:
-            return
-        self._started = True
-        if start.startswith(b">"):
-            return
-        if start.startswith(b"@"):
-            problem = "looks like FASTQ (it starts with '@'); convert it to protein FASTA"
-        elif start.startswith(b"<"):
-            problem = "looks like HTML or XML (it starts with '<'); was it saved from a web page?"
-        else:
-            problem = (
-                "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
-            )
-        self._refuse(lambda line: bool(line.strip()), problem)
-
-    def _refuse(self, test: Callable[[str], bool], problem: str) -> None:
-        raise DataError(f"{place_of_line(self._path, test)}: {problem}")

@@ -155,7 +155,7 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
         parts_N[:] = [codes[name] for name in records.parts]
         if not (parts_N == 0).any():
             raise DataError(
-                f"{_first_source(data)}: no record is for training; say 'train' in column {data.labels.split_column!r}"
+                f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
     if data.labels.split == "stratified":
@@ -176,7 +176,7 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
     try:
         return LabelSpace.of(chosen, data.labels.kind, data.labels.label_columns)
     except DataError as error:
-        raise DataError(f"{_first_source(data)}: {error}") from error
+        raise DataError(f"{data.source[0]}: {error}") from error
 
 
 def _encoded(
@@ -263,11 +263,6 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     if data.labels.split in ("hash", "stratified"):
         settings["validation_share"] = data.validation_share
     return settings
-
-
-def _first_source(data: DataSection) -> str:
-    more = f" and {len(data.source) - 1} more" if len(data.source) > 1 else ""
-    return data.source[0] + more
 
 
 def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.text import counted
-from dataset.fasta.counts import IngestCounts
+from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.faults import Fault
 from dataset.fasta.reader import find_files, is_fasta_name
-from dataset.fasta.source_file import SourceFile
 from dataset.labels.parts import (
     LabelledPart,
     first_places,

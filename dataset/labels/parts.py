@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from common.errors import ConfigError, DataError
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import place_of_record
 from dataset.fasta.reader import FastaSource, RecordBatch
 from dataset.fasta.records import Lines, Records, hashes_of, lengths_of
-from dataset.fasta.source_file import SourceFile
 from dataset.labels.residues import ResidueLabels
-from dataset.labels.sample_locations import located_records
-from dataset.labels.sample_messages import message_records
+from dataset.labels.samples import located_records, message_records
 from dataset.labels.table import Table, TablePart, is_table_name
 from dataset.labels.values import text_of
 from dataset.store.conversion import sample_batches

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import DataError
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.locate import place_of_record
 from dataset.fasta.reader import FastaSource
-from dataset.fasta.source_file import SourceFile
 from dataset.labels.label_space import IGNORED_LETTERS
 from dataset.labels.values import part
 from train_config.classifier_schema import LabelsSection

@@ -29,7 +29,7 @@ from safetensors.numpy import load_file
 
 from common.errors import DataError
 from common.publishing import file_xxh128
-from dataset.fasta.source_file import SourceFile
+from dataset.fasta.counts import SourceFile
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.labelled_file import LabelledCounts
 from dataset.store.format import SampleSource, read_signed

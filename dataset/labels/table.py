@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from common.errors import DataError
 from common.publishing import file_xxh128
+from dataset.fasta.counts import SourceFile
 from dataset.fasta.read_ahead import ReadAhead, TextStream
 from dataset.fasta.reader import COMPRESSIONS
-from dataset.fasta.source_file import SourceFile
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = ".parquet"

@@ -23,10 +23,9 @@ from common.errors import DataError
 from common.progress import ConversionProgress, ProgressCallback
 from common.publishing import exclusive, file_xxh128, published, refuse_existing
 from common.text import counted
-from dataset.fasta.counts import IngestCounts
+from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.locate import places_of_ids
 from dataset.fasta.reader import FastaSource, RecordBatch, find_files
-from dataset.fasta.source_file import SourceFile
 from dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
 from dataset.store.ingest import CleanBlock, Ingest, config_option
 from dataset.store.reader import Store
@@ -53,44 +52,24 @@ def convert(
     *,
     progress: ProgressCallback | None = None,
     overwrite: bool = False,
-    map_size_bytes: int | None = None,
 ) -> StoreManifest:
-    """Convert FASTA files to a store.
+    """Convert FASTA files, folders and globs to a store in the folder ``target``.
 
-    Memory stays flat in the size of the files but for about 60 bytes a record (lengths, hashes, ids seen).
-
-    Args:
-        sources: files, folders and globs.
-        target: folder to make.
-        ingest: policies.
-        progress: called after every batch.
-        overwrite: replace a store that exists.
-        map_size_bytes: size that LMDB's map starts with; it grows by itself.
-
-    Raises:
-        ConfigError: the target exists.
-        DataError: a source or record is refused.
-        ResourceError: the disk is full or can't be written.
+    Memory stays flat in the size of the files but for about 60 bytes a record (lengths, hashes, ids seen). Raises
+    ConfigError where the target exists, DataError where a source or record is refused, ResourceError where the disk is
+    full or can't be written.
     """
     target = absolute(target)
     refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
     source = FastaSource(sources)
     with exclusive(target):
-        refuse_existing(
-            target, "fasta2lmdb", overwrite, _not_a_store
-        )  # another process may have made it while this one waited for the lock
-        return _convert_locked(source, target, ingest, progress, map_size_bytes, option=_tool_option)
+        # Another process may have made it while this one waited for the lock.
+        refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
+        return _convert_locked(source, target, ingest, progress, option=_tool_option)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
-    """Read FASTA files as :func:`convert` does, and write nothing.
-
-    Args:
-        sources, policies, progress: as of :func:`convert`.
-
-    Raises:
-        DataError: a source or record is refused, or no record is left.
-    """
+    """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
     source = FastaSource(sources)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=_tool_option)
     records = residues = 0
@@ -107,16 +86,8 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
 
     A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
     ``default_root`` named after the source's files and policies, so that changed files make another store. A store that
-    exists is verified in full before it is used.
-
-    Args:
-        data: source, store, ingest and sample settings are read.
-        default_root: where the store goes when ``data.store`` is not set.
-        progress: called while a store is made.
-
-    Raises:
-        DataError: the source can't be read, or ``data.store`` is damaged or was made of something else.
-        ResourceError: the disk is full or can't be written.
+    exists is verified in full before it is used. Raises DataError where the source can't be read or ``data.store`` is
+    damaged or was made of something else, ResourceError where the disk is full or can't be written.
     """
     if _source_store(data) is not None:
         return _of_residues(Store(data.source[0], verify="full")).path
@@ -127,16 +98,12 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         elif data.source == [SAMPLE]:
             _make_sample(data, target, progress)
         else:
-            _convert_locked(FastaSource(data.source), target, data.ingest, progress, None, option=config_option)
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress, option=config_option)
     return target
 
 
 def store_location(data: DataSection, default_root: Path) -> Path:
-    """Path of the store of a run's data, made or not; see :func:`ensure_store`.
-
-    Raises:
-        DataError: a file of the source is missing, or the settings do not fit together.
-    """
+    """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
     ready = _source_store(data)
     if ready is not None:
         return absolute(ready)
@@ -148,23 +115,18 @@ def _convert_locked(
     target: Path,
     policies: IngestSection,
     progress: ProgressCallback | None,
-    map_size_bytes: int | None,
     *,
     option: Callable[[str], str],
 ) -> StoreManifest:
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=option)
-    with published(target) as folder, closing(StoreWriter(folder, target, map_size_bytes)) as writer:
+    with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
         for block in _blocks(source, ingest, progress):
             writer.add(block)
         return writer.finish(source.finished, policies, ingest.counts)
 
 
 def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | None) -> Iterator[CleanBlock]:
-    """Blocks of a store, up to the first record that is refused.
-
-    Raises:
-        DataError: what was refused, once all is read.
-    """
+    """Blocks of a store, up to the first record that is refused; once all is read, a DataError of all refused ones."""
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
@@ -225,15 +187,9 @@ def _source_store(data: DataSection) -> Path | None:
 
 
 def source_store(data: DataSection, manifest_file: str, kind: str) -> Path | None:
-    """The store that the source names, when it names one in place of files.
+    """The store that ``data.source`` names in place of files, if it does; ``kind`` is what messages call it.
 
-    Args:
-        data: source and store are read.
-        manifest_file: what such a store has.
-        kind: what it is called in messages.
-
-    Raises:
-        DataError: it stands beside other sources, or ``data.store`` names another.
+    Raises DataError where it stands beside other sources, or ``data.store`` names another.
     """
     stores = [source for source in data.source if (Path(source) / manifest_file).is_file()]
     if not stores:
@@ -287,16 +243,9 @@ def check_source(
     data: DataSection,
     find: Callable[[list[str]], list[Path]],
 ) -> None:
-    """Refuse a store that was made of other files, or of another sample, than ``data.source`` names.
+    """Refuse, with a DataError, a store that was made of other files, or of another sample, than ``data.source`` names.
 
-    Args:
-        path: the store.
-        made_of: what its manifest says.
-        data: source and sample are read.
-        find: the files of a source.
-
-    Raises:
-        DataError: with what the store was made of.
+    ``made_of`` is what its manifest says; ``find`` gives the files of a source.
     """
     if data.source == [SAMPLE]:
         same = made_of == sample_source(data.sample)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import struct
 from enum import IntEnum
 from pathlib import Path
@@ -35,8 +34,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import DataError
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.source_file import SourceFile
+from dataset.fasta.counts import IngestCounts, SourceFile
 from train_config.schema import IngestSection
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
@@ -87,13 +85,8 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A value that was read and whose checksum holds.
-
-    Attributes:
-        first: index of the first record, in a block.
-        num_items: records of a block, elements of an array.
-        payload: zero-copy view.
-    """
+    """A value that was read and whose checksum holds: the index of a block's first record, the records of a block or
+    the elements of an array, and a zero-copy view."""
 
     first: int
     num_items: int
@@ -116,11 +109,7 @@ def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -
 
 
 def unframe(value: memoryview, kind: Kind) -> Frame:
-    """Check a value's header and CRC-32.
-
-    Raises:
-        ValueError: what is wrong with it, without the place.
-    """
+    """Check a value's header and CRC-32. Raises ValueError that says what is wrong, without the place."""
     if len(value) < HEADER_BYTES:
         raise ValueError(f"{len(value)} bytes are too few for a header")
     magic, version, found, first, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
@@ -134,12 +123,10 @@ def unframe(value: memoryview, kind: Kind) -> Frame:
     return Frame(first, count, payload)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SampleSource(_Record):
+class SampleSource(BaseModel):
     """The settings of the embedded sample that a store was made of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     records: int
     families: int
@@ -147,7 +134,7 @@ class SampleSource(_Record):
     generator_version: int
 
 
-class StoreManifest(_Record):
+class StoreManifest(BaseModel):
     """``manifest.json``.
 
     Attributes:
@@ -161,6 +148,8 @@ class StoreManifest(_Record):
         counts: what the policies and the fixed repairs did.
         created: UTC, ISO 8601.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-store"] = "esmeray-store"
     format_version: Literal[2] = 2
@@ -188,33 +177,18 @@ def signed_json(manifest: BaseModel) -> str:
 
 
 def read_manifest(store: Path) -> StoreManifest:
-    """Read and check a store's manifest.
-
-    Raises:
-        DataError: no store, another format version, or a damaged manifest.
-    """
+    """Read and check a store's manifest. Raises DataError where there is none, of this format version, undamaged."""
     path = store / MANIFEST_FILE
-    if store.is_file():
-        made = store.with_name(f"{store.name.split('.')[0] or 'my'}_store")
-        remedy = shlex.join(["python", "-m", "tools", "fasta2lmdb", str(store), str(made)])
-        raise DataError(f"{store}: a file, and a store is a folder; make one of FASTA with: {remedy}")
-    if not store.is_dir():
-        raise DataError(f"{store}: no such store; make one with: python -m tools fasta2lmdb FASTA {store}")
     if not path.is_file():
-        raise DataError(f"{store}: not a store, it has no {MANIFEST_FILE}; make one with python -m tools fasta2lmdb")
+        problem = f"not a store, it has no {MANIFEST_FILE}" if store.exists() else "no such store"
+        raise DataError(f"{store}: {problem}; make one with: python -m tools fasta2lmdb FASTA STORE")
     return read_signed(path, StoreManifest, "convert the FASTA again, or copy the store again")
 
 
 def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
-    """Read and check what :func:`signed_json` wrote.
+    """Read and check what :func:`signed_json` wrote, against the defaults of the model's format and version.
 
-    Args:
-        path: the file.
-        model: has fields ``format`` and ``format_version``, whose defaults are what is asked for.
-        remedy: what to do when it does not fit.
-
-    Raises:
-        DataError: it can't be read, is damaged, or of another format or version.
+    Raises DataError, with the remedy, where it can't be read, is damaged, or of another format or version.
     """
     wanted, version = (model.model_fields[name].default for name in ("format", "format_version"))
 

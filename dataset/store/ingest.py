@@ -20,10 +20,9 @@ import numpy as np
 from dataset.fasta.alphabet import GAPS, STORE_ALPHABET, CleanSequence, all_stored, bad_to_x, clean, first_bad
 from dataset.fasta.counts import IngestCounts
 from dataset.fasta.faults import Fault, Faults, PlacesOfIds
-from dataset.fasta.kernel import Kernel
+from dataset.fasta.kernel import HashSet64, Kernel
 from dataset.fasta.reader import RecordBatch
 from dataset.fasta.records import Lines, hashes_of, lengths_of
-from dataset.store.hash_set import HashSet64
 from train_config.schema import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
@@ -85,12 +84,8 @@ class Ingest:
     ) -> None:
         """Start with no ids seen.
 
-        Args:
-            policies: what to do with records that are not plain.
-            places_of_ids: gives the places of the first records with some ids, to name the first of two with one id.
-            kernel: what is compiled, for many records.
-            content: text is neither checked nor mended.
-            option: how the policy of this name is given on the command line, for messages.
+        ``places_of_ids`` gives the places of the first records with some ids, to name the first of two with one id;
+        text is neither checked nor mended; ``option`` gives a policy's name on the command line, for messages.
         """
         self.counts = IngestCounts()
         self.faults = Faults(places_of_ids)

@@ -48,19 +48,15 @@ class Store:
     """Read access to a store.
 
     A Store may be pickled: only its path and manifest are, and each process opens the file itself. It may cross a fork
-    as long as the file was not opened before.
+    as long as the file was not opened before. What reads a record raises IndexError where there is no such record, and
+    DataError where its block is damaged.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
-        """Check a store; map nothing yet.
+        """Check a store; map nothing yet. Raises DataError where there is none, of this format, undamaged.
 
-        Args:
-            path: the store's folder.
-            verify: quick checks the manifest, the file's size and the pages that LMDB follows; full also the SHA-256 of
-                all of it, which reads it once.
-
-        Raises:
-            DataError: no store, one of another format version, or a damaged one.
+        ``verify`` quick checks the manifest, the file's size and the pages that LMDB follows; full also the XXH3-128 of
+        all of it, which reads it once.
         """
         self.path = Path(path).absolute()
         self.manifest: StoreManifest = read_manifest(self.path)
@@ -91,23 +87,13 @@ class Store:
         return self._file.hashes
 
     def sequence(self, index: int) -> np.ndarray:
-        """(L,) uint8: the residues of one record as ASCII (or its text as UTF-8), a read-only view of the mapped file.
-
-        Raises:
-            IndexError: no such record.
-            DataError: the record's block is damaged.
-        """
+        """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""
         block, place = self._file.find(index)
         start, end = block.residue_offsets[place : place + 2]
         return np.frombuffer(block.residues[start:end], dtype=np.uint8)
 
     def text(self, index: int) -> str:
-        """The residues or the text of one record as a string.
-
-        Raises:
-            IndexError: no such record.
-            DataError: the record's block is damaged.
-        """
+        """The residues or the text of one record as a string."""
         return self.sequence(index).tobytes().decode("utf-8")
 
     def windows(
@@ -115,43 +101,25 @@ class Store:
     ) -> list[memoryview]:
         """A part of each of N records, as read-only views of the mapped file.
 
-        Args:
-            records_N: (N,) indices of records.
-            starts_N: (N,) residues of each record to leave out at its start.
-            lengths_N: (N,) residues to take, no more than the record has left.
-
-        Raises:
-            IndexError: no such record.
-            DataError: a record's block is damaged.
+        ``starts_N`` residues are left out at the start of each, and ``lengths_N`` taken, no more than it has left.
         """
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
-        """The id of one record.
-
-        Raises:
-            IndexError: no such record.
-            DataError: the record's block is damaged.
-        """
+        """The id of one record."""
         block, place = self._file.find(index)
         start, end = block.id_offsets[place : place + 2]
         return bytes(block.ids[start:end]).decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
-        """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks.
-
-        Raises:
-            DataError: a block is damaged.
-        """
-        return self._file.residue_blocks()
+        """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks."""
+        for number in range(self.manifest.num_blocks):
+            yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
     def verify_blocks(self) -> None:
-        """Read every block and check it against the arrays, whatever this process has checked before.
-
-        Raises:
-            DataError: a block is damaged or missing.
-        """
-        self._file.verify_blocks()
+        """Read every block and check it against the arrays, whatever this process has checked before."""
+        for number in range(self.manifest.num_blocks):
+            self._file.read_block(number)
 
     def __getstate__(self) -> dict:
         return {"path": self.path, "manifest": self.manifest, "_opened": None}
@@ -180,12 +148,7 @@ class Store:
 
 
 class _Block(NamedTuple):
-    """Views of one block that was checked; n records.
-
-    Attributes:
-        residue_offsets, id_offsets: (n+1,) uint32.
-        residues, ids: bytes of all records, end to end.
-    """
+    """Views of one block that was checked, of n records: (n+1,) uint32 offsets, then all bytes end to end."""
 
     residue_offsets: memoryview
     id_offsets: memoryview
@@ -226,7 +189,7 @@ class _OpenFile:
         if not 0 <= index < self._manifest.num_records:
             raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
         number = bisect_right(self._starts, index) - 1
-        return self._block(number), index - self._starts[number]
+        return self.block(number), index - self._starts[number]
 
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
@@ -237,31 +200,23 @@ class _OpenFile:
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
         if len(self._blocks) < len(self._starts):
             for number in set(blocks_N.tolist()):
-                self._block(number)
+                self.block(number)
         begins_N = self._begins[records_N] + starts_N
         parts = zip(blocks_N.tolist(), begins_N.tolist(), (begins_N + lengths_N).tolist(), strict=True)
         blocks = self._blocks
         return [blocks[number].residues[begin:end] for number, begin, end in parts]
 
-    def residue_blocks(self) -> Iterator[np.ndarray]:
-        for number in range(len(self._starts)):
-            yield np.frombuffer(self._block(number).residues, dtype=np.uint8)
-
-    def verify_blocks(self) -> None:
-        for number in range(len(self._starts)):
-            self._read_block(number)
-
-    def _block(self, number: int) -> _Block:
+    def block(self, number: int) -> _Block:
         """A block that was checked, now or before."""
         block = self._blocks.get(number)
         if block is None:  # two threads may both read it; they find the same
-            block = self._read_block(number)
+            block = self.read_block(number)
             first = self._starts[number]
             self._begins[first : first + len(block.residue_offsets) - 1] = block.residue_offsets[:-1]
             self._blocks[number] = block
         return block
 
-    def _read_block(self, number: int) -> _Block:
+    def read_block(self, number: int) -> _Block:
         found = self._value(key_bytes(number), Kind.BLOCK, f"block {number}")
         ends = [*self._starts[number + 1 : number + 2], self._manifest.num_records]
         if found.first != self._starts[number] or found.num_items != ends[0] - found.first:

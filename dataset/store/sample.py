@@ -59,13 +59,7 @@ _MEAN_INDEL_LENGTH = 3.0
 
 
 def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``family012_0034`` and sequences, family after family.
-
-    Args:
-        records: how many sequences, spread evenly over the families.
-        families: how many families; those beyond ``records`` stay empty.
-        seed: the same seed gives the same records.
-    """
+    """Ids like ``family012_0034`` and sequences, family after family, spread evenly over the families."""
     width = max(3, len(str(families - 1)))
     for family in range(families):
         members = records // families + (family < records % families)

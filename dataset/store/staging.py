@@ -19,11 +19,8 @@ from dataset.store.reader import Store
 def stage_store(store_path: Path, stage_dir: Path) -> Path:
     """Copy a store to ``stage_dir``, unless a good copy is there, and verify the copy in full.
 
-    The first process of a node copies, the others wait for it. A damaged copy is made again.
-
-    Raises:
-        DataError: the store is damaged.
-        ResourceError: the node's disk is full or can't be written.
+    The first process of a node copies, the others wait for it. A damaged copy is made again. Raises DataError where the
+    store is damaged, ResourceError where the node's disk is full or can't be written.
     """
     store = Store(store_path)
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"

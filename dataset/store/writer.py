@@ -25,8 +25,7 @@ from common.background_thread import BackgroundThread
 from common.errors import DataError
 from common.publishing import disk_full, file_xxh128
 from dataset.fasta.alphabet import STORE_ALPHABET
-from dataset.fasta.counts import IngestCounts
-from dataset.fasta.source_file import SourceFile
+from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.store.format import (
     DATA_FILE,
     HEADER_BYTES,
@@ -45,8 +44,8 @@ from dataset.store.format import (
 from dataset.store.ingest import CleanBlock
 from train_config.schema import IngestSection
 
-DEFAULT_MAP_SIZE_BYTES = 1 << 30
-"""Address space, not disk: LMDB's file is as large as what was written."""
+MAP_BYTES = 1 << 30
+"""Size of LMDB's map at first; doubled when it is full. Address space, not disk."""
 
 TRANSACTION_BYTES = 1 << 20
 """Bytes gathered while the transaction before is written. More of them leave the cache, and take a fourth longer."""
@@ -69,21 +68,15 @@ _SYNC_FILE_RANGE_WRITE = 2
 class StoreWriter:
     """Writes one store into an empty folder."""
 
-    def __init__(
-        self, folder: Path, target: Path, map_size_bytes: int | None = None, alphabet: str = STORE_ALPHABET
-    ) -> None:
-        """Create data.mdb.
+    def __init__(self, folder: Path, target: Path, alphabet: str = STORE_ALPHABET) -> None:
+        """Create data.mdb in ``folder``; ``target`` is what the store will be called, for messages.
 
-        Args:
-            folder: where the files go.
-            target: what the store will be called, for messages.
-            map_size_bytes: size that LMDB's map starts with; doubled as often as needed.
-            alphabet: what the blocks hold; :data:`~dataset.store.format.TEXT_ALPHABET` for texts.
+        ``alphabet`` is :data:`~dataset.store.format.TEXT_ALPHABET` for texts.
         """
         self._folder = folder
         self._alphabet = alphabet
         self._target = target
-        self._environment = self._open(map_size_bytes or DEFAULT_MAP_SIZE_BYTES)
+        self._environment = self._open(MAP_BYTES)
         self._mapped_bytes = 0
         self._thread: BackgroundThread[None] = BackgroundThread()
         self._pending: list[_Value] = []
@@ -95,11 +88,7 @@ class StoreWriter:
         self._ids_sha256 = hashlib.sha256()
 
     def add(self, block: CleanBlock) -> None:
-        """Append a block.
-
-        Raises:
-            ResourceError: the disk is full.
-        """
+        """Append a block. Raises ResourceError where the disk is full."""
         offsets, id_offsets = _offsets(block.lengths), _offsets(block.ids.lengths)
         parts: list[bytes | memoryview] = [offsets, id_offsets, block.residues, block.ids.joined()]
         num_bytes = sum(map(len, parts)) + HEADER_BYTES
@@ -119,9 +108,7 @@ class StoreWriter:
     ) -> StoreManifest:
         """Write the arrays, sync, describe what was written, and write the manifest.
 
-        Raises:
-            DataError: no record was added, or more than a store can hold.
-            ResourceError: the disk is full.
+        Raises DataError where no record was added, or more than a store can hold; ResourceError where the disk is full.
         """
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")

@@ -1,8 +1,8 @@
 """From texts to token ids, for any backbone: the ESM alphabet, Hugging Face's fast tokenizers, or one trained here.
 
 In: protein sequences or texts. Out: ids end to end, and how many each text has; what stands before and after each
-sequence (<cls>, </s> ...) is told apart, so that a cropped sequence gets it too. :mod:`dataset.tokens.token_store`
-keeps what comes out on disk.
+sequence (<cls>, </s> ...) is kept apart, so that a cropped sequence gets it too. :mod:`dataset.tokens.token_store`
+keeps the ids on disk.
 
 Shape legend: N texts, T tokens of all of them.
 """
@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +34,6 @@ from dataset.tokens.huggingface import (
 from dataset.tokens.model_folder import CONFIG_FILE, local_folder, read_settings
 from train_config.classifier_schema import TokenizerSection
 
-__all__ = [
-    "EsmSequenceTokenizer",
-    "HuggingFaceTokenizer",
-    "SequenceTokenizer",
-    "load_tokenizer",
-    "open_tokenizer",
-    "train_bpe",
-]
-
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
 
@@ -54,38 +44,8 @@ _TRAINING_FILE = "training.json"
 """The settings of a trained tokenizer, beside it."""
 
 
-class SequenceTokenizer(Protocol):
-    """Interface of what makes token ids of texts.
-
-    Attributes:
-        fingerprint: hex, the same for tokenizers that give the same ids.
-        prefix, suffix: ids that stand before and after every sequence.
-        pad: id that fills padded batches; no attention looks at it.
-        unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
-        vocabulary_size: the largest id is below it.
-        one_token_per_residue: whether a protein of L residues always gives L tokens.
-    """
-
-    fingerprint: str
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-    pad: int
-    unknown: int | None
-    vocabulary_size: int
-    one_token_per_residue: bool
-
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
-
-    def count_read_as_x(self, texts: Iterable[str]) -> int:
-        """Residues that :meth:`encode` takes for X, though they are others."""
-
-    def save(self, folder: Path) -> None:
-        """Write what transformers' ``AutoTokenizer`` opens into a folder that exists."""
-
-
 class EsmSequenceTokenizer:
-    """The ESM alphabet, by :mod:`dataset.tokens.esm`'s tables."""
+    """The ESM alphabet, by :mod:`dataset.tokens.esm`'s tables; attributes as of HuggingFaceTokenizer."""
 
     fingerprint = hashlib.sha256(" ".join(esm.VOCABULARY).encode()).hexdigest()
     prefix: tuple[int, ...] = (esm.CLS,)
@@ -99,14 +59,10 @@ class EsmSequenceTokenizer:
         """Ids of N texts end to end, (T,), and (N,) how many each has: one a residue."""
         joined = "".join(texts)
         if joined.isascii():
-            ids_T = esm.tokenize_residues(np.frombuffer(joined.encode("ascii"), dtype=np.uint8))
+            ids_T = esm.RESIDUE_TABLE[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if not (ids_T == esm.UNK).any():
                 return ids_T.astype(np.int32), esm.sequence_lengths(texts)
         return end_to_end([esm.encode(text)[1:-1] for text in texts])
-
-    def count_read_as_x(self, texts: Iterable[str]) -> int:
-        """0: every residue of a store has a token of its own."""
-        return 0
 
     def save(self, folder: Path) -> None:
         """Write vocab.txt and the config of an ``EsmTokenizer``."""
@@ -115,6 +71,9 @@ class EsmSequenceTokenizer:
         vocabulary = folder / "vocab.txt"
         vocabulary.write_text("\n".join(esm.VOCABULARY), encoding="utf-8")
         EsmTokenizer(str(vocabulary)).save_pretrained(folder)
+
+
+SequenceTokenizer = EsmSequenceTokenizer | HuggingFaceTokenizer
 
 
 def load_tokenizer(
@@ -126,12 +85,11 @@ def load_tokenizer(
         section: of the config.
         backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
         training_texts: gives the texts that 'train' learns from; called only if need be.
-        folder: where a trained tokenizer is kept and found again; it should be one for each set of training texts. None
-            keeps it nowhere.
+        folder: where a trained tokenizer is kept and found again, one for each set of training texts; None keeps it
+            nowhere.
 
-    Raises:
-        ConfigError: there is no such tokenizer, or it does not fit the content.
-        ResourceError: the hub can't be reached, or the folder can't be written.
+    Raises ConfigError where there is no such tokenizer, or it does not fit the content; ResourceError where the hub
+    can't be reached, or the folder can't be written.
     """
     source, spaced = section.source, section.spaced
     if source == "auto":
@@ -150,11 +108,11 @@ def load_tokenizer(
 
 
 def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> SequenceTokenizer:
-    """The tokenizer of a local folder or a hub name, be it the ESM alphabet or a fast tokenizer.
+    """The tokenizer of a local folder or a hub name, the ESM alphabet or a fast tokenizer; runs no code of theirs.
 
-    Raises:
-        ConfigError: there is no such tokenizer, or none that can be read without its own code.
-        ResourceError: the hub can't be reached.
+    ``spaced`` auto puts blanks between residues where the vocabulary consists of single letters and knows the residues
+    only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
+    such tokenizer, ResourceError where the hub can't be reached.
     """
     folder = tokenizer_folder(str(folder_or_hub), key)
     return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
@@ -175,8 +133,7 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
         if isinstance(tokenizer, EsmSequenceTokenizer):
             raise ConfigError(
                 "model.tokenizer.content text can't be told in the ESM alphabet, which has residues alone; choose a "
-                "backbone for text (as qwen2 or bert with random weights, and model.tokenizer.source train), or set "
-                "content protein"
+                "backbone for text (as qwen2 or bert with random weights), or set content protein"
             )
         return
     if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.knows(_LONG_PROTEIN):
@@ -206,11 +163,7 @@ def _trained(
 
 
 def _is_esm(folder: Path, key: str) -> bool:
-    """Return whether the folder's tokenizer is the ESM alphabet, with the ids of ESM-2.
-
-    Raises:
-        ConfigError: an EsmTokenizer with other ids.
-    """
+    """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
     named = folder / TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
     kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None

@@ -31,15 +31,9 @@ _SMALLEST_COUNT = 2
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
     """Byte-pair encoding of bytes (Radford et al. 2019), learnt from these texts: nothing is ever unknown.
 
-    Text is split into words as Qwen2 does, and normalised to NFC, so that letters that look the same are the same; no
-    character is lost. What looks like a special token in a text is taken as text. The same texts give the same tokens.
-
-    Args:
-        texts: to learn from.
-        vocabulary_size: tokens to aim at, with the 256 bytes, the padding and the end token; few texts give fewer.
-
-    Raises:
-        ConfigError: the vocabulary can't hold all bytes.
+    Text is split into words as Qwen2 does, and normalised to NFC; no character is lost. What looks like a special token
+    in a text is taken as text. The same texts give the same tokens. ``vocabulary_size`` counts the 256 bytes, the
+    padding and the end token; few texts give fewer. Raises ConfigError where it can't hold all bytes.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing

@@ -1,8 +1,8 @@
 """The ESM alphabet by table: residues in, token ids out.
 
-A sequence of plain residues is one look-up in a 256-entry table; what can't be one (text with special tokens, blanks,
-unknown characters) takes a slower path with the rules of transformers' ``EsmTokenizer``, whose ids both paths give on
-any text. Only :func:`pack_sequences` needs torch, so that loader processes start fast.
+Plain residues are looked up in a 256-entry table; other text (special tokens, blanks, unknown characters) takes a
+slower path with the rules of transformers' ``EsmTokenizer``. Only packing needs torch, so that loader processes start
+fast.
 
 Shape legend: T tokens, N sequences, R residues.
 """
@@ -44,88 +44,38 @@ _IDS = {token: index for index, token in enumerate(VOCABULARY)}
 _KNOWN_TOKEN = re.compile("(" + "|".join(map(re.escape, VOCABULARY)) + ")")
 
 
-def _residue_table() -> NDArray[np.uint8]:
-    table = np.full(256, UNK, dtype=np.uint8)
-    for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
-        table[ord(VOCABULARY[index])] = index
-    table.setflags(write=False)
-    return table
-
-
-RESIDUE_TABLE = _residue_table()
+RESIDUE_TABLE: NDArray[np.uint8] = np.full(256, UNK, dtype=np.uint8)
 """(256,) uint8: the id of each ASCII residue; <unk> for any other byte."""
+RESIDUE_TABLE[[ord(residue) for residue in VOCABULARY[FIRST_RESIDUE : LAST_RESIDUE + 1]]] = range(
+    FIRST_RESIDUE, LAST_RESIDUE + 1
+)
+RESIDUE_TABLE.setflags(write=False)
 
 _BETWEEN = b"\xff\xfe"
 """Joins sequences; :data:`_JOINED_TABLE` makes <eos><cls> of it. Outside ASCII, so that no residue is meant by it."""
 
 _BETWEEN_TEXT = _BETWEEN.decode("latin-1")
 
-
-def _joined_table() -> bytes:
-    table = RESIDUE_TABLE.copy()
-    table[list(_BETWEEN)] = EOS, CLS
-    return table.tobytes()
-
-
-_JOINED_TABLE = _joined_table()
-
-
-def tokenize_residues(residues_R: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Ids of ASCII residues, one each, without special tokens.
-
-    Args:
-        residues_R: (R,) uint8, ASCII.
-
-    Returns:
-        (R,) uint8; bytes outside the alphabet are <unk>.
-    """
-    return RESIDUE_TABLE[residues_R]
+_JOINED_TABLE = RESIDUE_TABLE.tobytes()[:-2] + bytes([CLS, EOS])  # of the bytes 0xfe and 0xff
 
 
 def encode(sequence: str) -> NDArray[np.int64]:
-    """Ids of one sequence between <cls> and <eos>, as ``EsmTokenizer(sequence)["input_ids"]`` gives them.
+    """(T,) int64 ids of any text between <cls> and <eos>, as ``EsmTokenizer(sequence)["input_ids"]`` gives them.
 
     Between known tokens, each run of other characters without blanks is one <unk>; blanks separate and vanish.
-
-    Returns:
-        (T,) int64.
     """
-    ids = _encode_plain(sequence)
-    if ids is None:
-        ids = np.array(_encode_text(sequence), dtype=np.int64)
-    return np.concatenate(([CLS], ids, [EOS])).astype(np.int64, copy=False)
-
-
-def _encode_plain(sequence: str) -> NDArray[np.uint8] | None:
-    """Ids when every character is a residue, else None."""
-    if not sequence.isascii():
-        return None
-    ids = tokenize_residues(np.frombuffer(sequence.encode("ascii"), dtype=np.uint8))
-    return None if (ids == UNK).any() else ids
-
-
-def _encode_text(text: str) -> list[int]:
-    """Ids of any text, without <cls> and <eos> around them."""
-    ids: list[int] = []
+    ids = [CLS]
     # With a group in the pattern, re.split gives what is between the tokens at even and the tokens at odd places.
-    for place, piece in enumerate(_KNOWN_TOKEN.split(text)):
-        if place % 2:
-            ids.append(_IDS[piece])
-        else:
-            ids.extend([UNK] * len(piece.split()))
-    return ids
+    for place, piece in enumerate(_KNOWN_TOKEN.split(sequence)):
+        ids.extend([_IDS[piece]] if place % 2 else [UNK] * len(piece.split()))
+    return np.array([*ids, EOS], dtype=np.int64)
 
 
 def tokenize_pieces(sequences: Sequence[bytes | memoryview]) -> NDArray[np.uint8]:
-    """Ids of ASCII sequences, each between its own <cls> and <eos>: joined by two bytes that stand for <eos><cls>.
+    """(T,) uint8 ids of N ASCII sequences, each between its own <cls> and <eos>.
 
-    Every byte is looked up once, and no work is done in Python for each sequence.
-
-    Args:
-        sequences: N of them. The two bytes, which are outside ASCII, are not looked for in them.
-
-    Returns:
-        (T,) uint8.
+    They are joined by two bytes that stand for <eos><cls> and are not looked for in the sequences: every byte is looked
+    up once, and no work is done in Python for each sequence.
     """
     return _tokenize_joined(_BETWEEN.join([b"", *sequences, b""]))
 
@@ -136,11 +86,7 @@ def _tokenize_joined(joined: bytes) -> NDArray[np.uint8]:
 
 
 def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None:
-    """Ids of sequences given as text, each between its own <cls> and <eos>, if every character is a residue.
-
-    Returns:
-        (T,) uint8, or None where some character is none.
-    """
+    """(T,) uint8 ids of texts, each between its own <cls> and <eos>; None where some character is no residue."""
     try:
         joined = _BETWEEN_TEXT.join(["", *sequences, ""]).encode("latin-1")
     except UnicodeEncodeError:
@@ -153,16 +99,9 @@ def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None
 
 
 def pack_sequences(sequences: Sequence[str]) -> PackedBatch:
-    """Pack sequences given as text, in their order and whole, without a store: what inference starts from.
+    """Pack N texts in their order and whole, without a store, tokenized as :func:`encode` does.
 
-    Args:
-        sequences: N of them, tokenized as :func:`encode` does.
-
-    Returns:
-        A batch whose ``records`` count from 0 and whose ``targets`` are None.
-
-    Raises:
-        DataError: there is no sequence.
+    The batch's ``records`` count from 0 and its ``targets`` are None. Raises DataError where there is no sequence.
     """
     if not sequences:
         raise DataError("no sequences to pack: give at least one")
@@ -179,12 +118,7 @@ def sequence_lengths(sequences: Sequence[Sized]) -> NDArray[np.int64]:
 
 
 def packed_from_tokens(tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> PackedBatch:
-    """The batch of these tokens, without targets, whose ``records`` count from 0.
-
-    Args:
-        tokens_T: (T,) ids, special tokens included.
-        lengths_N: (N,) tokens of each sequence.
-    """
+    """The batch of (T,) ids, special tokens included, of N sequences of these lengths; ``records`` count from 0."""
     import torch  # here, so that loader processes, which need the tables alone, start without it
 
     from dataset.packed_batch import PackedBatch

@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,11 +53,16 @@ _WORD_MARKS = ("▁", "Ġ", "##")
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of transformers.
+    """A fast tokenizer of transformers, a ``TokenizersBackend`` whose special tokens do not depend on the text.
 
-    Args:
-        tokenizer: a ``TokenizersBackend``; its special tokens may not depend on the text.
+    Attributes:
         spaced: put blanks between the characters of a text, in upper case, with X for U, Z, O and B.
+        fingerprint: hex, the same for tokenizers that give the same ids.
+        prefix, suffix: ids that stand before and after every sequence.
+        pad: id that fills padded batches; no attention looks at it.
+        unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
+        vocabulary_size: the largest id is below it.
+        one_token_per_residue: whether a protein of L residues always gives L tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, spaced: bool) -> None:
@@ -78,22 +83,6 @@ class HuggingFaceTokenizer:
         self._table = self._table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
         self.one_token_per_residue = self._table is not None
 
-    @classmethod
-    def load(cls, folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> HuggingFaceTokenizer:
-        """The fast tokenizer of a local folder or a hub name; no code of theirs is run.
-
-        Args:
-            folder_or_hub: folder, or owner/name.
-            spaced: auto puts blanks between residues where the vocabulary consists of single letters and knows the
-                residues only as words, or where it was saved so.
-            key: of the setting, for messages.
-
-        Raises:
-            ConfigError: there is no such tokenizer, or none that can be read without its own code.
-            ResourceError: the hub can't be reached.
-        """
-        return open_folder(tokenizer_folder(str(folder_or_hub), key), spaced, key)
-
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
         ids_T = self._looked_up("".join(texts))
@@ -104,16 +93,6 @@ class HuggingFaceTokenizer:
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
         return end_to_end([encoding.ids for encoding in encodings])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids without prefix and suffix."""
-        return str(self._backend.decode([int(index) for index in ids], skip_special_tokens=False))
-
-    def count_read_as_x(self, texts: Iterable[str]) -> int:
-        """U, Z, O and B, where blanks are put between residues."""
-        if not self.spaced:
-            return 0
-        return sum(text.upper().count(letter) for text in texts for letter in _RARE)
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json."""
@@ -163,9 +142,7 @@ class HuggingFaceTokenizer:
 def tokenizer_folder(source: str, key: str) -> Path:
     """The local folder itself, or what a repository on the hub holds of a tokenizer's files.
 
-    Raises:
-        ConfigError: there is no such folder or repository.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError where there is none, ResourceError where the hub can't be reached.
     """
     folder = local_folder(source, key, wanted=_TOKENIZER_FILE)
     if folder is None and "/" not in source:
@@ -176,7 +153,7 @@ def tokenizer_folder(source: str, key: str) -> Path:
 
 
 def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
-    """The tokenizer of a local folder; see :meth:`HuggingFaceTokenizer.load`."""
+    """The fast tokenizer of a local folder; see :func:`dataset.tokens.base.open_tokenizer`."""
     saved = folder / TOKENIZER_CONFIG_FILE
     if spaced == "auto" and saved.is_file():
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
@@ -196,17 +173,14 @@ def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTok
     """
     from transformers import PreTrainedTokenizerFast
 
-    def as_it_stands() -> Any:
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-    makers = [lambda: automatic, *([as_it_stands] if (folder / _TOKENIZER_FILE).is_file() else [])]
-    for make in makers:
+    readings = [automatic]
+    if (folder / _TOKENIZER_FILE).is_file():
         with _readable(folder, key):
-            made = make()
-        for spaced in (False, True):
-            tokenizer = HuggingFaceTokenizer(made, spaced)
-            if tokenizer.reads_by_residue(AMINO_ACIDS):
-                return tokenizer
+            readings.append(PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))
+    for reading, spaced in itertools.product(readings, (False, True)):
+        tokenizer = HuggingFaceTokenizer(reading, spaced)
+        if tokenizer.reads_by_residue(AMINO_ACIDS):
+            return tokenizer
     return HuggingFaceTokenizer(automatic, False)
 
 
@@ -224,20 +198,13 @@ def _auto_tokenizer(folder: Path, key: str) -> Any:
     with _readable(folder, key):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError(
-            f"{key}: {folder} has a tokenizer of type {type(tokenizer).__name__}, which is not a fast one; give a "
-            f"folder with a {_TOKENIZER_FILE}"
-        )
+        raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {_TOKENIZER_FILE}")
     return tokenizer
 
 
 @contextmanager
 def _readable(folder: Path, key: str) -> Iterator[None]:
-    """Word whatever transformers raises for a person; the tokenizers library raises bare Exceptions.
-
-    Raises:
-        ConfigError: the tokenizer needs code of its own, or is damaged.
-    """
+    """Raise ConfigError for whatever transformers raises; the tokenizers library raises bare Exceptions."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -259,11 +226,7 @@ def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDAr
 
 
 def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer puts before and after a text.
-
-    Raises:
-        ConfigError: it puts them elsewhere.
-    """
+    """The ids that the tokenizer puts before and after a text; raises ConfigError where it puts them elsewhere."""
     encoding = backend.encode("A", add_special_tokens=True)
     own = backend.encode("A", add_special_tokens=False).ids
     first = encoding.special_tokens_mask.index(0) if own else 0

@@ -1,4 +1,4 @@
-"""Hugging Face models as files: a local folder or a name on the hub, told apart, fetched and read as data.
+"""Hugging Face models as files: a local folder or a name on the hub, fetched and read as data.
 
 In: what a setting names, and which files are wanted. Out: a local folder. Nothing is imported or unpickled: patterns
 name what is fetched, and config.json is read as JSON before any class hears of it.
@@ -17,15 +17,9 @@ CONFIG_FILE = "config.json"
 
 
 def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | None:
-    """The folder that ``source`` names, or None if it is no path.
+    """The folder that ``source`` names, or None if it is no path; ``key`` and ``wanted``, a file, are for messages.
 
-    Args:
-        source: a path, or a name on the hub.
-        key: of the setting, for messages.
-        wanted: file that the folder should hold, for messages.
-
-    Raises:
-        ConfigError: it is a file, or a path that is not there.
+    Raises ConfigError where it is a file, or a path that is not there.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -37,19 +31,11 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
     return None
 
 
-def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: str | None = None) -> Path:
-    """Local folder of those files of a repository on the hub that match; nothing else of it is downloaded.
+def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
+    """Local folder of those files of a repository (owner/name) on the hub that match the globs; fetches no others.
 
-    Args:
-        name: owner/name.
-        patterns: what to fetch, as globs.
-        key: of the setting, for messages.
-        advice: what to do where the hub can't be reached.
-        endpoint: of the hub; the public one if None.
-
-    Raises:
-        ConfigError: there is no such model, or not for the public.
-        ResourceError: the hub can't be reached.
+    ``key`` and ``advice`` are for messages. Raises ConfigError where there is no such public model, ResourceError where
+    the hub can't be reached.
     """
     from huggingface_hub import snapshot_download  # here, since few need it and importing it takes a while
     from huggingface_hub.errors import (
@@ -62,7 +48,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: s
 
     unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), endpoint=endpoint))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
     except LocalEntryNotFoundError as error:
@@ -74,11 +60,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str, endpoint: s
 
 
 def read_settings(path: Path, key: str) -> dict[str, Any]:
-    """A JSON file as data: no class named in it is looked up.
-
-    Raises:
-        ConfigError: the file is missing, or holds no JSON object.
-    """
+    """A JSON file as data, no class named in it is looked up; raises ConfigError where it is missing or no JSON."""
     if not path.is_file():
         raise ConfigError(f"{key}: {path.parent} has no {path.name}; give a Hugging Face model folder")
     try:

@@ -40,18 +40,12 @@ _REMEDY = "remove the folder, so that the tokens are made again"
 
 
 class TokenManifest(BaseModel):
-    """``manifest.json``.
+    """``manifest.json``: store, tokenizer, ``dtype`` of the ids as NumPy writes it, checksums.
 
-    Attributes:
-        store_checksum: of the store that the texts are from.
-        fingerprint: of the tokenizer.
-        dtype: of the ids, as NumPy writes it.
-        prefix, suffix: ids that belong before and after each record.
-        unknown_tokens: how many ids are that of an unknown token; 0 where nothing is ever unknown.
-        residues_read_as_x: how many residues the tokenizer took for X.
+    Fields that earlier versions wrote besides are ignored.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: Literal["esmeray-tokens"] = "esmeray-tokens"
     format_version: Literal[1] = 1
@@ -63,41 +57,30 @@ class TokenManifest(BaseModel):
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     pad: int
-    vocabulary_size: int
-    one_token_per_residue: bool
-    unknown_tokens: int
-    residues_read_as_x: int
     tokens_xxh128: str
     lengths_xxh128: str
 
 
 class TokenStore:
-    """Read access to the tokens.
-
-    A pickle carries the path and the manifest; each process maps the files itself.
+    """Read access to the tokens; a pickle carries the path and the manifest, each process maps the files itself.
 
     Attributes:
         path: the folder.
-        manifest: what it holds.
+        manifest: its description.
         prefix, suffix: ids that belong before and after each record, which :meth:`piece` leaves out.
         pad: id that fills padded batches.
-        vocabulary_size: ids are below it.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "full") -> None:
         """Check the folder; map nothing yet.
 
-        Args:
-            path: the folder.
-            verify: quick checks the manifest and the files' sizes; full their checksums as well, which reads them once.
-
-        Raises:
-            DataError: no token store, one of another format version, or a damaged one.
+        ``verify`` quick checks the manifest and the files' sizes; full their checksums as well, which reads them once.
+        Raises DataError where it is no token store, one of another format version, or damaged.
         """
         self.path = Path(path).absolute()
         self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY)
         self.prefix, self.suffix = self.manifest.prefix, self.manifest.suffix
-        self.pad, self.vocabulary_size = self.manifest.pad, self.manifest.vocabulary_size
+        self.pad = self.manifest.pad
         _check_files(self.path, self.manifest, full=verify == "full")
 
     def __len__(self) -> int:
@@ -118,18 +101,9 @@ class TokenStore:
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """Some tokens of one record.
+        """(L,) tokens of one record from ``start`` on: a read-only view of the file, in the smallest unsigned type.
 
-        Args:
-            record: its index in the store.
-            start: tokens to leave out at its start.
-            length: tokens to take.
-
-        Returns:
-            (L,) read-only view of the mapped file, in the smallest unsigned type.
-
-        Raises:
-            IndexError: there is no such record, or it has fewer tokens.
+        Raises IndexError where there is no such record, or it has fewer tokens.
         """
         if not 0 <= record < self.manifest.num_records:
             raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
@@ -148,17 +122,9 @@ def ensure_tokens(
 ) -> TokenStore:
     """The tokens of every record of a store, found under ``root`` or made there.
 
-    The first process makes them, others wait for it; a damaged folder is made again.
-
-    Args:
-        store: residues or texts.
-        tokenizer: makes the ids.
-        root: folder of token stores.
-        progress: called after each block of records; its bytes are residues, or UTF-8.
-
-    Raises:
-        DataError: the store is damaged.
-        ResourceError: the disk is full or can't be written.
+    The first process makes them, others wait for it; a damaged folder is made again. ``progress`` is called after each
+    block of records, with bytes of residues or UTF-8. Raises DataError where the store is damaged, ResourceError where
+    the disk is full or can't be written.
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
@@ -181,8 +147,6 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 
 def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenStore | None:
     """The token store of that name, if it is whole and of this store and tokenizer."""
-    if not target.exists():
-        return None
     try:
         found = TokenStore(target)
     except DataError:
@@ -192,16 +156,12 @@ def _found(target: Path, store: Store, tokenizer: SequenceTokenizer) -> TokenSto
 
 
 def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback | None) -> None:
-    dtype = _smallest_dtype(tokenizer.vocabulary_size)
+    dtype = np.min_scalar_type(tokenizer.vocabulary_size - 1).newbyteorder("<")
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)
-    unknown_tokens = as_x = 0
     with (folder / TOKENS_FILE).open("wb") as file:
         for first, texts in _blocks(store, ends):
-            as_x += tokenizer.count_read_as_x(texts)
             ids_T, lengths_N = tokenizer.encode(texts)
-            if tokenizer.unknown is not None:
-                unknown_tokens += int(np.count_nonzero(ids_T == tokenizer.unknown))
             lengths[first : first + len(texts)] = lengths_N
             file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
             if progress is not None:
@@ -217,10 +177,6 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
         prefix=tokenizer.prefix,
         suffix=tokenizer.suffix,
         pad=tokenizer.pad,
-        vocabulary_size=tokenizer.vocabulary_size,
-        one_token_per_residue=tokenizer.one_token_per_residue,
-        unknown_tokens=unknown_tokens,
-        residues_read_as_x=as_x,
         tokens_xxh128=file_xxh128(folder / TOKENS_FILE),
         lengths_xxh128=file_xxh128(folder / LENGTHS_FILE),
     )
@@ -228,11 +184,9 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
 
 
 def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[str]]]:
-    """Texts of consecutive records, and the index of the first; a block has about :data:`_BLOCK_BYTES`.
+    """Texts of consecutive records, of about :data:`_BLOCK_BYTES`, and the index of the first.
 
-    Args:
-        store: N records.
-        ends: (N,) bytes of all records up to and with each.
+    ``ends`` (N,) are the bytes of all records up to and with each.
     """
     first = 0
     while first < len(store):
@@ -240,10 +194,6 @@ def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[s
         last = max(int(np.searchsorted(ends, start + _BLOCK_BYTES, side="right")), first + 1)
         yield first, [store.text(index) for index in range(first, last)]
         first = last
-
-
-def _smallest_dtype(vocabulary_size: int) -> np.dtype[Any]:
-    return np.min_scalar_type(vocabulary_size - 1).newbyteorder("<")
 
 
 def _check_files(folder: Path, manifest: TokenManifest, full: bool) -> None:

@@ -29,9 +29,7 @@ _DONE, _BAD_SEQUENCES = 1, -1
 def kernel_takes(query: Tensor, key: Tensor) -> bool:
     """Whether :func:`cpu_attention` can be used: on the CPU, in fp32 or bf16, even heads, and the kernel compiles.
 
-    Args:
-        query: (T, H, d).
-        key: (T, H_kv, d); grouped queries are left to others.
+    ``query``: (T, H, d). ``key``: (T, H_kv, d); grouped queries are left to others.
     """
     head = query.shape[-1]
     fits = query.device.type == "cpu" and query.dtype in _DTYPES and query.shape == key.shape
@@ -54,20 +52,12 @@ def cpu_attention(
 ) -> Tensor:
     """Softmax attention within each sequence.
 
-    Products are of the dtype given, summed in fp32; bf16 halves the time where the processor has AVX512-BF16.
-
-    Args:
-        query, key, value: (T, H, d) fp32 or bf16.
-        cu_seqlens: (N+1,) int32, where each sequence starts; the last is T.
-        scaling: factor of the scores.
-        rotary: rotate queries and keys by each token's position in its sequence.
-
-    Returns:
-        (T, H, d), contiguous.
-
-    Raises:
-        ValueError: ``cu_seqlens`` are not offsets of sequences of T tokens, or the tables end before a sequence does.
-        MemoryError: the kernel's own buffers, a few kilobytes a token of the longest sequence, could not be had.
+    Products are of the dtype given, summed in fp32; bf16 halves the time where the processor has AVX512-BF16. Returns
+    (T, H, d), contiguous. ``query``, ``key``, ``value``: (T, H, d) fp32 or bf16. ``cu_seqlens``: (N+1,) int32, where
+    each sequence starts; the last is T. ``scaling``: factor of the scores. ``rotary``: rotate queries and keys by each
+    token's position in its sequence. Raises ValueError (``cu_seqlens`` are not offsets of sequences of T tokens, or the
+    tables end before a sequence does) or MemoryError (the kernel's own buffers, a few kilobytes a token of the longest
+    sequence, could not be had).
     """
     return _CpuAttention.apply(query, key, value, cu_seqlens, scaling, rotary)  # type: ignore[no-any-return]
 

@@ -4,10 +4,9 @@ In: queries, keys and values of all sequences of a batch end to end, and where e
 each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
 :mod:`model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a sequence.
 
-Registered as ``esmeray_packed``, it makes any Hugging Face transformer that uses the AttentionInterface padding-free;
-where sequences end is told by the ``cu_seqlens`` given to the model's forward. No mask function is registered beside
-it: transformers then builds no mask, where otherwise it would look for packed sequences itself, which on CUDA waits for
-the device.
+Registered as ``esmeray_packed``, it makes any transformer that uses the AttentionInterface padding-free, given
+``cu_seqlens`` in its forward. No mask function is registered: transformers would look for packed sequences itself,
+which on CUDA waits for the device.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -40,19 +39,10 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention within each packed sequence.
+    """(T, H, d): attention within each packed sequence.
 
-    Args:
-        query: (T, H, d).
-        key, value: (T, H_kv, d); H_kv divides H (grouped queries).
-        cu_seqlens: (N+1,) int32, where each sequence starts.
-        max_seqlen: tokens of the longest sequence.
-        scaling: factor of the scores.
-        causal: attend to earlier tokens alone.
-        dropout: probability of dropping a score.
-
-    Returns:
-        (T, H, d).
+    ``query``: (T, H, d). ``key``, ``value``: (T, H_kv, d); H_kv divides H (grouped queries). ``cu_seqlens``: (N+1,)
+    int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
         return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
@@ -80,24 +70,11 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention within each packed sequence, as transformers' AttentionInterface calls it.
 
-    Args:
-        module: the attention layer; its ``is_causal`` counts where the argument is not given.
-        query: (1, H, T, d).
-        key: (1, H_kv, T, d); H_kv divides H (grouped queries).
-        value: (1, H_kv, T, d).
-        attention_mask: must be None.
-        cu_seqlens: (N+1,) int32, where each sequence starts.
-        max_seqlen: tokens of the longest sequence.
-        scaling: factor of the scores; d**-0.5 if None.
-        dropout: probability of dropping a score.
-        sliding_window: tokens that attention reaches back; must be no less than the longest sequence.
-        softcap, position_bias: must be None.
+    Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for what packed
+    attention can't honour: padding masks, windows, soft caps, biases, batches.
 
-    Returns:
-        (1, T, H, d), and None for the attention weights, which are never formed.
-
-    Raises:
-        ValueError: for what packed attention can't honour (padding masks, windows, soft caps, biases, batches).
+    ``query``: (1, H, T, d). ``key``, ``value``: (1, H_kv, T, d); H_kv divides H. ``scaling`` is d**-0.5 if None,
+    ``is_causal`` that of the module if None; the window must be no less than the longest sequence.
     """
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")

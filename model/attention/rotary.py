@@ -25,12 +25,7 @@ class RotaryTables(NamedTuple):
 
 
 def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
-    """Tables for the first P positions.
-
-    Args:
-        frequencies: (d/2,) fp32, radians a position.
-        num_positions: P.
-    """
+    """Tables for the first P positions. ``frequencies``: (d/2,) fp32, radians a position."""
     positions_P = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
     angles = torch.outer(positions_P, frequencies.float())
     return RotaryTables(angles.cos(), angles.sin())
@@ -39,9 +34,8 @@ def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
 def rotate(x_THd: Tensor, cosines_T1d: Tensor, sines_T1d: Tensor) -> Tensor:
     """Rotate every head in fp32, and give it back in its own dtype.
 
-    Args:
-        x_THd: (T, H, d) queries or keys.
-        cosines_T1d, sines_T1d: (T, 1, d/2), the rows of the tables at each token's position.
+    ``x_THd``: (T, H, d) queries or keys. ``cosines_T1d``, ``sines_T1d``: (T, 1, d/2), the rows of the tables at each
+    token's position.
     """
     first, second = x_THd.float().chunk(2, dim=-1)
     rotated = (first * cosines_T1d - second * sines_T1d, second * cosines_T1d + first * sines_T1d)

@@ -69,14 +69,9 @@ _BERT_POSITIONS = 4096
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """The config that the section means; from the hub, only config.json is fetched.
 
-    Args:
-        section: of the config.
-        vocabulary_size: rows of the embedding, where weights are drawn; ESM-2 has its own.
-        pad: id whose embedding is 0 and not learnt, where weights are drawn.
-
-    Raises:
-        ConfigError: unknown source, impossible size, or an architecture that packed attention does not know.
-        ResourceError: the hub can't be reached.
+    ``vocabulary_size``: rows of the embedding, where weights are drawn; ESM-2 has its own. ``pad``: id whose embedding
+    is 0 and not learnt, where weights are drawn. Raises ConfigError (unknown source, impossible size, or an
+    architecture that packed attention does not know) or ResourceError (the hub can't be reached).
     """
     if source_type(section) == "esm" and (is_drawn(section) or not section.padded):
         return EsmConfig.from_dict(esm_settings(section))
@@ -89,8 +84,7 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
 def model_class(config: PreTrainedConfig) -> type[Any]:
     """Class of the model that gives features; of an encoder with a decoder, the encoder alone.
 
-    Raises:
-        ConfigError: transformers has none.
+    Raises ConfigError (transformers has none).
     """
     kind: Any
     if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # T5's encoder, also where it was saved alone
@@ -108,8 +102,7 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
 def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
     """Class of the masked language model around :func:`model_class`.
 
-    Raises:
-        ConfigError: its head is not known, or it is a decoder.
+    Raises ConfigError (its head is not known, or it is a decoder).
     """
     if config.model_type not in MASKED_LM_HEADS or is_causal(config):
         raise ConfigError(
@@ -117,8 +110,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
             f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
         )
     kind: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-    found: type[Any] = kind
-    return found
+    return kind  # type: ignore[no-any-return]
 
 
 def is_causal(config: Any) -> bool:

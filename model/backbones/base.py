@@ -81,14 +81,8 @@ class PackedBackbone(nn.Module, ABC):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Features of every token.
 
-        Args:
-            batch: T tokens.
-
-        Returns:
-            (T, D) in the dtype of the weights: the last hidden state, after the final norm.
-
-        Raises:
-            ConfigError: a sequence is longer than :attr:`longest`.
+        Returns (T, D) in the dtype of the weights: the last hidden state, after the final norm. Raises ConfigError (a
+        sequence is longer than :attr:`longest`).
         """
         longest = self.longest
         if longest is not None and batch.max_seqlen > longest:
@@ -106,38 +100,22 @@ class PackedBackbone(nn.Module, ABC):
         """(T, D) of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
 
 
-def layer_groups(backbone: PackedBackbone) -> list[list[nn.Module]]:
-    """Modules of the backbone by depth, for learning rates that differ by layer.
+def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, float]:
+    """The share of the learning rate of each parameter, for layer-wise decay (Howard & Ruder 2018).
 
-    Returns:
-        The embeddings; then each layer; what comes after the last layer (a final norm) belongs to it.
+    The last layer, and the final norm after it, learn at ``decay`` (0 to 1) times the head's rate, each layer before at
+    ``decay`` times that, and the embeddings as one more layer.
     """
-    path = _path_to_layers(backbone.model, backbone.num_layers)
-    before: list[nn.Module] = []
-    after: list[nn.Module] = []
-    for parent, child_on_path in path[:-1]:
-        reached = False
-        for child in parent.children():
-            if child is child_on_path:
-                reached = True
-            else:
-                (after if reached else before).append(child)
-    layers = [[layer] for layer in path[-1][0].children()]
-    layers[-1] += after
-    return [before, *layers]
-
-
-def _path_to_layers(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Module | None]]:
-    """From the model down to the list of its layers: each module, and which of its children is on the way."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    name = next(
-        (name for name, module in lists.items() if len(module) == num_layers),
-        max(lists, key=lambda name: len(lists[name]), default=""),  # layers that share weights (ALBERT)
+    model, num_layers = backbone.model, backbone.num_layers
+    lists = {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    layers = next(
+        (name for name, length in lists.items() if length == num_layers),
+        max(lists, key=lambda name: lists[name]),  # of layers that share weights (ALBERT)
     )
-    path: list[tuple[nn.Module, nn.Module | None]] = []
-    module = model
-    for part in filter(None, name.split(".")):
-        child = module.get_submodule(part)
-        path.append((module, child))
-        module = child
-    return [*path, (module, None)]
+    height = lists[layers] + 1
+    rates = {}
+    for name, parameter in model.named_parameters():  # as deep as they stand in the order
+        if name.startswith(f"{layers}."):
+            height = lists[layers] - int(name.removeprefix(f"{layers}.").partition(".")[0])
+        rates[parameter] = decay**height
+    return rates

@@ -1,12 +1,10 @@
 """ESM-2 as a function of a packed batch: tokens in, one feature vector per token out.
 
-The modules and weights are Hugging Face's, so that every checkpoint fits; the forward is Esmeray's. ``token_dropout``
-rescales by the share of masked tokens of each sequence, which Hugging Face takes over the batch row. Rows are tokens
-from end to end: rotary tables are made once a batch and not once a layer, on the CPU the rotation happens inside the
-attention kernel, and GELU is one pass where Hugging Face's own takes five. Each Linear and LayerNorm is still called as
-a module, so that hooks (ZeRO-3 gathers weights in them), adapters and gradient checkpointing work.
-
-Query, key and value stay three products: joined to one they gain 3 % of their own time on the CPU.
+The modules and weights are Hugging Face's, the forward is Esmeray's: ``token_dropout`` rescales by the share of masked
+tokens of each sequence (Hugging Face: of the batch row), rotary tables are made once a batch, on the CPU the attention
+kernel rotates, and GELU is one pass in place of five. Each Linear and LayerNorm is called as a module, so that hooks
+(ZeRO-3 gathers weights in them), adapters and gradient checkpointing work. Query, key and value stay three products:
+joined to one they gain 3 % of their own time on the CPU.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head, D = H d channels.
 """

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from model.backbones.base import PackedBackbone
 
 
-_DECODERS = {"qwen2": ("Qwen2Model", 3), "llama": ("LlamaModel", 0)}
-"""Classes of the decoders that can be drawn, and how many of their layers' projections have a bias."""
+_PROJECTIONS_WITH_BIAS = {"qwen2": 3, "llama": 0}
+"""In each layer of the decoders that can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class BackboneFacts:
     """Facts of a backbone before it is built.
 
     Attributes:
-        kind: what to call the architecture in messages.
         hidden_size: channels of the features.
         parameters: of all of it.
         unused: of these, those that no feature of a token passes through, which are never trained.
@@ -36,7 +35,6 @@ class BackboneFacts:
         longest: tokens of the longest sequence, special ones included; None if any can be taken.
     """
 
-    kind: str
     hidden_size: int
     parameters: int
     unused: int
@@ -49,18 +47,13 @@ class BackboneFacts:
 def backbone_facts(section: BackboneSection, vocabulary_size: int, pad: int = 0) -> BackboneFacts:
     """Facts of the backbone that :func:`model.backbones.loading.build_backbone` builds.
 
-    Args:
-        section: which one.
-        vocabulary_size: of the tokenizer, for what is drawn at random.
-        pad: its padding token.
-
-    Raises:
-        ConfigError: unknown source, impossible size, or an architecture that is not known packed.
-        ResourceError: its config is on the hub, which can't be reached.
+    ``vocabulary_size``: of the tokenizer, for what is drawn at random. Raises ConfigError (unknown source, impossible
+    size, or an architecture that is not known packed) or ResourceError (its config is on the hub, which can't be
+    reached).
     """
     if source_type(section) == "esm" and not section.padded:
         return esm_facts(esm_settings(section))
-    if section.source in _DECODERS:
+    if section.source in _PROJECTIONS_WITH_BIAS:
         return _decoder_facts(section, vocabulary_size)
     from model.backbones.loading import build_backbone  # here: torch and transformers, which a formula does not need
 
@@ -83,7 +76,6 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
     norms = (4 * layers + 2 + 2 * bool(settings["emb_layer_norm_before"])) * D
     contact_head = layers * settings["num_attention_heads"] + 1
     return BackboneFacts(
-        "EsmModel",
         D,
         weights_and_biases + norms + (V + positions) * D + contact_head,
         contact_head,
@@ -95,14 +87,14 @@ def esm_facts(settings: dict[str, Any]) -> BackboneFacts:
 def _decoder_facts(section: BackboneSection, V: int) -> BackboneFacts:
     """Facts of a decoder whose weights are drawn: one norm before each of a layer's two parts, and one at the end."""
     layers, D, _ = drawn_size(section)
-    kind, biases = _DECODERS[section.source]
+    biases = _PROJECTIONS_WITH_BIAS[section.source]
     inner = gated_inner_size(D)
     of_layer = dict.fromkeys((f"self_attn.{name}_proj" for name in "qkvo"), (D, D))
     of_layer |= {"mlp.gate_proj": (D, inner), "mlp.up_proj": (D, inner), "mlp.down_proj": (inner, D)}
     linear = _repeated("layers", layers, of_layer)
     weights = sum(inputs * outputs for inputs, outputs in linear.values())
     parameters = weights + (V + (2 + biases) * layers + 1) * D
-    return BackboneFacts(kind, D, parameters, 0, linear, causal=True, padded=section.padded)
+    return BackboneFacts(D, parameters, 0, linear, causal=True, padded=section.padded)
 
 
 def _repeated(prefix: str, layers: int, of_layer: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -116,7 +108,6 @@ def facts_of(backbone: PackedBackbone) -> BackboneFacts:
 
     parameters = list(backbone.parameters())
     return BackboneFacts(
-        type(backbone.model).__name__,
         backbone.hidden_size,
         sum(p.numel() for p in parameters),
         sum(p.numel() for p in parameters if not p.requires_grad),

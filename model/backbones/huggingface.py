@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,12 +38,8 @@ _GROUP_PADDING = 512
 class HuggingFaceBackbone(PackedBackbone):
     """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches.
 
-    Its attention is replaced, for which its config is copied first, since other models may share it.
-
-    Args:
-        model: of one of the architectures in :data:`model.backbones.architectures.PACKED`.
-        frozen: no gradients, always in evaluation mode.
-        gradient_checkpointing: recompute each layer in the backward pass.
+    Its attention is replaced, for which its config is copied first, since other models may share it. ``model``: of one
+    of the architectures in :data:`model.backbones.architectures.PACKED`.
     """
 
     def __init__(self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
@@ -74,18 +70,11 @@ class HuggingFaceBackbone(PackedBackbone):
 class PaddedBackbone(PackedBackbone):
     """Any encoder or decoder of transformers, on packed batches that are padded for it in groups of like length.
 
-    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a
-    batch waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch
-    and from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used.
-
-    Args:
-        model: takes ``input_ids`` and ``attention_mask``.
-        pad: id that fills rows.
-        frozen: no gradients, always in evaluation mode.
-        gradient_checkpointing: recompute each layer in the backward pass.
-
-    Raises:
-        ConfigError: the network has no attention mask, so that padding would change its features.
+    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a batch
+    waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch and
+    from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used. ``model``: takes
+    ``input_ids`` and ``attention_mask``. Raises ConfigError (the network has no attention mask, so that padding would
+    change its features).
     """
 
     def __init__(
@@ -116,25 +105,25 @@ class PaddedBackbone(PackedBackbone):
 
     def _features(self, batch: PackedBatch) -> Tensor:
         features, places = [], []
-        for group in _padded_groups(batch.cu_seqlens.cpu().numpy()):
-            features.append(self._group_features(batch.tokens, group))
-            places.append(group.tokens[group.is_token])
+        for places_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):
+            features.append(self._group_features(batch.tokens, places_GL, is_token_GL))
+            places.append(places_GL[is_token_GL])
         order_T = np.argsort(np.concatenate(places))
         return torch.cat(features).index_select(0, _on(order_T, batch.tokens.device))
 
-    def _group_features(self, tokens_T: Tensor, group: _PaddedGroup) -> Tensor:
+    def _group_features(self, tokens_T: Tensor, places_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_]) -> Tensor:
         """(tokens of the group, D): row by row."""
         device = tokens_T.device
-        is_token_GL = _on(group.is_token, device)
-        ids_GL = tokens_T[_on(group.tokens, device)].masked_fill(~is_token_GL, self._pad)
-        output = self.model(input_ids=ids_GL, attention_mask=is_token_GL.long(), **self._settings)
+        mask_GL = _on(is_token_GL, device)
+        ids_GL = tokens_T[_on(places_GL, device)].masked_fill(~mask_GL, self._pad)
+        output = self.model(input_ids=ids_GL, attention_mask=mask_GL.long(), **self._settings)
         hidden_GLD = getattr(output, "last_hidden_state", None)
         if hidden_GLD is None or hidden_GLD.shape[:2] != ids_GL.shape:
             raise ConfigError(
                 f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
                 "choose another"
             )
-        return hidden_GLD.flatten(0, 1).index_select(0, _on(group.is_token.ravel().nonzero()[0], device))
+        return hidden_GLD.flatten(0, 1).index_select(0, _on(is_token_GL.ravel().nonzero()[0], device))
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:
@@ -189,20 +178,11 @@ def _window(config: Any) -> int | None:
     return None if window is None else int(window)
 
 
-class _PaddedGroup(NamedTuple):
-    """Sequences of like length, one a row.
+def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Sequences of like length, one a row, the longest first; no group has more padding than :data:`_GROUP_PADDING`.
 
-    Attributes:
-        tokens: (G, L) int64, index in the packed batch of each token; 0 where there is none.
-        is_token: (G, L) bool.
+    Yields the index in the packed batch of each token, (G, L) int64, 0 where there is none; and where there is one.
     """
-
-    tokens: NDArray[np.int64]
-    is_token: NDArray[np.bool_]
-
-
-def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[_PaddedGroup]:
-    """Groups from the longest sequences to the shortest, none with more than :data:`_GROUP_PADDING` of padding."""
     starts_N, lengths_N = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
     descending_N = np.argsort(-lengths_N, kind="stable")
     first = 0
@@ -212,7 +192,7 @@ def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[_PaddedGroup]:
         count = int(np.searchsorted(padding, _GROUP_PADDING, side="right"))
         rows_G = descending_N[first : first + count]
         is_token = np.arange(longest) < lengths_N[rows_G, None]
-        yield _PaddedGroup(np.where(is_token, starts_N[rows_G, None] + np.arange(longest), 0), is_token)
+        yield np.where(is_token, starts_N[rows_G, None] + np.arange(longest), 0), is_token
         first += count
 
 

@@ -40,20 +40,11 @@ def build_backbone(
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
-
-    Args:
-        section: of the config.
-        seed: of weights that are not loaded.
-        vocabulary_size: of the tokenizer; that of the ESM alphabet if None.
-        pad: the tokenizer's id for padding.
-        empty: on the meta device, without weights: to count them before any is read.
-
-    Raises:
-        ConfigError: unknown source, impossible size, no safetensors, an architecture that is not known packed, or a
-            vocabulary larger than the embedding.
-        DataError: safetensors that are damaged, incomplete or of another shape.
-        ResourceError: the hub can't be reached.
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. ``seed``: of weights
+    that are not loaded. ``vocabulary_size``: of the tokenizer; that of the ESM alphabet if None. ``empty``: on the meta
+    device, without weights: to count them before any is read. Raises ConfigError (unknown source, impossible size, no
+    safetensors, an architecture that is not known packed, or a vocabulary larger than the embedding), DataError
+    (safetensors that are damaged, incomplete or of another shape) or ResourceError (the hub can't be reached).
     """
     config = read_config(section, len(VOCABULARY) if vocabulary_size is None else vocabulary_size, pad)
     is_esm = config.model_type == "esm"  # with its head, so that the same seed draws the same for every task
@@ -73,12 +64,9 @@ def build_masked_lm(
 ) -> tuple[PackedBackbone, nn.Module]:
     """The backbone of :func:`build_backbone` and the head of its masked language model, loaded or drawn.
 
-    Returns:
-        The backbone, and a module that makes (..., K) logits over its vocabulary of (..., D) features.
-
-    Raises:
-        ConfigError: as :func:`build_backbone`, or its head is not known.
-        DataError, ResourceError: as :func:`build_backbone`.
+    Returns the backbone, and a module that makes (..., K) logits over its vocabulary of (..., D) features. Raises
+    ConfigError (as :func:`build_backbone`, or its head is not known) or DataError, ResourceError (as
+    :func:`build_backbone`).
     """
     config = read_config(section, vocabulary_size, pad)
     network = _network(section, config, masked_lm_class(config), seed, empty)
@@ -101,8 +89,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
 def load_network(section: BackboneSection, seed: int) -> EsmForMaskedLM:
     """Hugging Face's ESM-2 with its language-model head, in fp32 on the CPU, as backbones hold it.
 
-    Raises:
-        ConfigError, DataError, ResourceError: as :func:`build_backbone`.
+    Raises ConfigError, DataError, ResourceError (as :func:`build_backbone`).
     """
     network: EsmForMaskedLM = _network(section, read_config(section, 0, 0), EsmForMaskedLM, seed, empty=False)
     return network
@@ -151,8 +138,7 @@ def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedB
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
     """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing.
 
-    Raises:
-        DataError: safetensors that are damaged, incomplete or of another shape.
+    Raises DataError (safetensors that are damaged, incomplete or of another shape).
     """
     try:
         loaded: Any = kind.from_pretrained(

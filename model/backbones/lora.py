@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from model.backbones.base import PackedBackbone
 from model.backbones.lora_targets import WITHOUT_LOSS, check_not_frozen, chosen_layers
 from train_config.classifier_schema import LoraSection
@@ -37,23 +37,15 @@ _PEFT_PREFIX = "base_model.model."
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
 
-    Adapters' first weights are drawn from the global random state.
-
-    Args:
-        backbone: its ``model`` is changed in place.
-        section: rank, scale, dropout and targets.
-
-    Raises:
-        ConfigError: a target names no layer, the backbone is frozen or has an adapter.
+    Adapters' first weights are drawn from the global random state. Raises ConfigError (a target names no layer, or
+    the backbone is frozen).
     """
     if not section.rank:
         return
     from peft import LoraConfig, inject_adapter_in_model  # here, since it loads for seconds what few runs need
 
     check_not_frozen(backbone.frozen)
-    if is_adapted(backbone):
-        raise ConfigError("model.backbone.lora: the backbone has an adapter already; merge it first")
-    layers = target_layers(backbone.model, section.targets)
+    layers = chosen_layers(list(linear_layers(backbone.model)), section.targets)
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # divided by the rank, so that any number will do
@@ -109,17 +101,8 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
 def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
     """Write the adapter as peft has it: adapter_config.json and adapter_model.safetensors.
 
-    Args:
-        backbone: with an adapter.
-        folder: exists.
-        base: folder or hub name of the weights that it adapts, which peft's own loaders look up.
-        revision: of the hub's repository.
-
-    Raises:
-        ValueError: the backbone has no adapter.
+    ``base``: folder or hub name of the weights that it adapts, which peft's own loaders look up.
     """
-    if not is_adapted(backbone):
-        raise ValueError("the backbone has no adapter to save")
     model = backbone.model
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
@@ -136,8 +119,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
 def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
     """Put the adapter that :func:`save_adapter` or peft wrote around the backbone's layers.
 
-    Raises:
-        DataError: its files are missing, damaged, or do not fit the backbone.
+    Raises DataError (its files are missing, damaged, or do not fit the backbone).
     """
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 
@@ -153,19 +135,6 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         backbone.lora_export = "adapter"
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"the adapter in {folder} can't be read ({_first_line(error)}); export it again") from error
-
-
-def target_layers(model: nn.Module, targets: list[str]) -> list[str]:
-    """Names of the linear layers to adapt.
-
-    Args:
-        model: a Hugging Face module.
-        targets: ``attention``, ``all-linear``, or the ends of layers' names.
-
-    Raises:
-        ConfigError: a target names no linear layer; it lists those there are.
-    """
-    return chosen_layers(list(linear_layers(model)), targets, type(model).__name__)
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear | Conv1D]:

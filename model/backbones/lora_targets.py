@@ -7,10 +7,10 @@ torch, so that a plan can count the adapter's parameters before a model is built
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 
 _ATTENTION = (
     ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
@@ -27,67 +27,36 @@ WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
 
 
 def check_not_frozen(frozen: bool) -> None:
-    """Refuse an adapter around a frozen backbone.
-
-    Raises:
-        ConfigError: ``frozen``.
-    """
+    """Refuse an adapter around a frozen backbone. Raises ConfigError (``frozen``)."""
     if frozen:
         raise ConfigError(
             "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
         )
 
 
-def chosen_layers(layers: list[str], targets: list[str], kind: str) -> list[str]:
-    """Names of the layers to adapt.
+def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
+    """Names of the layers to adapt, of the linear layers that the features of tokens pass through.
 
-    Args:
-        layers: names of the linear layers that the features of tokens pass through.
-        targets: ``attention``, ``all-linear``, or the ends of layers' names.
-        kind: what to call the architecture in messages.
-
-    Raises:
-        ConfigError: a target names no linear layer; it lists those there are.
+    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
+    linear layer; it lists those there are).
     """
     chosen: dict[str, None] = {}  # in order, once each
     for target in targets:
-        if target == "all-linear":
-            chosen.update(dict.fromkeys(layers))
-        elif target == "attention":
-            for name in _attention_names(kind, layers):
-                chosen.update(dict.fromkeys(_ending_in(layers, name)))
-        elif found := _ending_in(layers, target):
-            chosen.update(dict.fromkeys(found))
-        else:
-            raise _unknown(target, layers)
+        ends: tuple[str, ...] = (target,)
+        if target == "attention":
+            ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
+        found = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
+        if not found:
+            # Parts of the names after the number of the layer, once each, as a target could name them.
+            there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
+            raise ConfigError(
+                f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
+                f"there are {', '.join(there)}, and all-linear"
+            )
+        chosen |= dict.fromkeys(found)
     return list(chosen)
 
 
 def _ending_in(layers: list[str], name: str) -> list[str]:
     """As peft matches: the whole name, or its last parts."""
     return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]
-
-
-def _attention_names(kind: str, layers: list[str]) -> tuple[str, ...]:
-    for names in _ATTENTION:
-        if all(_ending_in(layers, name) for name in names):
-            return names
-    raise ConfigError(
-        f"model.backbone.lora.targets: what attention's projections are called in {kind} is not known; "
-        f"name them: there are {', '.join(_short_names(layers))}"
-    )
-
-
-def _unknown(target: str, layers: list[str]) -> ConfigError:
-    there = _short_names(layers)
-    near = difflib.get_close_matches(target, there, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(
-        f"model.backbone.lora.targets: no linear layer is called {target!r}; {hint}there are attention, all-linear, "
-        f"{', '.join(there)}"
-    )
-
-
-def _short_names(layers: list[str]) -> list[str]:
-    """Parts of the names after the number of the layer, once each, as a target could name them."""
-    return list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))

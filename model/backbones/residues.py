@@ -24,9 +24,8 @@ from train_config.schema import BackboneSection
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
     """The backbone of :func:`model.backbones.loading.build_backbone` for batches in the ESM alphabet.
 
-    Raises:
-        ConfigError: as there, or its tokenizer does not give one token for each residue between two others.
-        DataError, ResourceError: as there.
+    Raises ConfigError (as there, or its tokenizer does not give one token for each residue between two others) or
+    DataError, ResourceError (as there).
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
@@ -45,9 +44,7 @@ def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = Fals
 def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
     """Tokenizer of a backbone for residues: that of its folder, or the ESM alphabet.
 
-    Raises:
-        ConfigError: the source has no tokenizer that can be read.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (the source has no tokenizer that can be read) or ResourceError (the hub can't be reached).
     """
     if is_drawn(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()

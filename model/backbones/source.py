@@ -7,11 +7,11 @@ downloaded. Imports neither torch nor transformers, so that a wrong source is re
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 from dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from train_config.schema import BackboneSection
@@ -81,8 +81,7 @@ def is_drawn(section: BackboneSection) -> bool:
 def drawn_size(section: BackboneSection) -> BackboneSize:
     """Size of a backbone whose weights are drawn; 6 layers of 256 channels and 4 heads where nothing says otherwise.
 
-    Raises:
-        ConfigError: the channels can't be split over the heads, of which rotary positions need an even number each.
+    Raises ConfigError (the channels can't be split over the heads, of which rotary positions need an even number each).
     """
     default = SIZES.get(section.source, _DEFAULT_SIZE)
     size = BackboneSize(
@@ -109,9 +108,7 @@ def gated_inner_size(hidden_size: int) -> int:
 def check_source(section: BackboneSection) -> None:
     """Refuse a source or a size that can't be, before any weights are read or large libraries imported.
 
-    Raises:
-        ConfigError: unknown source or impossible size.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source or impossible size) or ResourceError (the hub can't be reached).
     """
     if is_drawn(section):
         drawn_size(section)
@@ -119,28 +116,20 @@ def check_source(section: BackboneSection) -> None:
         source_type(section)
 
 
-def config_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+def config_folder(section: BackboneSection) -> Path:
     """Local folder with the config.json of loaded weights, which are not fetched.
 
-    Args:
-        section: whose weights are not drawn.
-        endpoint: of the hub; the public one if None.
-
-    Raises:
-        ConfigError: unknown source.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
-    return _folder(section, [CONFIG_FILE], endpoint)
+    return _folder(section, [CONFIG_FILE])
 
 
-def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Path:
+def weights_folder(section: BackboneSection) -> Path:
     """Local folder with config.json and safetensors, fetched from the hub if need be.
 
-    Raises:
-        ConfigError: unknown source, or there are no safetensors.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source, or there are no safetensors) or ResourceError (the hub can't be reached).
     """
-    folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS], endpoint)
+    folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder
     pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
@@ -152,11 +141,7 @@ def weights_folder(section: BackboneSection, endpoint: str | None = None) -> Pat
 
 
 def model_type(folder: Path) -> str:
-    """Architecture that config.json names.
-
-    Raises:
-        ConfigError: there is none, or it says nothing.
-    """
+    """Architecture that config.json names. Raises ConfigError (there is none, or it says nothing)."""
     found = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
     if not isinstance(found, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
@@ -166,9 +151,7 @@ def model_type(folder: Path) -> str:
 def source_type(section: BackboneSection) -> str:
     """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
 
-    Raises:
-        ConfigError: unknown source.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
     """
     if is_drawn(section):
         return "esm" if section.source in SIZES else section.source
@@ -176,21 +159,15 @@ def source_type(section: BackboneSection) -> str:
 
 
 def is_padded(section: BackboneSection, kind: str) -> bool:
-    """Whether the network gets padded batches.
-
-    Args:
-        section: may ask for them.
-        kind: its ``model_type``.
-    """
+    """Whether the network gets padded batches."""
     return section.padded or kind in ALWAYS_PADDED
 
 
 def esm_settings(section: BackboneSection) -> dict[str, Any]:
     """Settings of the EsmConfig of an ESM-2; those of :data:`_ESM_DEFAULTS` at least.
 
-    Raises:
-        ConfigError: impossible size, or a folder of another alphabet or kind of model.
-        ResourceError: the hub can't be reached.
+    Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
+    can't be reached).
     """
     if is_drawn(section):
         return _ESM_DEFAULTS | _settings_of_size(drawn_size(section))
@@ -230,7 +207,7 @@ def _settings_of_size(size: BackboneSize) -> dict[str, Any]:
     }
 
 
-def _folder(section: BackboneSection, patterns: list[str], endpoint: str | None) -> Path:
+def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
     source, drawn = section.source, [*SIZES, *RANDOM_ARCHITECTURES]
     given = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
@@ -243,13 +220,9 @@ def _folder(section: BackboneSection, patterns: list[str], endpoint: str | None)
     if folder is not None:
         return folder
     if "/" not in source:
-        raise ConfigError(f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size; {_nearest(source, drawn)}")
+        raise ConfigError(
+            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, drawn)}; sizes are "
+            f"{', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+        )
     advice = f"give a local folder, or a size with random weights ({', '.join(drawn)})"
-    return fetch(source, patterns, SOURCE_KEY, advice, endpoint)
-
-
-def _nearest(source: str, drawn: list[str]) -> str:
-    near = difflib.get_close_matches(source, drawn, n=2, cutoff=0.5)
-    if near:
-        return f"did you mean {' or '.join(near)}? (hub names have an owner, as in facebook/esm2_t6_8M_UR50D)"
-    return f"sizes are {', '.join(drawn)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+    return fetch(source, patterns, SOURCE_KEY, advice)

@@ -10,61 +10,47 @@ again).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from model.tasks.base import TaskModel
 
 
-class MatrixWeights(NamedTuple):
-    """Weights that tokens are multiplied by, and those of them that are trained."""
-
-    total: int
-    trainable: int
-
-    @classmethod
-    def of(cls, model: nn.Module) -> MatrixWeights:
-        """Those of a model, shared ones as often as they are used; embeddings are looked up and left out."""
-        matrices = [
-            parameter
-            for module in model.modules()
-            if not isinstance(module, nn.Embedding)
-            for parameter in module.parameters(recurse=False)
-            if parameter.ndim > 1
-        ]
-        return cls(sum(p.numel() for p in matrices), sum(p.numel() for p in matrices if p.requires_grad))
-
-
 def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone: bool = True) -> float:
     """Operations of forward and backward pass for a token.
 
-    The weights of a head count for each token, also where it takes one vector a sequence: it is small.
-
-    Args:
-        model: in the state that it is trained in (``requires_grad``), not partitioned by ZeRO-3.
-        context: tokens that a token attends to: the mean over tokens of the length of their sequence.
-        runs_backbone: False where kept features stand in for it.
+    The weights of a head count for each token, also where it takes one vector a sequence: it is small. ``model``: in
+    the state that it is trained in (``requires_grad``), not partitioned by ZeRO-3. ``context``: tokens that a token
+    attends to: the mean over tokens of the length of their sequence. ``runs_backbone``: False where kept features stand
+    in for it.
     """
-    backbone, whole = MatrixWeights.of(model.backbone), MatrixWeights.of(model)
-    head = MatrixWeights(whole.total - backbone.total, whole.trainable - backbone.trainable)
-    flops = 4.0 * head.total + 2.0 * head.trainable
+    (backbone, trained_backbone), (total, trained) = _matrix_weights(model.backbone), _matrix_weights(model)
+    flops = 4.0 * (total - backbone) + 2.0 * (trained - trained_backbone)
     if not runs_backbone:
         return flops
-    attention = attention_flops_per_token(model.backbone.config, context)
     passes = 2 if any(parameter.requires_grad for parameter in model.backbone.parameters()) else 1
-    return flops + passes * 2.0 * backbone.total + 2.0 * backbone.trainable + (2 * passes - 1) * attention
+    attention = (2 * passes - 1) * _attention_flops(model.backbone.config, context)
+    return flops + passes * 2.0 * backbone + 2.0 * trained_backbone + attention
 
 
-def attention_flops_per_token(config: Any, context: float) -> float:
-    """Operations of attention itself, queries with keys and weights with values, in the forward pass for a token.
+def _matrix_weights(model: nn.Module) -> tuple[int, int]:
+    """Weights that tokens are multiplied by, and those of them that are trained.
 
-    Args:
-        config: of a transformer, with ``num_hidden_layers`` and ``hidden_size``; 0 is the answer for others.
-        context: tokens that a token attends to.
+    Shared ones count as often as they are used; embeddings are looked up and left out.
     """
-    layers: int = getattr(config, "num_hidden_layers", 0)
+    matrices = [
+        parameter
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1
+    ]
+    return sum(p.numel() for p in matrices), sum(p.numel() for p in matrices if p.requires_grad)
+
+
+def _attention_flops(config: Any, context: float) -> float:
+    """Operations of queries with keys and weights with values, in the forward pass for a token."""
     head_width: int | None = getattr(config, "head_dim", None)
-    if head_width is None:
-        return 4.0 * layers * getattr(config, "hidden_size", 0) * context
-    return 4.0 * layers * head_width * config.num_attention_heads * context
+    width = config.hidden_size if head_width is None else head_width * config.num_attention_heads
+    return 4.0 * config.num_hidden_layers * width * context

@@ -1,9 +1,8 @@
 """Memory of a model's state on each device, without allocating any of it.
 
-Formulas: Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter
-for weights, 2 for gradients and 12 for the optimizer (fp32 weights, momentum, variance); ZeRO-1 divides the optimizer
-state over the devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. In fp32 weights and gradients take 4 bytes and
-the optimizer 8. Activations, buckets and the allocator's slack come on top.
+Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter for
+weights, 2 for gradients and 12 for the optimizer (in fp32 4, 4 and 8); ZeRO-1 divides the optimizer state over the
+devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Activations, buckets and the allocator's slack come on top.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ class MemoryEstimate:
 def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
     """Parameters of a masked language model.
 
-    Raises:
-        ConfigError: the backbone's source or size is wrong, or it does not go with the task.
-        ResourceError: its config is on the hub, which can't be reached.
+    Raises ConfigError (the backbone's source or size is wrong, or it does not go with the task) or ResourceError (its
+    config is on the hub, which can't be reached).
     """
     if not _is_plain_esm2(section.backbone):
         from model.tasks.masked_lm import MaskedLM  # here: torch and transformers, which ESM-2 does not need
@@ -80,11 +78,7 @@ def count_masked_lm_parameters(section: ModelSection) -> ParameterCount:
 
 
 def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
-    """Parameters of an autoencoder.
-
-    Raises:
-        ConfigError, ResourceError: as :func:`count_masked_lm_parameters`.
-    """
+    """Parameters of an autoencoder. Raises ConfigError, ResourceError (as :func:`count_masked_lm_parameters`)."""
     if not _is_plain_esm2(section.backbone):
         from model.tasks.autoencoder import ESM2Autoencoder
 
@@ -118,14 +112,7 @@ def count_classifier_parameters(
 ) -> ParameterCount:
     """Parameters of a classifier.
 
-    Args:
-        section: its head, its adapter.
-        facts: of its backbone.
-        label_space: what is predicted.
-        num_prefix: tokens that the tokenizer puts before a sequence.
-
-    Raises:
-        ConfigError: the head or the adapter does not go with the backbone, the targets or the tokenizer.
+    Raises ConfigError (the head or the adapter does not go with the backbone, the targets or the tokenizer).
     """
     classifier, lora = section.classifier, section.backbone.lora
     loss_name(classifier, label_space.kind)
@@ -133,7 +120,7 @@ def count_classifier_parameters(
     adapter, backbone = 0, _trained(section.backbone, facts)
     if lora.rank:
         check_not_frozen(section.backbone.frozen)
-        chosen = chosen_layers(list(facts.linear), lora.targets, facts.kind)
+        chosen = chosen_layers(list(facts.linear), lora.targets)
         adapter, backbone = lora.rank * sum(sum(facts.linear[name]) for name in chosen), 0
     own = _head_parameters(classifier, facts.hidden_size, label_space.num_outputs)
     return ParameterCount(facts.parameters + adapter + own, backbone + adapter + own)
@@ -156,12 +143,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO.
 
-    Args:
-        count: of the model.
-        stage: ZeRO stage, 0 to 3.
-        world_size: devices that the state is divided over.
-        amp_dtype: ``bf16``, ``fp16`` or ``none``, as in the training section.
-        offload_optimizer: optimizer state in host memory.
+    ``stage``: ZeRO stage, 0 to 3. ``amp_dtype``: ``bf16``, ``fp16`` or ``none``, as in the training section.
     """
     total, trainable = count
     mixed = amp_dtype != "none"

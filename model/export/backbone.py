@@ -58,20 +58,12 @@ def export(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder.
 
-    Args:
-        model: a masked language model or an autoencoder, with whole (not partitioned) weights. Left as it is.
-        folder: final name; its parent is made if need be.
-        tokenizer: of the backbone (:func:`model.backbones.residues.residue_tokenizer`); the ESM alphabet if None.
-        resolved_config: the run's config as YAML, stored as config.yaml.
-        model_card_facts: sections of the card on data, steps, metrics and versions.
-        overwrite: replace an export of that name.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
-        ResourceError: the disk is full or not writable; nothing is left behind.
+    Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
+    is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
+    ``model``: a masked language model or an autoencoder, with whole (not partitioned) weights. Left as it is.
+    ``tokenizer``: of the backbone (:func:`model.backbones.residues.residue_tokenizer`); the ESM alphabet if None.
+    ``resolved_config``: the run's config as YAML, stored as config.yaml. ``model_card_facts``: sections of the card on
+    data, steps, metrics and versions.
     """
     with exported_folder(folder, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()

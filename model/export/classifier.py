@@ -1,16 +1,14 @@
 """A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
 
-    config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
-    or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
-    base/                             that base, where its weights were drawn and so can't be had elsewhere
-    classifier.safetensors, classifier_config.json  weights and settings of pooling and head
-    label_mappings.json               kind of the labels and names of the classes
-    tokenizer files                   as AutoTokenizer opens them
-    README.md                         model card, with the lines that rebuild the outputs without Esmeray
-    config.yaml                       the run's resolved config
-    esmeray.json                      list of these files, by which an export is known (common.publishing)
-
-As in :mod:`model.export.backbone`, the folder is built under a temporary name beside its own, flushed and renamed.
+config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
+or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
+base/                             that base, where its weights were drawn and so can't be had elsewhere
+classifier.safetensors, classifier_config.json  weights and settings of pooling and head
+label_mappings.json               kind of the labels and names of the classes
+tokenizer files                   as AutoTokenizer opens them
+README.md                         model card, with the lines that rebuild the outputs without Esmeray
+config.yaml                       the run's resolved config
+esmeray.json                      list of these files, by which an export is known (common.publishing)
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from typing import Any
 import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import DataError, ResourceError
@@ -46,6 +42,7 @@ from model.export.exported_folder import (
     read_settings,
 )
 from model.export.model_card import example_text
+from model.tasks.base import load_own_weights, save_own_weights
 from model.tasks.classifier import Classifier
 from train_config.schema import BackboneSection, DataSection
 
@@ -75,20 +72,11 @@ def export_classifier(
 ) -> Path:
     """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
 
-    Args:
-        model: with whole (not partitioned) weights. Left as it is.
-        folder: final name; its parent is made if need be.
-        tokenizer: that it was trained with.
-        resolved_config: the run's config as YAML, stored as config.yaml; the card's lines crop texts as it says.
-        facts: sections of the card on data, steps, metrics and versions.
-        overwrite: replace an export of that name.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
-        ResourceError: the disk is full or not writable; nothing is left behind.
+    Returns the absolute path of the folder. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it
+    is no export or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
+    ``model``: with whole (not partitioned) weights. Left as it is. ``resolved_config``: the run's config as YAML,
+    stored as config.yaml; the card's lines crop texts as it says. ``facts``: sections of the card on data, steps,
+    metrics and versions.
     """
     with exported_folder(folder, overwrite, resolved_config) as (building, target):
         base = None
@@ -107,12 +95,9 @@ def export_classifier(
 def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     """Return the classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
 
-    An adapter that was left as such is in place, not merged.
-
-    Raises:
-        DataError: the folder holds no classifier, one of another format version, or damaged files; or the base of its
-            adapter is gone.
-        ResourceError: the hub, which has the base of its adapter, can't be reached.
+    An adapter that was left as such is in place, not merged. Raises DataError (the folder holds no classifier, one of
+    another format version, or damaged files; or the base of its adapter is gone) or ResourceError (the hub, which has
+    the base of its adapter, can't be reached).
     """
     folder = Path(folder).expanduser().absolute()
     settings = read_settings(folder)
@@ -132,14 +117,13 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
             num_prefix=settings.num_prefix,
             num_suffix=settings.num_suffix,
         )
-    model.load_state_dict(_own_state(folder, model), strict=False)
+    load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 
 
 def _write_head(model: Classifier, folder: Path) -> None:
     """Weights and settings of pooling and head."""
-    state = {name: tensor.contiguous() for name, tensor in model.own_state().items()}
-    save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_own_weights(model.own_state(), folder / WEIGHTS_FILE)
     settings = ClassifierSettings(
         format_version=FORMAT_VERSION,
         architecture=type(model.backbone.model).__name__,
@@ -206,19 +190,6 @@ def _base_folder(folder: Path) -> Path:
             f"{path}: the base of the adapter, {source} at {revision}, is not in the local cache and the hub can't be "
             "reached"
         ) from error
-
-
-def _own_state(folder: Path, model: Classifier) -> dict[str, Tensor]:
-    """Weights of pooling and head, checked against what the model has."""
-    path = folder / WEIGHTS_FILE
-    try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} can't be read ({error}); export the model again") from error
-    expected = {name: tensor.shape for name, tensor in model.own_state().items()}
-    if {name: tensor.shape for name, tensor in state.items()} != expected:
-        raise DataError(f"{path} does not fit {CONFIG_FILE}; export the model again")
-    return state
 
 
 def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:

@@ -153,14 +153,12 @@ def _cropping(model: Classifier, opening: Opening) -> str:
 
 
 def _description(model: Classifier) -> str:
-    config: Any = model.backbone.config
-    layers = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", "?")
     kind, names = model.label_space.kind, model.label_space.names
     more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
     pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
     outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")
     return (
         f"# Sequence classifier\n\nKind: {kind}. {outputs}: {', '.join(names[:_SHOWN_NAMES])}{more}.\n\n"
-        f"{type(model.backbone.model).__name__} with {layers} layers and {model.backbone.hidden_size} channels"
-        f"{pooling}, {model.section.head} head.\n"
+        f"{type(model.backbone.model).__name__} with {model.backbone.num_layers} layers and "
+        f"{model.backbone.hidden_size} channels{pooling}, {model.section.head} head.\n"
     )

@@ -41,17 +41,9 @@ class ClassifierSettings(BaseModel):
 def exported_folder(folder: str | Path, overwrite: bool, resolved_config: str | None) -> Iterator[tuple[Path, Path]]:
     """A folder to write to, which gets its name when the block ends and is removed when it raises.
 
-    Args:
-        folder: final name; its parent is made if need be.
-        overwrite: replace an export of that name.
-        resolved_config: the run's config as YAML, stored as config.yaml.
-
-    Yields:
-        The folder to write to, and the absolute path that it gets.
-
-    Raises:
-        ConfigError: the folder exists and ``overwrite`` is not set, or it is no export or was changed since.
-        ResourceError: the disk is full or not writable; nothing is left behind.
+    ``resolved_config``: the run's config as YAML, stored as config.yaml. Yields the folder to write to, and the
+    absolute path that it gets. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it is no export
+    or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
     """
     target = Path(folder).expanduser().absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
@@ -68,8 +60,7 @@ def exported_folder(folder: str | Path, overwrite: bool, resolved_config: str | 
 def read_settings(folder: Path) -> ClassifierSettings:
     """The settings of an exported classifier.
 
-    Raises:
-        DataError: the folder holds no classifier, one of another format version, or a damaged file.
+    Raises DataError (the folder holds no classifier, one of another format version, or a damaged file).
     """
     path = folder / CONFIG_FILE
     try:

@@ -20,13 +20,9 @@ _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
     """README.md of the exported folder.
 
-    Args:
-        pipeline_tag: the hub's name of the task.
-        tags: of the hub, besides Esmeray's.
-        description: title and first paragraph.
-        facts: further sections by name; a mapping (such as ``metrics``) becomes a table. Versions of the libraries are
-            added.
-        opening: text and code of the section on how to open the folder, which they call FOLDER.
+    ``tags``: of the hub, besides Esmeray's. ``facts``: further sections by name; a mapping (such as ``metrics``)
+    becomes a table. Versions of the libraries are added. ``opening``: text and code of the section on how to open the
+    folder, which they call FOLDER.
     """
     metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, **facts.get("versions", {})}
@@ -43,9 +39,7 @@ def python_block(lines: str) -> str:
 def opening_call(network: PreTrainedModel, source: str) -> tuple[str, str]:
     """The class of transformers that opens a network, and the call that does so, without a pooler of drawn weights.
 
-    Args:
-        network: to open.
-        source: folder or hub name, as Python source.
+    ``source``: folder or hub name, as Python source.
     """
     kind = type(network)
     # AutoModel means another class for some configs (T5's encoder).

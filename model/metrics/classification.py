@@ -42,15 +42,10 @@ def classification_metrics(
 ) -> Metrics:
     """Every metric that is defined.
 
-    Args:
-        kind: of the targets.
-        probabilities_NC: (N, C) as :func:`model.tasks.losses.probabilities` gives them.
-        targets: (N,) integers with IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown.
-        weights: (N,), how often each row counts; once each, if None.
-
-    Raises:
-        DivergenceError: a probability is NaN or infinite.
-        ValueError: the shapes don't fit, or a probability is not in 0..1.
+    ``probabilities_NC``: (N, C) as :func:`model.tasks.losses.probabilities` gives them. ``targets``: (N,) integers with
+    IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how often each row
+    counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError (the shapes
+    don't fit, or a probability is not in 0..1).
     """
     rows = _Rows(kind, probabilities_NC, targets, weights)
     if not len(rows.targets):
@@ -75,19 +70,9 @@ def bootstrap_intervals(
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
     than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions.
 
-    Args:
-        kind: as of :func:`classification_metrics`, like the next two.
-        probabilities_NC: (N, C).
-        targets: (N,) or (N, C).
-        samples: S, how often to draw all records anew, with replacement.
-        seed: of the draws.
-        share: of the resampled values that lie within the interval.
-        weights: (N,) as of :func:`classification_metrics`.
-        groups: (N,) record that each row belongs to: residues are drawn by whole records. Each its own, if None.
-
-    Raises:
-        DivergenceError: a probability is NaN or infinite.
-        ValueError: the shapes don't fit.
+    ``samples``: S, how often to draw all records anew, with replacement. ``share``: of the resampled values that lie
+    within the interval. ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its
+    own, if None. Raises as :func:`classification_metrics`.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):
@@ -111,12 +96,9 @@ def bootstrap_intervals(
 def metrics_of_each(kind: TargetKind, probabilities_NC: Values, targets: Values) -> list[Metrics]:
     """Metrics of each class, label or column, without weights.
 
-    Returns:
-        C dictionaries: records, predicted, precision, recall, f1, auroc and average_precision; of regression, records,
-        mse, mae, r2, pearson and spearman. What is undefined is left out.
-
-    Raises:
-        DivergenceError, ValueError: as of :func:`classification_metrics`.
+    Returns C dictionaries: records, predicted, precision, recall, f1, auroc and average_precision; of regression,
+    records, mse, mae, r2, pearson and spearman. What is undefined is left out. Raises DivergenceError, ValueError (as
+    of :func:`classification_metrics`).
     """
     rows = _Rows(kind, probabilities_NC, targets)
     return [_defined(_metrics_of_one(kind, rows, c)) for c in range(rows.probabilities.shape[1])]
@@ -125,8 +107,7 @@ def metrics_of_each(kind: TargetKind, probabilities_NC: Values, targets: Values)
 def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.int64]:
     """(C, C) rows of each true class (first axis) that were predicted as each class (second axis).
 
-    Raises:
-        DivergenceError, ValueError: as of :func:`classification_metrics`.
+    Raises DivergenceError, ValueError (as of :func:`classification_metrics`).
     """
     rows = _Rows("multiclass", probabilities_NC, targets_N)
     num_classes = rows.probabilities.shape[1]

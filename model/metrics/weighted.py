@@ -36,25 +36,21 @@ _ROUNDING = 1e-12
 def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArray) -> Callable[[Floats], Metrics]:
     """Return the function from weights (N,), none negative, to the metrics.
 
-    Args:
-        kind: of the targets.
-        probabilities_NC: (N, C) float64 in 0..1; of regression, the predicted numbers, finite.
-        targets: (N,) int64 in 0..C-1, every row with a target; or (N, C) with NaN where unknown.
+    ``probabilities_NC``: (N, C) float64 in 0..1; of regression, the predicted numbers, finite. ``targets``: (N,) int64
+    in 0..C-1, every row with a target; or (N, C) with NaN where unknown.
     """
     if kind == "multilabel":
         return _Labels(probabilities_NC, targets)
     if kind == "regression":
-        return _Columns(probabilities_NC, targets)
+        columns = [Correlation(*column) for column in zip(probabilities_NC.T, targets.T, strict=True)]
+        return lambda weights_N: _means([column(weights_N) for column in columns])
     return _Classes(probabilities_NC, targets, binary=kind == "binary")
 
 
 class Ranking:
     """AUROC and average precision of one class's scores; ties count half in AUROC and are one step of the precision.
 
-    Args:
-        scores_N: the higher, the likelier.
-        positive_N: whether each row is of the class.
-        known_N: rows that count; all of them, if None.
+    ``scores_N``: the higher, the likelier. ``known_N``: rows that count; all of them, if None.
     """
 
     def __init__(self, scores_N: Floats, positive_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> None:
@@ -87,12 +83,9 @@ class Ranking:
 class Correlation:
     """Errors and correlations of one column of numbers.
 
-    R² is 1 - residual sum of squares / total sum of squares, Spearman's coefficient is Pearson's of the mid-ranks.
-    All but the errors are undefined where the target does not vary, the correlations where the prediction does not.
-
-    Args:
-        predicted_N: numbers.
-        measured_N: numbers, NaN where unknown.
+    R² is 1 - residual sum of squares / total sum of squares, Spearman's coefficient is Pearson's of the mid-ranks. All
+    but the errors are undefined where the target does not vary, the correlations where the prediction does not.
+    ``measured_N``: numbers, NaN where unknown.
     """
 
     def __init__(self, predicted_N: Floats, measured_N: Floats) -> None:
@@ -182,23 +175,11 @@ class _Labels:
         }
 
 
-class _Columns:
-    """Metrics of numbers, each the mean over the columns that have it."""
-
-    def __init__(self, predicted_NC: Floats, measured_NC: Floats) -> None:
-        self._columns = [Correlation(*column) for column in zip(predicted_NC.T, measured_NC.T, strict=True)]
-
-    def __call__(self, weights_N: Floats) -> Metrics:
-        return _means([column(weights_N) for column in self._columns])
-
-
 class _Calibration:
     """Expected calibration error: the gap between confidence and outcome in each bin, by its share of the outcomes.
 
-    Args:
-        confidences_NC: each in 0..1.
-        outcomes_NC: whether what was predicted with that confidence is so.
-        known_NC: which of them count.
+    ``confidences_NC``: each in 0..1. ``outcomes_NC``: whether what was predicted with that confidence is so.
+    ``known_NC``: which of them count.
     """
 
     def __init__(self, confidences_NC: Floats, outcomes_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
@@ -218,11 +199,8 @@ class _Fmax:
 
     At each threshold, precision is the mean over the records with at least one prediction, recall the mean over all
     records; F is their harmonic mean, and Fmax the highest F. Records without a true label are no part of it.
-
-    Args:
-        probabilities_NC: compared with the thresholds in single precision, so that 0.29 is not below 0.29.
-        truth_NC: whether each record has each label; False where unknown.
-        known_NC: labels that count.
+    ``probabilities_NC``: compared with the thresholds in single precision, so that 0.29 is not below 0.29.
+    ``truth_NC``: whether each record has each label; False where unknown. ``known_NC``: labels that count.
     """
 
     def __init__(self, probabilities_NC: Floats, truth_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:

@@ -1,14 +1,9 @@
 """The autoencoder: each residue's features to a small latent and back.
 
-In: packed batches whose residues have their own id as target and whose special tokens have none. Out: reconstructed
-features and residues. Features are normalised per channel (:mod:`model.tasks.normalization`), squeezed through
-bias-free layers with GELU between them, and expanded by the mirror image; a bias-free linear head reads the residues
-off the expanded features.
-
-The features to be reconstructed are a detached target. Where the backbone trains along, a target with a gradient would
-let it lower the loss by making its features easy (constant, in the end) in place of making the latent good; detached,
-the backbone only learns to put into its features what the decoder can use. The normalisation stays as measured at the
-start, and R² is taken against the variance that the features have now, so that a shrinking target does not flatter it.
+In: packed batches whose residues have their own id as target. Out: reconstructed features and residues. Features are
+normalised per channel, squeezed through bias-free layers with GELU between them, and expanded by the mirror image; a
+bias-free linear head reads the residues off. The features are a detached target: a backbone that trains along could
+otherwise lower the loss by making them constant. R² is taken against the variance that the features have now.
 
 Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent,
 K tokens of the vocabulary.
@@ -23,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,7 +27,7 @@ from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.backbones.residues import residue_backbone
-from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
+from model.tasks.base import TaskModel, TaskOutput, load_own_weights, save_own_weights, scalar_sums, targets_of
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
@@ -55,12 +48,7 @@ against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear la
 
 
 class ESM2Autoencoder(TaskModel):
-    """Compresses residue features to ``section.hidden_sizes[-1]`` channels.
-
-    Args:
-        backbone: gives the features; frozen or trained along.
-        section: layer sizes and loss weights.
-    """
+    """Compresses residue features to ``section.hidden_sizes[-1]`` channels."""
 
     def __init__(self, backbone: PackedBackbone, section: AutoencoderSection) -> None:
         super().__init__()
@@ -98,11 +86,8 @@ class ESM2Autoencoder(TaskModel):
         """Weighted loss summed over the residues, those tokens that have a target.
 
         All T tokens go through the layers and the few without a target are masked out of the sums: on CUDA that costs
-        less than waiting for the device to count them.
-
-        Returns:
-            Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``, ``residue_loss``, ``correct`` and
-            ``feature_square`` are scalars, ``feature_sum`` is (D,).
+        less than waiting for the device to count them. Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``,
+        ``residue_loss``, ``correct`` and ``feature_square`` are scalars, ``feature_sum`` is (D,).
         """
         targets_T = targets_of(batch)
         normal_TD = self.normalization(self.backbone(batch))
@@ -169,12 +154,9 @@ class ESM2Autoencoder(TaskModel):
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
         """Latents of each sequence's residues, in the order given.
 
-        Args:
-            sequences: residue letters, or a batch of tokens on any device.
-            max_tokens: strings are taken in batches of at most so many tokens (a longer sequence goes alone).
-
-        Returns:
-            (L, Z) fp32 for each sequence, special tokens left out.
+        ``sequences``: residue letters, or a batch of tokens on any device. ``max_tokens``: strings are taken in batches
+        of at most so many tokens (a longer sequence goes alone). Returns (L, Z) fp32 for each sequence, special tokens
+        left out.
         """
         batches = [sequences] if isinstance(sequences, PackedBatch) else pack_in_order(sequences, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
@@ -183,12 +165,8 @@ class ESM2Autoencoder(TaskModel):
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Features and residue logits from latents.
 
-        Args:
-            latents: (L, Z) for each sequence.
-
-        Returns:
-            Features, (L, D) fp32 in the backbone's own scale, and logits, (L, K) fp32 over the ESM vocabulary, for
-            each sequence.
+        ``latents``: (L, Z) for each sequence. Returns features, (L, D) fp32 in the backbone's own scale, and logits,
+        (L, K) fp32 over the ESM vocabulary, for each sequence.
         """
         wrong = [latent.shape for latent in latents if latent.ndim != 2 or latent.shape[1] != self.latent_size]
         if wrong:
@@ -203,8 +181,7 @@ class ESM2Autoencoder(TaskModel):
 
     def save(self, folder: Path) -> None:
         """Write all but the backbone to ``folder``: weights, normalisation and settings."""
-        state = {name: tensor.contiguous() for name, tensor in self._own_state().items()}
-        save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_own_weights(self._own_state(), folder / WEIGHTS_FILE)
         settings = {
             "format_version": _FORMAT_VERSION,
             "backbone_hidden_size": self.backbone.hidden_size,
@@ -216,22 +193,14 @@ class ESM2Autoencoder(TaskModel):
     def from_pretrained(cls, folder: str | Path) -> ESM2Autoencoder:
         """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
-        Raises:
-            DataError: the folder holds no autoencoder, one of another format version, or damaged files.
-            ConfigError: its backbone is not known, or not in safetensors.
+        Raises DataError (the folder holds no autoencoder, one of another format version, or damaged files) or
+        ConfigError (its backbone is not known, or not in safetensors).
         """
         folder = Path(folder).expanduser().absolute()
         section = _read_settings(folder)
         with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
-        try:
-            state = load_file(folder / WEIGHTS_FILE)
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{folder / WEIGHTS_FILE} can't be read ({error}); export the model again") from error
-        expected = {name: tensor.shape for name, tensor in model._own_state().items()}
-        if {name: tensor.shape for name, tensor in state.items()} != expected:
-            raise DataError(f"{folder / WEIGHTS_FILE} does not fit {CONFIG_FILE}; export the model again")
-        model.load_state_dict(state, strict=False)
+        load_own_weights(model, model._own_state(), folder / WEIGHTS_FILE)
         return model.eval()
 
     def _own_state(self) -> dict[str, Tensor]:

@@ -13,10 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from common.errors import DataError
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from model.backbones.base import PackedBackbone
 
@@ -52,6 +56,25 @@ class TaskModel(nn.Module, ABC):
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the reported metrics from their sums over batches and workers; none if there was no target."""
+
+
+def save_own_weights(state: dict[str, Tensor], path: Path) -> None:
+    """Write what a task learns beside the backbone as safetensors."""
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+
+
+def load_own_weights(model: TaskModel, expected: dict[str, Tensor], path: Path) -> None:
+    """Load what :func:`save_own_weights` wrote, which must have the names and shapes of ``expected``.
+
+    Raises DataError (the file is damaged, or of another model).
+    """
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} can't be read ({error}); export the model again") from error
+    if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in expected.items()}:
+        raise DataError(f"{path} does not fit the settings beside it; export the model again")
+    model.load_state_dict(state, strict=False)
 
 
 def targets_of(batch: PackedBatch) -> Tensor:

@@ -1,13 +1,9 @@
 """Sequence classification: a class, several labels or numbers for each sequence, or a class for each residue.
 
 In: packed batches with the targets of the label space's kind. Out: outputs in fp32, and their loss summed over the
-targets. A *target* is a sequence, or for ``per_residue`` a residue; it is left out where it is ignored
-(:func:`dataset.packed_batch.has_target`). Special tokens are left out of the mean, the maximum and light attention.
-
-The loss of a target is multiplied by the weight of its class and by that of its sequence, where there are such
-weights, and the sum is divided by the *number* of targets, whatever they weigh: weights that are 1 on average leave
-the learning rate what it is without them. Shares of right answers are unweighted. Numbers are learnt in units of their
-own standard deviation, which is also what their loss is counted in.
+targets (sequences, or residues), each multiplied by the weights of its class and sequence; the divisor is the *number*
+of targets, so that weights that are 1 on average leave the learning rate as it is. Shares of right answers are
+unweighted. Numbers are learnt, and their loss is counted, in units of their own standard deviation.
 
 Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for ``per_residue``), D channels of the
 backbone, K outputs.
@@ -41,18 +37,10 @@ _LEAST_VARIATION = 1e-12
 class Classifier(TaskModel):
     """A backbone, a pooling and a head.
 
-    Args:
-        backbone: gives the features; frozen or trained along.
-        section: pooling, head and loss.
-        label_space: kind and names of the targets.
-        class_weights: (K,) weights of the classes, or of multilabel's positives
-            (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike.
-        target_scale: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and 1.
-        num_prefix: special tokens that the tokenizer puts before each sequence.
-        num_suffix: special tokens that the tokenizer puts after each sequence.
-
-    Raises:
-        ConfigError: pooling or loss do not go with the kind of targets, the tokenizer or the backbone.
+    ``class_weights``: (K,) weights of the classes, or of multilabel's positives
+    (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike. ``target_scale``: (K,) means and (K,)
+    standard deviations of a regression's training targets; None for 0 and 1. Raises ConfigError (pooling or loss do not
+    go with the kind of targets, the tokenizer or the backbone).
     """
 
     def __init__(
@@ -92,24 +80,9 @@ class Classifier(TaskModel):
         """Whether each residue has a target of its own."""
         return self.label_space.kind == "per_residue"
 
-    def forward(self, batch: PackedBatch, features: Tensor | None = None) -> TaskOutput:
-        """Loss summed over the targets.
-
-        Args:
-            batch: T tokens with targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of
-                the residues; and maybe weights of the sequences.
-            features: what :meth:`head_on` takes, where the backbone has been run before.
-
-        Returns:
-            Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their
-            class. Multilabel: ``correct``, sequences of which every known label is right when called above a
-            probability of 0.5, and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or
-            true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
-
-        Raises:
-            ValueError: the batch has no targets, or such as do not go with the label space.
-        """
-        return self.output_of(self.logits(batch) if features is None else self.head_on(features, batch), batch)
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Loss summed over the targets; see :meth:`output_of`."""
+        return self.output_of(self.logits(batch), batch)
 
     def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
         """What :meth:`logits` and :meth:`forward` give, from one pass through the backbone."""
@@ -119,32 +92,19 @@ class Classifier(TaskModel):
     def logits(self, batch: PackedBatch) -> Tensor:
         """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
 
-        The backbone is not run where the batch brings features.
+        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by
+        :meth:`pool`, for any pooling without weights. Raises ValueError (they have another shape).
         """
-        return self.head_on(self.backbone(batch) if batch.features is None else batch.features, batch)
-
-    def head_on(self, features: Tensor, batch: PackedBatch) -> Tensor:
-        """Outputs from features that the backbone gave, now or before.
-
-        Args:
-            features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`, for any pooling without weights.
-            batch: where the sequences lie.
-
-        Returns:
-            (N, K) fp32, or (T, K) for ``per_residue``.
-
-        Raises:
-            ValueError: the features have another shape.
-        """
-        wanted = [(batch.num_tokens, self.backbone.hidden_size)]
-        if not self.per_residue:
-            if self.light_attention is None:
-                wanted.append((batch.num_sequences, self.backbone.hidden_size))
-            if features.shape == wanted[0]:
-                return self._scaled(self.head(self.pool(features, batch)))
-        if features.shape not in wanted:
-            raise ValueError(f"features have shape {tuple(features.shape)}, not {' or '.join(map(str, wanted))}")
-        return self._scaled(self.head(features))
+        features = self.backbone(batch) if batch.features is None else batch.features
+        D = self.backbone.hidden_size
+        by_token, pooled = (batch.num_tokens, D), (batch.num_sequences, D)
+        taken = [by_token] if self.per_residue or self.light_attention is not None else [by_token, pooled]
+        if features.shape not in taken:
+            raise ValueError(f"features have shape {tuple(features.shape)}, not {' or '.join(map(str, taken))}")
+        if features.shape == by_token and not self.per_residue:
+            features = self.pool(features, batch)
+        outputs_MK = self.head(features)
+        return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
 
     def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
         """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
@@ -159,15 +119,24 @@ class Classifier(TaskModel):
         return over_residues(features_TD, batch, self.num_prefix, self.num_suffix)
 
     def output_of(self, outputs_MK: Tensor, batch: PackedBatch) -> TaskOutput:
-        """What :meth:`forward` gives, from the outputs."""
-        targets = self._targets(batch, outputs_MK)
-        if self.target_scale is None:
+        """Loss and metric sums of the outputs.
+
+        The batch has targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of the
+        residues; and maybe weights of the sequences. Raises ValueError (it has none, or such as do not go with the
+        label space).
+
+        Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their class.
+        Multilabel: ``correct``, sequences of which every known label is right when called above a probability of 0.5,
+        and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or true. Regression:
+        ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
+        """
+        targets, scale = self._targets(batch, outputs_MK), self.target_scale
+        if scale is None:
             losses_M = self.loss(outputs_MK, targets)
         else:
-            losses_M = self.loss(self.target_scale.standard(outputs_MK), self.target_scale.standard(targets))
+            losses_M = self.loss(scale.standard(outputs_MK), scale.standard(targets))
         if batch.weights is not None:
-            weights_N = batch.weights
-            losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
+            losses_M = losses_M * (batch.weights[batch.segment_ids()] if self.per_residue else batch.weights)
         known_M = has_target(targets)
         num_targets = known_M.sum()
         with torch.no_grad():
@@ -203,9 +172,6 @@ class Classifier(TaskModel):
             weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
             state |= dict(zip(names, (weight_KD, bias_K), strict=True))
         return state
-
-    def _scaled(self, outputs_MK: Tensor) -> Tensor:
-        return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
 
     def _targets(self, batch: PackedBatch, outputs_MK: Tensor) -> Tensor:
         targets = targets_of(batch)
@@ -271,25 +237,13 @@ def build_classifier(
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
-    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
-
-    Args:
-        section: the model.
-        seed: of the run.
-        label_space: what is predicted.
-        tokenizer: whose tokens the backbone takes.
-        class_weights: (C,) fp32 or None.
-        target_scale: (C,) means and (C,) standard deviations of a regression's targets, or None.
-
-    Raises:
-        ConfigError: the backbone, the adapter or the head is impossible.
-        DataError: the weights can't be read.
-        ResourceError: the hub can't be reached.
+    Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. Raises ConfigError (the
+    backbone, the adapter or the head is impossible), DataError (the weights can't be read) or ResourceError (the hub
+    can't be reached).
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad)
     with seeded(seed + 1):  # not the backbone's stream again
-        if section.backbone.lora.rank:
-            adapt(backbone, section.backbone.lora)
+        adapt(backbone, section.backbone.lora)
         return Classifier(
             backbone,
             section.classifier,

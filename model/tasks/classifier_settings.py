@@ -49,8 +49,7 @@ BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
     """The loss that the section means for this kind of target.
 
-    Raises:
-        ConfigError: the loss, its label smoothing or its class weights do not go with the kind.
+    Raises ConfigError (the loss, its label smoothing or its class weights do not go with the kind).
     """
     choices = LOSSES[kind]
     name = choices[0] if section.loss == "auto" else section.loss
@@ -68,8 +67,7 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
 def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
     """The metric that says which checkpoint is best.
 
-    Raises:
-        ConfigError: an evaluation of this kind of targets has no such metric.
+    Raises ConfigError (an evaluation of this kind of targets has no such metric).
     """
     name = section.best_metric
     if name == "auto":
@@ -85,14 +83,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
 def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: int = 1, causal: bool = False) -> None:
     """Refuse pooling that the targets, the tokenizer or the backbone can't have.
 
-    Args:
-        section: says which.
-        kind: of the targets.
-        num_prefix: tokens that the tokenizer puts before a sequence.
-        causal: whether a token's features know of earlier tokens alone.
-
-    Raises:
-        ConfigError: it does not go with one of them.
+    Raises ConfigError (it does not go with one of them).
     """
     pooling = section.pooling
     if kind == "per_residue" and pooling != "mean":

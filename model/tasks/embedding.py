@@ -11,28 +11,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.backbones.base import PackedBackbone
 from model.backbones.huggingface import PaddedBackbone
-from model.backbones.prepacked import prepack
 from model.tasks.pooling import mean_over_residues
 from model.tasks.sequences import pack_in_order
+
+_ROWS_HINT = 2048
+"""Tokens of a call, roughly; the layout is good for any number."""
+
+
+class PrepackedLinear(nn.Module):
+    """x W^T + b in bf16, for inference, of a linear layer on the CPU, its weights as oneDNN's product wants them.
+
+    The ordinary Linear brings its weights into that layout at every call and copies its bias to every row first; laid
+    out once, products run 5 to 15 % faster (at 320 to 1,920 channels, one core of a Zen 4). ``torch.utils.mkldnn`` does
+    the same, but copies the activations to and from a layout of their own. The operators are those that torch.compile's
+    frozen graphs call.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features), without a gradient."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
 def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16) -> PackedBackbone:
     """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
 
-    Args:
-        backbone: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
-        dtype: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
-
-    Returns:
-        The same object.
+    ``backbone``: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
+    ``dtype``: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
+    Returns the same object.
     """
     backbone.requires_grad_(False).eval().to(dtype)
     if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
-        prepack(backbone.model)
+        _prepack(backbone.model)
     return backbone
 
 
@@ -40,16 +59,10 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
 def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
     """The mean over residues of each sequence's last hidden state.
 
-    Args:
-        backbone: best from :func:`optimize_for_inference`.
-        sequences: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
-        max_tokens: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
-
-    Returns:
-        (N, D) fp32 on the backbone's device, in the order given.
-
-    Raises:
-        DataError: a character is no residue of the ESM alphabet.
+    ``sequences``: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
+    ``max_tokens``: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
+    Returns (N, D) fp32 on the backbone's device, in the order given. Raises DataError (a character is no residue of the
+    ESM alphabet).
     """
     device = next(backbone.parameters()).device
     means = []
@@ -57,3 +70,14 @@ def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int
         batch = packed.to(device, non_blocking=True)
         means.append(mean_over_residues(backbone(batch), batch))
     return torch.cat(means) if means else torch.empty(0, backbone.hidden_size, device=device)
+
+
+def _prepack(module: nn.Module) -> None:
+    """Replace every bf16 Linear on the CPU; leaves a module alone where this torch or processor can't."""
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return
+    for child_name, child in list(module.named_children()):
+        if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
+            setattr(module, child_name, PrepackedLinear(child))
+        else:
+            _prepack(child)

@@ -26,14 +26,8 @@ class LightAttention(nn.Module):
 
     Two convolutions over each sequence give every residue a value and a score for each channel. The values' mean under
     the softmax of the scores, and their maximum, are put side by side. As in the paper special tokens take no part:
-    they are zeros for the convolutions, which is also what a sequence sees beyond its ends.
-
-    Args:
-        channels: D.
-        kernel: tokens that a convolution spans; an even one reaches one further to the right than to the left.
-        dropout: of the values.
-        num_prefix: special tokens before each sequence.
-        num_suffix: special tokens after each sequence.
+    they are zeros for the convolutions, which is also what a sequence sees beyond its ends. ``kernel``: tokens that a
+    convolution spans; an even one reaches one further to the right than to the left.
     """
 
     def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:
@@ -46,11 +40,7 @@ class LightAttention(nn.Module):
     def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
         """Pooled features; nothing waits for the device.
 
-        Args:
-            features_TD: (T, D).
-
-        Returns:
-            (N, 2 D) fp32; zeros for a sequence without residues.
+        Returns (N, 2 D) fp32; zeros for a sequence without residues.
         """
         segments_T = batch.segment_ids()
         residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
@@ -99,11 +89,7 @@ class TargetScale(Float32Buffers):
     """From outputs whose targets have mean 0 and scale 1 to numbers in the unit of the targets, column by column.
 
     A head learns temperatures of 40 to 80 degrees as fast as it learns shares. Both buffers are part of the state.
-
-    Args:
-        outputs: K.
-        mean_K: (K,) of the training targets; 0 if left out.
-        scale_K: (K,) their standard deviations; 1 if left out.
+    ``mean_K``: (K,) of the training targets; 0 if left out. ``scale_K``: (K,) their standard deviations; 1 if left out.
     """
 
     mean: Tensor
@@ -132,17 +118,10 @@ def build_head(
 ) -> nn.Sequential:
     """From features to outputs: one linear layer, or one hidden layer before it.
 
-    Args:
-        section: kind of head, hidden channels and dropout.
-        channels: D.
-        outputs: K.
-        light_attention: the features come from :class:`LightAttention`, which has dropped out values before it pooled
-            them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper
-            normalises over the batch is here each row by itself, since a packed batch has any number of sequences,
-            and fillers among them.
-
-    Returns:
-        A module that gives (M, K) fp32 from (M, D) of any dtype.
+    ``light_attention``: the features come from :class:`LightAttention`, which has dropped out values before it pooled
+    them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper normalises
+    over the batch is here each row by itself, since a packed batch has any number of sequences, and fillers among them.
+    Returns a module that gives (M, K) fp32 from (M, D) of any dtype.
     """
     dropout = section.dropout
     modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}

@@ -1,12 +1,8 @@
 """Losses of the classifier, one value for each target.
 
-In: outputs in fp32 and targets, of which some may be ignored (:class:`dataset.packed_batch.PackedBatch`). Out: fp32,
-the loss of each sequence or token that has a target and 0 for the others, whose outputs get no gradient. A target is
-a sequence or a token: where it has several columns its loss is the mean over those that are known. Sums over targets,
-divided by the number of targets, are then what torch's own losses call their mean.
-
-Class weights multiply the loss of a target by the weight of its class; the divisor stays the *number* of targets, and
-not the sum of weights that torch's mean divides by, so that sums add up over batches and workers.
+In: outputs in fp32 and targets. Out: fp32, the loss of each sequence or token, 0 without a gradient where its target is
+ignored; of several columns, the mean over those that are known. Class weights multiply the loss of a target; the
+divisor stays the *number* of targets, and not torch's sum of weights, so that sums add up over batches and workers.
 
 Shape legend: M sequences or tokens, K classes or columns of labels.
 """
@@ -32,18 +28,9 @@ def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) 
 
     Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
     multilabel target: what their positives are to be multiplied by, which is the ratio of scikit-learn's two weights
-    for that label alone, negatives / positives.
-
-    Args:
-        kind: any but regression.
-        targets: of the training records: (M,) int64, or (M, K) float; ignored ones are left out.
-        num_classes: K.
-
-    Returns:
-        (K,) fp32; 1 for a class without any target, and for a label of which all targets are alike.
-
-    Raises:
-        ConfigError: regression has no classes.
+    for that label alone, negatives / positives. ``targets``: of the training records: (M,) int64, or (M, K) float;
+    ignored ones are left out. Returns (K,) fp32; 1 for a class without any target, and for a label of which all targets
+    are alike. Raises ConfigError (regression has no classes).
     """
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
@@ -59,15 +46,8 @@ def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) 
 class TargetLoss(Float32Buffers):
     """The loss that a section means, with its class weights.
 
-    The weights are no part of the saved state: they follow from the training records.
-
-    Args:
-        section: which loss, and its settings.
-        kind: of the targets.
-        class_weights: (K,), or None for all alike.
-
-    Raises:
-        ConfigError: the settings do not go with the kind.
+    The weights are no part of the saved state: they follow from the training records. ``class_weights``: (K,), or None
+    for all alike. Raises ConfigError (the settings do not go with the kind).
     """
 
     class_weights: Tensor | None
@@ -81,12 +61,7 @@ class TargetLoss(Float32Buffers):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
-        """(M,) fp32, the loss of each target, 0 where it is ignored.
-
-        Args:
-            outputs_MK: (M, K) fp32.
-            targets: (M,) int64, or (M, K) float32.
-        """
+        """(M,) fp32, the loss of each target, 0 where it is ignored. ``targets``: (M,) int64, or (M, K) float32."""
         if self.name == "mse":
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
@@ -100,12 +75,8 @@ def _class_losses(
 ) -> Tensor:
     """(M,) cross entropy, or focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
 
-    Args:
-        logits_MK: (M, K).
-        targets_M: (M,) int64.
-        class_weights: (K,) fp32, the equation's alpha.
-        gamma: of the focal loss; None is cross entropy.
-        label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
+    ``class_weights``: (K,) fp32, the equation's alpha. ``gamma``: of the focal loss; None is cross entropy.
+    ``label_smoothing``: share of the target spread evenly over all classes (Szegedy et al. 2016); for cross entropy.
     """
     if gamma is None:
         return functional.cross_entropy(
@@ -126,11 +97,8 @@ def _label_losses(
 ) -> Tensor:
     """(M,) cross entropy or focal loss of each label by itself, the mean over the labels that are known.
 
-    Args:
-        logits_MK: (M, K).
-        targets_MK: (M, K) float of 0 and 1, or NaN.
-        positive_weights: (K,) fp32, how much the targets of 1 count.
-        gamma: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
+    ``targets_MK``: (M, K) float of 0 and 1, or NaN. ``positive_weights``: (K,) fp32, how much the targets of 1 count.
+    ``gamma``: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
     """
     filled_MK = _filled(targets_MK)
     if gamma is None:

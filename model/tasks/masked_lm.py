@@ -26,10 +26,8 @@ from train_config.schema import ModelSection
 class MaskedLM(TaskModel):
     """A masked language model on packed batches.
 
-    Args:
-        backbone: gives the features. Frozen, the head is trained alone; output weights that are tied to the embeddings
-            stay as they are.
-        lm_head: logits (..., K) from features (..., D).
+    ``backbone``: gives the features. Frozen, the head is trained alone; output weights that are tied to the embeddings
+    stay as they are.
     """
 
     def __init__(self, backbone: PackedBackbone, lm_head: nn.Module) -> None:
@@ -41,26 +39,15 @@ class MaskedLM(TaskModel):
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> MaskedLM:
         """The model to train, in fp32 on the CPU, in training mode.
 
-        Weights that are drawn depend on ``seed`` alone; the global random state is left as it was.
-
-        Args:
-            section: the model.
-            seed: of the run.
-            empty: on the meta device, without weights: to count them before any is read.
-
-        Raises:
-            ConfigError: the backbone's source or size is wrong, or it does not go with the task.
-            DataError: the weights can't be read.
-            ResourceError: the hub can't be reached.
+        Weights that are drawn depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the
+        meta device, without weights: to count them before any is read. Raises ConfigError (the backbone's source or
+        size is wrong, or it does not go with the task), DataError (the weights can't be read) or ResourceError (the hub
+        can't be reached).
         """
         return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Cross entropy summed over the targets.
-
-        Returns:
-            Metrics: ``targets``, ``loss`` and ``correct``.
-        """
+        """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
         features_TD = self.backbone(batch)
         positions_M = target_positions(batch)
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()

@@ -52,8 +52,7 @@ class FeatureStatistics:
     def finalize(self) -> tuple[Tensor, Tensor]:
         """Mean and scale of each channel, (D,) fp32; the scale is the standard deviation, kept away from 0.
 
-        Raises:
-            DataError: no token was seen, or a feature was not finite.
+        Raises DataError (no token was seen, or a feature was not finite).
         """
         if not self.count.item():
             raise DataError("no residue to measure the feature normalisation from; the training data is empty")

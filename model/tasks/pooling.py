@@ -18,15 +18,7 @@ from dataset.packed_batch import PackedBatch
 def mean_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
     """The mean of each sequence's residues; <cls> and <eos> are left out, as in fair-esm's extract script.
 
-    Sums are taken in fp32, in the order of the tokens.
-
-    Args:
-        features_TD: (T, D), one row for each token of the batch.
-        num_prefix: special tokens before each sequence.
-        num_suffix: special tokens after each sequence.
-
-    Returns:
-        (N, D) fp32; zeros for a sequence without residues.
+    Sums are taken in fp32, in the order of the tokens. Returns (N, D) fp32; zeros for a sequence without residues.
     """
     sums_ND, counts_N = _reduce(features_TD, batch, num_prefix, num_suffix, "sum")
     return sums_ND / counts_N.clamp(min=1).unsqueeze(1)
@@ -35,8 +27,7 @@ def mean_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int 
 def max_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
     """The largest value of each channel among each sequence's residues; equal ones share the gradient.
 
-    Returns:
-        (N, D) fp32; zeros for a sequence without residues.
+    Returns (N, D) fp32; zeros for a sequence without residues.
     """
     largest_ND, counts_N = _reduce(features_TD, batch, num_prefix, num_suffix, "max")
     return torch.where((counts_N > 0).unsqueeze(1), largest_ND, 0.0)

@@ -15,8 +15,7 @@ _RESIDUES = frozenset(chr(code) for code in range(RESIDUE_TABLE.size) if RESIDUE
 def pack_in_order(sequences: Iterable[str], max_tokens: int) -> Iterator[PackedBatch]:
     """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own.
 
-    Raises:
-        DataError: a character that is no residue of the ESM alphabet, which would make rows and residues disagree.
+    Raises DataError (a character that is no residue of the ESM alphabet, which would make rows and residues disagree).
     """
     waiting: list[str] = []
     tokens = first = 0

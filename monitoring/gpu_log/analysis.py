@@ -43,18 +43,13 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class GpuSummary:
-    """One GPU. A value that the log lacks is None.
+    """One GPU, by its label in the log. A value that the log lacks is None.
 
     Attributes:
-        gpu: its label in the log.
-        name: its model.
         work_s: time from the first to the last work, without holes in the log.
         utilisation, idle: mean utilisation, and share with almost none, of that time.
-        memory_peak_bytes, memory_total_bytes: of the whole log.
-        temperature_max_c: of the whole log.
         power_mean_w, clock_share: mean power, and mean clock as a share of the highest, while busy.
-        energy_kwh: of the whole log.
-        thermal, power_capped: share of the busy time with clocks lowered for heat, or for power.
+        thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
         spans_s: stretches that are idle, or throttled, by these names, in seconds since the log's first sample.
         advice: the costliest first.
         notes: what could not be judged, and memory errors.
@@ -70,7 +65,6 @@ class GpuSummary:
     temperature_max_c: float | None
     power_mean_w: float | None
     clock_share: float | None
-    energy_kwh: float | None
     thermal: float | None
     power_capped: float | None
     spans_s: dict[str, list[Span]]
@@ -95,8 +89,8 @@ class GpuSummary:
             ("{:.0f} W on average", self.power_mean_w),
             ("clocks at {:.0%}", self.clock_share),
         ]
-        told = ", ".join(words.format(value) for words, value in parts if value is not None).replace(", of ", " of ")
-        return f"GPU {self.gpu}: {told}" + ("" if self.advice else "; nothing is amiss")
+        known = ", ".join(words.format(value) for words, value in parts if value is not None).replace(", of ", " of ")
+        return f"GPU {self.gpu}: {known}" + ("" if self.advice else "; nothing is amiss")
 
 
 def summarise(log: GpuLog) -> list[GpuSummary]:
@@ -118,9 +112,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     thermal, power_capped = _throttling(rows, busy)
     spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
     idle = _mean(~busy, weights, working)
-    full, hot = (
-        _share(mask, weights, busy) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0 for mask in (power_capped, thermal)
-    )
+    full, hot = _share(power_capped, weights, busy), _share(thermal, weights, busy)
     utilisation = _scaled(_mean(rows["util_percent"], weights, working), 0.01)
     peak, total = _max(rows["mem_used_bytes"]), _max(rows["mem_total_bytes"])
     facts = Facts(
@@ -142,7 +134,6 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         temperature_max_c=_max(rows["temperature_c"]),
         power_mean_w=_mean(rows["power_w"], weights, busy),
         clock_share=_mean(_clock_share(rows, busy), weights, busy),
-        energy_kwh=float((rows["power_w"] * weights).sum()) / 3.6e6 if rows["power_w"].notna().any() else None,
         thermal=hot,
         power_capped=full,
         spans_s={name: _spans(rows[TIME], mask) for name, mask in spans.items()},
@@ -152,10 +143,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
 
 
 def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Masks of the samples from the first work to the last, and of the busy ones among them.
-
-    A sample whose utilisation is not known counts as its predecessor.
-    """
+    """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
     busy = utilisation.ffill() >= _IDLE_PERCENT
     smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
     places = np.flatnonzero(smooth & busy)
@@ -205,13 +193,9 @@ def _spans(times: pd.Series, mask: pd.Series) -> list[Span]:
 
 
 def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
-    lacks = {
-        "util_percent": "utilisation is not known",
-        "throttle_reasons": "no throttle reasons: throttling is detected by clocks alone",
-        "power_limit_w": "no power limit: power throttling is detected by throttle reasons alone",
-        "temperature_c": "no temperature: thermal throttling is detected by throttle reasons alone",
-    }
-    notes = [words for name, words in lacks.items() if rows[name].isna().all()]
+    notes = []
+    if rows["throttle_reasons"].isna().all():
+        notes.append("no throttle reasons: throttling is detected by clocks alone")
     if len(rows) < _FEW_SAMPLES:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
     if not worked and rows["util_percent"].notna().any():
@@ -235,7 +219,8 @@ def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | No
 
 
 def _share(mask: pd.Series, weights: pd.Series, of: pd.Series) -> float:
-    return float(weights[mask & of].sum() / weights[of].sum()) if of.any() else 0.0
+    """Share of the time of ``of``; none for a sample or two."""
+    return float(weights[mask & of].sum() / weights[of].sum()) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -12,14 +12,10 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, DataError, ResourceError
 from monitoring.gpu_log.columns import COLUMNS, GPU_METRICS, HOST_METRICS
-
-if TYPE_CHECKING:
-    from monitoring.sampling.nvml import GpuSample
+from monitoring.sampling.nvml import GpuSample
 
 _HEADER = ",".join(COLUMNS).encode() + b"\n"
 _TAIL_BYTES = 1 << 16
@@ -27,48 +23,36 @@ _TAIL_BYTES = 1 << 16
 
 
 class GpuLogWriter:
-    """Appends samples to a CSV file. One writer at a time.
+    """Appends samples to a CSV file, which is made if absent, with its folder. One writer at a time.
 
-    Args:
-        path: the file; made if absent, its folder too; appended to if it is such a log.
-
-    Raises:
-        DataError: the file is something else.
-        ConfigError: neither its folder nor the one around that is there: the path is a mistake.
-        ResourceError: it can't be written, or another process writes it.
+    Raises DataError where the file is something else, ConfigError where neither its folder nor the one around that is
+    there, ResourceError where it can't be written or another process writes it.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._descriptor = -1
         folder = self.path.absolute().parent
         if not folder.parent.is_dir():
             raise ConfigError(f"{self.path}: there is no folder {folder.parent}; make it first")
-        if folder.parent == Path(folder.anchor) and not folder.exists():
-            raise ConfigError(f"{self.path}: there is no folder {folder}; make it first")
         try:
             folder.mkdir(exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._lock()
+            self._file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise ResourceError(f"{self.path}: can't be written: {error.strerror}; give another file") from error
+        try:
             self._prepare()
         except (DataError, ResourceError):
             self.close()
             raise
-        except OSError as error:
-            self.close()
-            raise ResourceError(f"{self.path}: can't be written: {error.strerror}; give another file") from error
 
     def append(self, time_s: float, host: str, metrics: Mapping[str, float], gpus: Sequence[GpuSample]) -> None:
-        """Write one sample.
+        """Write one sample, whole.
 
         Args:
             time_s: Unix seconds.
-            host: the machine's name.
-            metrics: of the machine, by HOST_METRICS; what is not known is left out.
+            host: name of the machine.
+            metrics: its values, by HOST_METRICS; what is not known is left out.
             gpus: none on a machine without one, which gives a row for the machine alone.
-
-        Raises:
-            ResourceError: the disk is full, or the file is gone.
         """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
@@ -82,41 +66,33 @@ class GpuLogWriter:
 
     def close(self) -> None:
         """Close the file. May be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> GpuLogWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceError(f"{self.path}: another process logs to it; give another file") from error
-
     def _prepare(self) -> None:
-        """Write the header to a new file; of an old one check it and drop a partial last line."""
-        size = os.fstat(self._descriptor).st_size
-        header = os.pread(self._descriptor, len(_HEADER), 0)
-        if size == 0 or (size < len(_HEADER) and _HEADER.startswith(header)):
-            os.ftruncate(self._descriptor, 0)
+        """Lock the file; write the header to a new one; of an old one check it and drop a partial last line."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ResourceError(f"{self.path}: another process logs to it; give another file") from error
+        header = os.pread(self._file.fileno(), len(_HEADER), 0)
+        if header != _HEADER and _HEADER.startswith(header):
+            self._file.truncate(0)
             self._write(_HEADER)
-            return
-        if header != _HEADER:
+        elif header != _HEADER:
             raise DataError(f"{self.path}: is not a log with these columns; give another file")
-        start = max(0, size - _TAIL_BYTES)
-        tail = os.pread(self._descriptor, _TAIL_BYTES, start)
-        os.ftruncate(self._descriptor, start + tail.rfind(b"\n") + 1)
+        start = max(0, self.path.stat().st_size - _TAIL_BYTES)
+        tail = os.pread(self._file.fileno(), _TAIL_BYTES, start)
+        self._file.truncate(start + tail.rfind(b"\n") + 1)
 
     def _write(self, data: bytes) -> None:
         try:
-            written = os.write(self._descriptor, data)
+            written = self._file.write(data)
         except OSError as error:
             raise ResourceError(f"{self.path}: can't be written: {error.strerror}") from error
         if written != len(data):

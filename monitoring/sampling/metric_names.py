@@ -129,12 +129,6 @@ def find(name: str) -> tuple[Metric, int | None] | None:
     return None
 
 
-def metrics_table() -> str:
-    """The list as a table in Markdown, for docs/monitoring.md."""
-    rows = (f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in METRICS)
-    return "| metric | unit | meaning |\n|---|---|---|\n" + "".join(rows)
-
-
 @lru_cache(maxsize=1)
 def _patterns() -> list[tuple[Metric, re.Pattern[str]]]:
     return [(metric, re.compile(re.sub(r"\{\w+\}", r"(\\d+)", metric.name))) for metric in METRICS]

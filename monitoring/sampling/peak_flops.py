@@ -74,11 +74,9 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
 
 def matrix_precision(amp_dtype: str, tf32: bool) -> Precision:
     """The precision of matrix products under ``training.amp_dtype`` and ``training.tf32``."""
-    if amp_dtype == "bf16":
-        return "bf16"
-    if amp_dtype == "fp16":
-        return "fp16"
-    return "tf32" if tf32 else "fp32"
+    if amp_dtype == "none":
+        return "tf32" if tf32 else "fp32"
+    return "bf16" if amp_dtype == "bf16" else "fp16"
 
 
 def flops_utilization(
@@ -86,10 +84,7 @@ def flops_utilization(
 ) -> float:
     """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B): the model's own operations over what is possible.
 
-    Args:
-        tokens_per_s: of all devices.
-        flops_per_token: of forward and backward pass, without what checkpointing computes again.
-        peak_tflops_per_device: see :func:`peak_tflops`.
-        devices: how many compute.
+    ``tokens_per_s`` is of all devices; ``flops_per_token`` of forward and backward pass, without what checkpointing
+    computes again.
     """
     return tokens_per_s * flops_per_token / (peak_tflops_per_device * 1e12 * devices)

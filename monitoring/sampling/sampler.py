@@ -216,7 +216,7 @@ class Sampler:
 
     def _gpus(self) -> Values:
         """Values of all GPUs of the machine, whose driver is opened by the first look."""
-        self._devices = self._devices or NvmlDevices.open(self._warn)
+        self._devices = self._devices or NvmlDevices(self._warn)
         values: Values = {}
         for sample in self._devices.read():
             values |= gpu_values(sample)

@@ -6,8 +6,11 @@ W&B did not take of it, run it once more; on the server a run continues, and row
 
     python -m monitoring.sinks.wandb_follower RUN_FOLDER --mode online
 
-In: the run's folder, whose config.yaml has the settings (section wandb). Out: a W&B run, on the server or, for
-``wandb sync``, in the folder ``wandb``. Standard output says in one line what went wrong; silence is success.
+The settings are those of the run's config.yaml (section wandb). Standard output says in one line what went wrong.
+
+Records of the loop have the step as their axis. Samples and alerts have the time: they continue while no step does, and
+a resumed run repeats steps but no moment. W&B's own clock is set to the moment of the record as well: a history that is
+uploaded later would else be shown as if it happened then.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import psutil
 import yaml
 
-from monitoring.sinks.wandb_names import AXES, WandbRows
 from run_folder.metrics_log import Record
 from run_folder.paths import RunFolder
 from run_folder.tail import RunTail
@@ -41,8 +44,18 @@ SHUTDOWN_S = 3.0
 """Seconds that wandb's service may take to close its file beyond finish_timeout_s."""
 FLUSH_S = 1.0
 """Seconds between wandb's writes to its file: what an untimely end can lose of it."""
-ALERT_GAP_S = 1
-"""Seconds in which W&B takes alerts of one title for repeats."""
+
+ELAPSED = "elapsed_s"
+"""Seconds since the run's first record: the axis of samples and alerts."""
+POSITION = "position"
+"""Namespace of what tells how far the server has each stream of rows."""
+NODE_NAMESPACES = ("gpu/", "mem/", "cpu/", "disk/", "net/")
+"""Metrics of a machine, not of a worker."""
+AXES = {
+    "step": ("train/*", "validation/*", "event/*"),
+    ELAPSED: (*(f"{name}*" for name in NODE_NAMESPACES), "node/*", "worker/*", "perf/*", "alert/*"),
+}
+"""W&B's x axis of each namespace."""
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -101,10 +114,12 @@ class _Follower:
             if row.position == "step" and repeats in seen:
                 continue
             seen.add(repeats)
-            if self._is_own(record) and not known.has(row.position, row.values):
+            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
+            owner = record["worker"] if record["kind"] == "sample" else 0
+            if self._worker in (None, owner) and not known.has(row.position, row.values):
                 run.log(row.values)
                 if row.alert is not None:
-                    run.alert(**row.alert, wait_duration=ALERT_GAP_S)
+                    run.alert(**row.alert, wait_duration=1)  # seconds in which one title is a repeat
         run.finish()
         problem = complaints.first if self._mode == "online" else None
         wandb.teardown()  # wandb-core writes the rest of its file and ends
@@ -112,17 +127,13 @@ class _Follower:
 
     def _records(self) -> Iterator[Record]:
         """From the run's first record to its end."""
-        tail = RunTail(self._run.metrics, self._run.monitoring, self._run.alerts)
+        tail = RunTail(self._run)
         while True:
             ended = self._ended.is_set()  # before reading, so that the last records are not missed
             yield from tail.poll()
             if ended:
                 return
             self._ended.wait(POLL_S)
-
-    def _is_own(self, record: Record) -> bool:
-        """With a W&B run for each worker, worker 0's holds the records of the loop and the alerts."""
-        return self._worker is None or self._worker == (record["worker"] if record["kind"] == "sample" else 0)
 
     def _end_in_time(self) -> None:
         """Wait for the driver's end, then leave at the latest when the timeout is over."""
@@ -188,16 +199,11 @@ class _Known:
     """Rows that the server has of a run that it already knew: of each stream, those up to a position."""
 
     def __init__(self, run: Any) -> None:
-        self._run = run
-        self._until: dict[str, float] = {}
+        self._summary = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
 
     def has(self, position: str, values: dict[str, Any]) -> bool:
-        """Test whether the row is among them."""
-        if position not in self._until:  # asked once, before this process adds to it
-            known = self._run.summary.get(position) if self._run.resumed else None
-            self._until[position] = known if isinstance(known, int | float) else -math.inf
-        until = self._until[position]
-        # Validation of the last known step may be new: it is repeated.
+        """Test whether the row is among them; validation of the last known step may be new: it is repeated."""
+        until = self._summary.get(position, -math.inf)
         return values[position] < until or (
             values[position] == until and (position != "step" or "train/loss" in values)
         )
@@ -217,6 +223,76 @@ def _leave(replies: int, problem: str | None) -> NoReturn:
     for process in psutil.Process().children(recursive=True):
         process.kill()
     os._exit(problem is not None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of W&B's history.
+
+    ``position`` names the value that grows with each row of this stream: by it those that the server has are known.
+    ``alert`` holds ``title``, ``text`` and ``level`` of an alert to send with the row.
+    """
+
+    position: str
+    values: dict[str, Any]
+    alert: dict[str, str] | None = None
+
+
+class WandbRows:
+    """Makes rows of records.
+
+    Args:
+        alerts_from_s: Unix seconds; alerts before are history: shown, and not sent again.
+        name_nodes: put the name of its node before the values of every node but worker 0's.
+    """
+
+    def __init__(self, alerts_from_s: float, name_nodes: bool) -> None:
+        self._alerts_from_s = alerts_from_s
+        self._name_nodes = name_nodes
+        self._began_s: float | None = None
+
+    def row(self, record: Record) -> Row:
+        """The row of a record. The first one's time is the zero of the axis of time."""
+        time_s = float(record.get("time") or 0.0)
+        if self._began_s is None:
+            self._began_s = time_s
+        if record["kind"] not in ("sample", "alert"):
+            return Row("step", {"_timestamp": time_s, **wandb_values(record)})
+        values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
+        if record["kind"] == "sample":
+            position = f"{POSITION}/worker/{record['worker']}"
+            return Row(position, {**values, position: time_s, **_sample_values(record, self._name_nodes)})
+        position, name = f"{POSITION}/alert", record["name"]
+        raised = record["state"] == "raised"
+        alert = {"title": name.replace("_", " "), "text": record["message"], "level": "WARN"}
+        sent = alert if raised and time_s >= self._alerts_from_s else None
+        return Row(position, {**values, position: time_s, f"alert/{name}": int(raised)}, sent)
+
+
+def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return W&B's values of a record of the loop: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
+    step, kind = int(record["step"]), record["kind"]
+    if kind == "event":
+        return {"step": step, f"event/{record['event']}": 1}
+    numbers = {
+        f"{kind}/{name}": value
+        for name, value in record.items()
+        if name not in ("step", "time", "kind") and isinstance(value, int | float)
+    }
+    return {"step": step, **numbers}
+
+
+def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
+    """A sample's values under W&B's names, without what records of the loop have anyway (``train/loss``).
+
+    The machine of worker 0 is plain ``gpu/0/util``, that of another worker ``node/<host>/gpu/0/util``.
+    """
+    node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
+    return {
+        (node + name if name.startswith(NODE_NAMESPACES) else name): value
+        for name, value in record["figures"].items()
+        if value is not None and not name.startswith("train/")
+    }
 
 
 if __name__ == "__main__":

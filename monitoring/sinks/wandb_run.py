@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import secrets
-import string
 import subprocess
 import sys
 import threading
@@ -37,8 +36,8 @@ _TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_D
 
 
 def new_run_id() -> str:
-    """An id for W&B, as W&B makes them. Made once for a run and kept in its folder, so that resuming continues it."""
-    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+    """An id for W&B. Made once for a run and kept in its folder, so that resuming continues it."""
+    return secrets.token_hex(4)
 
 
 class WandbFollowers:

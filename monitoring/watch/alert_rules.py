@@ -1,8 +1,7 @@
 """Rules of the alerts: what of a run's records is worth a warning.
 
-A rule takes records and yields findings: that something holds of a GPU, a machine or a worker, or is over, or neither.
-:mod:`monitoring.watch.alerts` decides how long a finding must last. Between the threshold at which something begins and
-the one at which it is over lies a band, so that a value that varies about one of them causes one alert.
+A rule takes records and yields findings: that something holds of a GPU, a machine or a worker, or is over, or, in the
+band between its two thresholds, neither. :mod:`monitoring.watch.alerts` decides how long a finding must last.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 
 from monitoring.advice import Facts, advise
-from monitoring.sampling.metric_names import find
 from monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS, describe_throttling
 from run_folder.metrics_log import Record
 from train_config.monitoring_schema import AlertsSection
@@ -44,12 +42,7 @@ class Finding:
 
 
 class Rule:
-    """Finds one kind of problem.
-
-    Attributes:
-        name: of its alerts.
-        raises_after_s, clears_after_s: seconds that it must hold, or be over.
-    """
+    """Finds one kind of problem, which must hold, or be over, for so many seconds to be reported."""
 
     name = ""
     raises_after_s = clears_after_s = 0.0
@@ -97,12 +90,11 @@ class LowUtilization(Rule):
             self._low.pop(gpu, None)
             over = percent >= min(100.0, self._least + BAND_PERCENT)
             return Finding(gpu, False if over else None, f"{gpu}: utilisation is {percent:.0f} % again")
-        low = self._low.setdefault(gpu, [0.0, 0.0])
-        low[0] += 1
-        low[1] += percent
+        low = self._low.setdefault(gpu, [])
+        low.append(percent)
         message = (
-            f"{gpu}: utilisation under {self._least:g} % for {self.raises_after_s:g} s, {low[1] / low[0]:.0f} % on "
-            f"average: {self._reason(host)}"
+            f"{gpu}: utilisation under {self._least:g} % for {self.raises_after_s:g} s, {mean(low):.0f} % on average: "
+            f"{self._reason(host)}"
         )
         return Finding(gpu, True, message)
 
@@ -134,20 +126,12 @@ class NearlyFull(Rule):
         if record["kind"] != "sample":
             return
         for index, values in _gpus(record).items():
-            yield from self._judge(
-                f"GPU {index} on {record['host']}",
-                values.get("mem_used_bytes"),
-                values.get("mem_total_bytes"),
-                "lower batch.tokens or set model.backbone.gradient_checkpointing",
-            )
-        total, available = (record["figures"].get(f"mem/host_{part}_bytes") for part in ("total", "available"))
-        used = None if total is None or available is None else total - available
-        yield from self._judge(
-            f"host {record['host']}",
-            used,
-            total,
-            "lower data.num_workers or data.prefetch, or stop what else runs there",
-        )
+            used, total = values.get("mem_used_bytes"), values.get("mem_total_bytes")
+            remedy = "lower batch.tokens or set model.backbone.gradient_checkpointing"
+            yield from self._judge(f"GPU {index} on {record['host']}", used, total, remedy)
+        used, total = (record["figures"].get(f"mem/host_{part}_bytes") for part in ("used", "total"))
+        remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
+        yield from self._judge(f"host {record['host']}", used, total, remedy)
 
     def _judge(self, subject: str, used: float | None, total: float | None, remedy: str) -> Iterator[Finding]:
         if used is None or not total:
@@ -164,7 +148,7 @@ class Leak(Rule):
     """Peaks of a worker's memory that grow from epoch to epoch."""
 
     name = "leak"
-    _METRICS: Mapping[str, str] = {"torch_peak_bytes": "GPU memory in tensors", "rss_bytes": "resident memory"}
+    _METRICS = {"torch_peak_bytes": "GPU memory in tensors", "rss_bytes": "resident memory"}  # noqa: RUF012
 
     def __init__(self, settings: AlertsSection) -> None:
         self._percent = settings.leak_percent_per_epoch
@@ -211,7 +195,7 @@ class Throttling(Rule):
     name = "throttling"
     raises_after_s = THROTTLED_S
     clears_after_s = UNTHROTTLED_S
-    _CAUSES: Mapping[str, tuple[int, str]] = {
+    _CAUSES = {  # noqa: RUF012 - never changed
         "thermal": (THERMAL_REASONS, "look at its cooling"),
         "power": (POWER_REASONS, "its power limit or the machine's supply holds it back"),
         "hardware": (SLOWDOWN, "look at its cooling and power supply"),
@@ -227,13 +211,11 @@ class Throttling(Rule):
             if bits & (THERMAL_REASONS | POWER_REASONS):
                 bits &= ~SLOWDOWN  # explained by the others
             for cause, (mask, remedy) in self._CAUSES.items():
-                subject = f"GPU {index} on {record['host']}, {cause}"
+                gpu = f"GPU {index} on {record['host']}"
                 words = ", ".join(describe_throttling(bits & mask))
-                if words:
-                    message = f"GPU {index} on {record['host']} is throttled ({words}), {_state(values)}: {remedy}"
-                else:
-                    message = f"GPU {index} on {record['host']}: no {cause} throttling any more, {_state(values)}"
-                yield Finding(subject, bool(words), message)
+                message = f"is throttled ({words}): {remedy}" if words else f"no {cause} throttling any more"
+                temperature = f", {values['temperature_c']:.0f} °C" if "temperature_c" in values else ""
+                yield Finding(f"{gpu}, {cause}", bool(words), f"{gpu}{temperature}: {message}")
 
 
 class NonfiniteLoss(Rule):
@@ -266,8 +248,7 @@ class OwnGpus:
     def only(self, record: Record) -> Record:
         """Return a sample without the values of GPUs on which no worker of the run computes.
 
-        All are left where it is not known which these are: without UUIDs in the sample, or with MIG, whose slices have
-        other ones.
+        All are left where UUIDs are not known, or match none, as with MIG, whose slices have other ones.
         """
         if record["kind"] != "sample":
             return record
@@ -282,27 +263,11 @@ class OwnGpus:
         return {**record, "figures": own_values}
 
 
-def _gpus(record: Record) -> dict[int, dict[str, float]]:
-    """The known values of each GPU of a sample, by the last part of their names."""
-    found: dict[int, dict[str, float]] = {}
+def _gpus(record: Record) -> dict[str, dict[str, float]]:
+    """The known values of each GPU of a sample, by its number and the last part of their names."""
+    found: dict[str, dict[str, float]] = {}
     for name, value in record["figures"].items():
-        if value is None or not name.startswith("gpu/") or (known := find(name)) is None:
-            continue
-        index = known[1]
-        if index is not None:
-            found.setdefault(index, {})[name.rpartition("/")[2]] = value
+        if value is not None and name.startswith("gpu/"):
+            _, index, metric = name.split("/")
+            found.setdefault(index, {})[metric] = value
     return found
-
-
-def _state(values: Mapping[str, float]) -> str:
-    """Temperature, power and clock, as far as known."""
-    parts = []
-    if "temperature_c" in values:
-        parts.append(f"{values['temperature_c']:.0f} °C")
-    if "power_w" in values:
-        limit = f" of {values['power_limit_w']:.0f}" if "power_limit_w" in values else ""
-        parts.append(f"{values['power_w']:.0f}{limit} W")
-    if "sm_clock_mhz" in values:
-        highest = f" of {values['sm_clock_max_mhz']:.0f}" if "sm_clock_max_mhz" in values else ""
-        parts.append(f"{values['sm_clock_mhz']:.0f}{highest} MHz")
-    return ", ".join(parts) or "no more is known"

@@ -1,12 +1,11 @@
 """Alerts of a run: each is raised once, and again only after what it reports was over.
 
-:mod:`monitoring.watch.alert_rules` finds what holds in a record; here is how long it must last, and until it counts as
-over. :class:`AlertSink` appends alerts to the run's alerts.jsonl, which whoever shows or sends them follows.
+:mod:`monitoring.watch.alert_rules` finds what holds in a record; here is how long it must last. :class:`AlertSink`
+appends alerts to the run's alerts.jsonl, which whoever shows or sends them follows.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -14,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.errors import DataError
 from monitoring.watch.alert_rules import Finding, OwnGpus, Rule, rules
-from run_folder.metrics_log import MetricsLog, Record, read_metrics
+from run_folder.metrics_log import MetricsLog, Record
+from run_folder.tail import RecordTail
 from train_config.monitoring_schema import AlertsSection
-
-logger = logging.getLogger(__name__)
 
 SILENT_WORKER = "silent_worker"
 MISSED_SAMPLES = 3
@@ -30,15 +27,9 @@ ENDS = frozenset({"finished", "stopped", "failed", "diverged"})
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning, or that its cause is over.
+    """A warning (by its rule's name or SILENT_WORKER) about a GPU, machine or worker, or that its cause is over.
 
-    Attributes:
-        name: low_utilization, memory, leak, throttling, nonfinite_loss or silent_worker.
-        subject: what it is about: a GPU, a machine, a worker.
-        state: raised or cleared.
-        message: a line for a person.
-        step: that was last logged.
-        time: Unix seconds.
+    ``step``: last logged; ``time``: Unix seconds.
     """
 
     name: str
@@ -47,10 +38,6 @@ class Alert:
     message: str
     step: int
     time: float
-
-    def record(self) -> Record:
-        """Return it as a line of alerts.jsonl."""
-        return {"kind": "alert", **vars(self)}
 
 
 @dataclass
@@ -62,13 +49,10 @@ class _Latch:
     _seen_s: float = -math.inf
 
     def update(self, time_s: float, holds: bool | None, lasts_s: float, gap_s: float) -> bool:
-        """Take a look; return whether this changes it.
+        """Take a look at ``time_s``; return whether this changes it.
 
-        Args:
-            time_s: of what was seen.
-            holds: whether it holds; None between the thresholds, where nothing changes.
-            lasts_s: for how long it must hold, or be over.
-            gap_s: between two looks, beyond which nobody knows what was in between.
+        It must hold, or be over, for ``lasts_s``; ``holds`` is None between the thresholds. Of a longer time than
+        ``gap_s`` between two looks nobody knows what was in between.
         """
         if time_s - self._seen_s > gap_s or holds is None or holds == self.raised:
             self._since_s = None
@@ -89,25 +73,16 @@ class Alerts:
     Args:
         settings: thresholds.
         interval_s: seconds between samples.
-        raised: name and subject of alerts that were not over when the run was left.
         clock: seconds; for tests.
     """
 
-    def __init__(
-        self,
-        settings: AlertsSection,
-        interval_s: float,
-        raised: Iterable[tuple[str, str]] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: AlertsSection, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules: list[Rule] = rules(settings)
         self._missed_s = MISSED_SAMPLES * interval_s
         self._silence_s = max(settings.silent_worker_s, self._missed_s)
         self._clock = clock
-        self._latches = {key: _Latch(raised=True) for key in raised}
+        self._latches: dict[tuple[str, str], _Latch] = {}
         self._heard: dict[str, tuple[float, int]] = {}  # by worker: when, and its step
-        self._hosts: set[str] = set()
-        self._began_s = clock()
         self._gpus = OwnGpus()
         self._step = 0
 
@@ -133,17 +108,6 @@ class Alerts:
                 reason = "its process hangs or is gone, see its file in the run's logs"
                 message = f"{worker} has not reported for {silent_s:.0f} s, since step {step}: {reason}"
                 alerts += self._note(SILENT_WORKER, Finding(worker, True, message), time.time())
-        return alerts + self._of_machines_left()
-
-    def _of_machines_left(self) -> list[Alert]:
-        """Clear the alerts of a machine that the run has left."""
-        if not self._hosts or self._clock() - self._began_s < self._silence_s:
-            return []
-        alerts = []
-        for (name, subject), latch in list(self._latches.items()):
-            host = _host_of(subject)
-            if latch.raised and host is not None and host not in self._hosts:
-                alerts += self._note(name, Finding(subject, False, f"{subject}: the run has left it"), time.time())
         return alerts
 
     def _listen(self, record: Record) -> list[Alert]:
@@ -152,7 +116,6 @@ class Alerts:
         if record["kind"] != "sample":
             return []
         worker = f"worker {record['worker']}"
-        self._hosts.add(str(record["host"]))
         self._heard[worker] = (self._clock(), record["step"])
         return self._note(SILENT_WORKER, Finding(worker, False, f"{worker} reports again"), record["time"])
 
@@ -167,61 +130,37 @@ class Alerts:
         return [Alert(name, finding.subject, state, finding.message, self._step, time_s)]
 
 
-def _host_of(subject: str) -> str | None:
-    """The machine that an alert is about: of ``GPU 3 on node-a`` and ``host node-a``."""
-    if subject.startswith("host "):
-        return subject.removeprefix("host ")
-    return subject.partition(" on ")[2] or None if subject.startswith("GPU ") else None
-
-
 class AlertSink:
     """Writes the run's alerts.jsonl; a sink of :class:`~monitoring.watch.run_watcher.RunWatcher`.
 
     Args:
-        path: alerts.jsonl; made with the first alert. What it left raised is not raised again.
+        path: alerts.jsonl; made with the first alert. What an earlier start of the run left raised is cleared.
         settings: thresholds.
         interval_s: seconds between samples.
-        warn: called with one line where the file can't be read.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: AlertsSection,
-        interval_s: float,
-        warn: Callable[[str], None] = logger.warning,
-    ) -> None:
+    def __init__(self, path: Path, settings: AlertsSection, interval_s: float) -> None:
         self._path = path
         self._log: MetricsLog | None = None
-        self._alerts = Alerts(settings, interval_s, _still_raised(path, warn))
+        self._alerts = Alerts(settings, interval_s)
+        last = {(record.get("name"), record.get("subject")): record for record in RecordTail(path).poll()}
+        over = {"state": "cleared", "message": "the run was started again", "time": time.time()}
+        self._append(record | over for record in last.values() if record.get("state") == "raised")
 
     def write(self, record: Record) -> None:
         """Take one record."""
-        self._append(self._alerts.take(record))
+        self._append({"kind": "alert", **vars(alert)} for alert in self._alerts.take(record))
 
     def tick(self) -> None:
         """Look for silent workers."""
-        self._append(self._alerts.tick())
+        self._append({"kind": "alert", **vars(alert)} for alert in self._alerts.tick())
 
     def close(self) -> None:
         """Close the file."""
         if self._log is not None:
             self._log.close()
 
-    def _append(self, alerts: list[Alert]) -> None:
+    def _append(self, alerts: Iterable[Record]) -> None:
         for alert in alerts:
             self._log = self._log or MetricsLog(self._path)
-            self._log.append(alert.record())
-
-
-def _still_raised(path: Path, warn: Callable[[str], None]) -> set[tuple[str, str]]:
-    """Name and subject of the alerts that the file leaves raised."""
-    if not path.exists():
-        return set()
-    try:
-        records = read_metrics(path)
-    except DataError as error:
-        warn(f"{error}; alerts begin anew")
-        return set()
-    last = {(str(r.get("name")), str(r.get("subject"))): r.get("state") for r in records}
-    return {key for key, state in last.items() if state == "raised"}
+            self._log.append(alert)

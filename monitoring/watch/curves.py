@@ -1,7 +1,6 @@
-"""The picture of a run: what it measured against its steps, as one PNG.
+"""The curves of a run as one PNG: the losses, the metrics of validation, the learning rate and the speed.
 
-In: the records of metrics.jsonl. Out: a PNG with the losses, the metrics of validation, the learning rate and the
-speed; dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
+Dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
@@ -59,22 +59,6 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None
     save(figure, path)
 
 
-def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean over ``window`` points up to and including each one (fewer at the start), non-finite ones left out.
-
-    Args:
-        values: (P,) float.
-        window: points, at least 1.
-    """
-    finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    with np.errstate(invalid="ignore"):
-        return (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
-
-
 def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
     heading(axes, "Loss")
     steps, losses = _series(kinds["train"], "loss")
@@ -82,7 +66,9 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
         window = max(1, round(len(steps) * SMOOTHING_SHARE))
         if window > 1:
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, smooth(losses, window), color=BLUE, linewidth=1.8, label="training")
+        axes.plot(
+            steps, pd.Series(losses).rolling(window, min_periods=1).mean(), color=BLUE, linewidth=1.8, label="training"
+        )
         axes.set_ylim(*_limits(losses, _series(kinds["validation"], "loss")[1]))
     validated, validation_losses = _series(kinds["validation"], "loss")
     if len(validated):

@@ -1,8 +1,7 @@
 """Progress of a run at the terminal: one line that is kept up to date.
 
-It takes the records of metrics.jsonl and the alerts as they are written. On a terminal it shows one line (step, loss,
-tokens/s, learning rate, time left, last validation), above which warnings scroll by; elsewhere a plain line now and
-then, one for each validation, one for each event and one for each alert.
+On a terminal it shows step, loss, tokens/s, learning rate, time left and last validation, above which warnings scroll
+by; elsewhere a plain line now and then, and one for each validation, event and alert.
 """
 
 from __future__ import annotations
@@ -14,17 +13,12 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task
-from rich.table import Column
+from rich.live import Live
 from rich.text import Text
 
 from common.text import amount, duration
 from monitoring.watch.pace import Pace
 from run_folder.metrics_log import Record
-
-MIN_BAR_COLUMNS = 150
-"""Terminal width below which the bar gives way to the metrics."""
-BAR_COLUMNS = 20
 
 _METRICS = {
     "residue_recovery": ("recovery", "share of the residues that are predicted right"),
@@ -127,43 +121,25 @@ class _Line:
     """One line on a terminal, by rich, which also keeps what others print above it."""
 
     def __init__(self, state: _State, console: Console) -> None:
-        self._state = state
-        columns: list[ProgressColumn] = [_StateColumn(state, console)]
-        if console.width >= MIN_BAR_COLUMNS:
-            columns.insert(0, BarColumn(bar_width=BAR_COLUMNS, table_column=Column(min_width=BAR_COLUMNS)))
-        self._progress = Progress(*columns, console=console, refresh_per_second=4)
-        self._task = self._progress.add_task("", total=state.total_steps)
-        self._progress.start()
+        self._state, self._console = state, console
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
+        self._live.start()
 
     def show(self, record: Record) -> None:
         self._state.take(record)
         if record["kind"] == "event" and record["event"] != "checkpoint" and (line := describe_event(record)):
-            self._progress.console.print(line, markup=False, highlight=False)
+            self._console.print(line, markup=False, highlight=False)
         elif record["kind"] == "alert":
             style = "yellow" if record["state"] == "raised" else None
-            self._progress.console.print(describe_alert(record), markup=False, highlight=False, style=style)
+            self._console.print(describe_alert(record), markup=False, highlight=False, style=style)
         elif definitions := self._state.definitions():
-            self._progress.console.print(definitions, markup=False, highlight=False, style="dim")
-        self._progress.update(self._task, completed=self._state.step, total=self._state.total_steps)
+            self._console.print(definitions, markup=False, highlight=False, style="dim")
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
 
-
-class _StateColumn(ProgressColumn):
-    """The state, in one line of the terminal."""
-
-    def __init__(self, state: _State, console: Console) -> None:
-        super().__init__()
-        self._state, self._console = state, console
-
-    def render(self, task: Task) -> Text:
-        beside = BAR_COLUMNS + 1 if self._console.width >= MIN_BAR_COLUMNS else 0
-        return Text(self._state.describe(self._console.width - beside))
-
-    def get_table_column(self) -> Column:
-        """One row, whatever the width."""
-        return Column(no_wrap=True, overflow="ellipsis")
+    def _draw(self) -> Text:
+        return Text(self._state.describe(self._console.width), no_wrap=True, overflow="ellipsis")
 
 
 class _PlainLines:
@@ -224,7 +200,7 @@ def describe_event(record: Record) -> str | None:
     if event == "nonfinite":
         return f"step {step}: loss or gradient not finite, update left out"
     if event == "memory_guard":
-        return f"step {step}: {record.get('message', 'memory ran out')}"
+        return f"step {step}: {record['message']}"
     if "message" in record:
         return f"{event}: {record['message']}"
     details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]

@@ -1,7 +1,6 @@
-"""State of a run as its files show it: how far it is, how fast, on what, and its alerts.
+"""State of a run as its files show it, for :mod:`monitoring.watch.run_view`.
 
 The folder need not be there yet, may be written to meanwhile, and may be on another machine.
-:mod:`monitoring.watch.run_view` draws it.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", 
 
 @dataclass(frozen=True)
 class Status:
-    """Status of a run.
-
-    Attributes:
-        word: "not begun", "starting", "running", "quiet", "broken off", or how it ended.
-        note: more of it, for a person.
-    """
+    """Status of a run: "not begun", "starting", "running", "quiet", "broken off", or how it ended; and a note."""
 
     word: str
     note: str = ""
@@ -58,9 +52,7 @@ class RunState:
     """A run; :meth:`update` reads what is new.
 
     Attributes:
-        files: paths of the run.
         config: its config.yaml; empty while it can't be read.
-        outcome: how it ended.
         broken_off: the process that trained has ended without an outcome.
         steps: records of training steps, in order; of a long run the recent ones.
         pace: speed of the last ones.
@@ -137,7 +129,7 @@ class RunState:
         return self._last_s if self.has_ended and self._last_s else max(now, self._last_s)
 
     def status(self, now: float) -> Status:
-        """Return the status at ``now`` (Unix seconds)."""
+        """Return the status at ``now``, Unix seconds."""
         if self.outcome is not None:
             return Status(self.outcome.status, self.outcome.message)
         if self.broken_off:
@@ -145,8 +137,7 @@ class RunState:
         if not self._last_s:
             if self.files.exists:
                 return Status("starting", "no step is done yet")
-            there = self.files.path.is_dir()
-            return Status("not begun", "it has no config.yaml yet" if there else "its folder is not there yet")
+            return Status("not begun", "it has no config.yaml yet")
         if now - self._last_s > max(_QUIET_S, 3 * (self.pace.seconds_per_step() or 0.0)):
             return Status("quiet", "validating for long, or ended without notice")
         return Status("running" if self.steps else "starting")
@@ -158,10 +149,6 @@ class RunState:
     def left_s(self) -> float | None:
         """Return the time left at the pace of the last steps; None while it is not known, or nothing is left."""
         return None if self.has_ended or not self.steps else self.pace.seconds_left(self.total_steps)
-
-    def metric(self, name: str) -> float | None:
-        """Return a metric of the run (``perf/mfu``) from the samples of worker 0."""
-        return self.workers[0].metrics.get(name) if 0 in self.workers else None
 
     def step_split(self) -> dict[str, float]:
         """Return the seconds of a step that each part takes, by the last steps, or else the workers' samples.

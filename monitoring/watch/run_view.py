@@ -1,12 +1,10 @@
-"""A run as a picture for the terminal: how far, how fast, on what, and what was warned of.
+"""A run as a picture for the terminal, by rich, at any width from 60 columns on.
 
-In: a :class:`~monitoring.watch.run_state.RunState` and the moment. Out: what rich prints, at any width from 60 columns
-on. Panels for which the run has nothing are left out, or say so.
+Panels for which the run has nothing are left out, or say so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -38,26 +36,20 @@ _PART_COLOURS = {
     "checkpoint": "yellow",
     "other": "grey50",
 }
-_PART_WORDS = {"data_wait": "data wait"}
 _GIB = 2.0**30
 _TWO_COLUMNS = 96
 """From this width on, panels stand side by side."""
 _CHART_LINES = 4
 _DEVICE_INDENT = " " * 7
 """Under the bars of a device."""
+_DISK = ("disk/read_bytes_per_s", "disk/write_bytes_per_s")
 _MOST_WORKERS, _MOST_ALERTS = 12, 6
 _SILENT_S = 120.0
 """Without a sample for this long a worker of a running run is marked."""
 
 
 def draw_run(state: RunState, now: float, width: int) -> RenderableType:
-    """The whole picture.
-
-    Args:
-        state: of the run, as last read.
-        now: Unix seconds.
-        width: columns there are.
-    """
+    """Draw the run as last read, at ``now`` (Unix seconds), in so many columns."""
     moment = state.moment(now)
     half = width // 2 if width >= _TWO_COLUMNS else width
     curves = [panel for panel in (_throughput(state, half), _loss(state, half)) if panel is not None]
@@ -91,10 +83,8 @@ def _header(state: RunState, now: float) -> Panel:
     table.add_column(ratio=1)
     table.add_column(justify="right")
     table.add_row(first, Text(_model(state), style="dim"))
-    total = state.total_steps
-    if state.steps or total:
-        share = state.step / total if total else None
-        table.add_row(_progress(state, share), Text(" · ".join(_times(state, now))))
+    if state.steps or state.total_steps:
+        table.add_row(_progress(state), Text(" · ".join(_times(state, now))))
     if (news := _news(state)) is not None:
         table.add_row(Text(news, style="dim", overflow="ellipsis", no_wrap=True), "")
     for problem in state.problems:
@@ -102,7 +92,8 @@ def _header(state: RunState, now: float) -> Panel:
     return _panel(table, state.name, colour)
 
 
-def _progress(state: RunState, share: float | None) -> Text:
+def _progress(state: RunState) -> Text:
+    share = state.step / state.total_steps if state.total_steps else None
     text = bar(share, 24, "green")
     total = f"/{state.total_steps:,}" if state.total_steps else ""
     text.append(f"  step {state.step:,}{total}", "bold")
@@ -143,31 +134,28 @@ def _throughput(state: RunState, width: int) -> Panel | None:
     if speed is None:
         return None
     rates = [record.get("tokens_per_s") for record in state.steps]
-    said = [Text.assemble((f"{amount(speed)} tokens/s", "bold"), f"  highest {amount(_highest(rates))}")]
-    if (mfu := state.metric("perf/mfu")) is not None:
-        said[0].append(f"  {mfu:.1%} MFU")
-    step_s = state.pace.seconds_per_step()
-    if step_s:
-        said[0].append(f"  {step_s:.3g} s/step", "dim")
-    return _panel(Group(*said, chart(rates, width - 4, _CHART_LINES, "green", low=0.0)), "throughput")
+    highest = max((rate for rate in rates if rate), default=0.0)
+    text = Text.assemble((f"{amount(speed)} tokens/s", "bold"), f"  highest {amount(highest)}")
+    if 0 in state.workers and (mfu := state.workers[0].metrics.get("perf/mfu")) is not None:
+        text.append(f"  {mfu:.1%} MFU")
+    if step_s := state.pace.seconds_per_step():
+        text.append(f"  {step_s:.3g} s/step", "dim")
+    return _panel(Group(text, chart(rates, width - 4, _CHART_LINES, "green", low=0.0)), "throughput")
 
 
 def _loss(state: RunState, width: int) -> Panel | None:
     losses = [record.get("loss") for record in state.steps]
     if not losses:
         return None
-    last = losses[-1]
-    said = Text.assemble(("NaN" if last is None else f"{last:.4f}", "bold" if last is not None else "bold red"))
-    known = [loss for loss in losses if loss is not None]
-    if known:
-        said.append(f"  lowest {min(known):.4f}")
-    rate = state.steps[-1].get("learning_rate")
-    if rate is not None:
-        said.append(f"  lr {rate:.2e}", "dim")
-    skipped = state.steps[-1].get("skipped_steps")
-    if skipped:
-        said.append(f"  {skipped} skipped", "yellow")
-    return _panel(Group(said, chart(losses, width - 4, _CHART_LINES, "bright_blue")), "loss")
+    last = state.steps[-1]
+    text = Text.assemble(("NaN", "bold red") if losses[-1] is None else (f"{losses[-1]:.4f}", "bold"))
+    if known := [loss for loss in losses if loss is not None]:
+        text.append(f"  lowest {min(known):.4f}")
+    if (rate := last.get("learning_rate")) is not None:
+        text.append(f"  lr {rate:.2e}", "dim")
+    if skipped := last.get("skipped_steps"):
+        text.append(f"  {skipped} skipped", "yellow")
+    return _panel(Group(text, chart(losses, width - 4, _CHART_LINES, "bright_blue")), "loss")
 
 
 def _devices(state: RunState, width: int) -> Panel | None:
@@ -200,11 +188,8 @@ def _host(metrics: Mapping[str, float], length: int, room: int) -> list[Text]:
     """The machine, which is all that there is to see without a GPU; a second line where its disk has no room."""
     used, total = metrics.get("mem/host_used_bytes"), metrics.get("mem/host_total_bytes")
     line = _device("CPU", metrics.get("cpu/percent"), used, total, length)
-    rates = [metrics.get(f"disk/{name}_bytes_per_s") for name in ("read", "write")]
-    if None in rates:
-        return [line]
-    disk = f"disk {_megabytes(rates[0])}/{_megabytes(rates[1])} MB/s"  # read, written
-    return _with_details(line, disk, room)
+    disk = [f"{metrics[name] / 1e6:.0f}" for name in _DISK if name in metrics]
+    return _with_details(line, f"disk {'/'.join(disk)} MB/s" if disk else "", room)
 
 
 def _with_details(line: Text, details: str, room: int) -> list[Text]:
@@ -251,7 +236,7 @@ def _split(state: RunState, width: int) -> Panel | None:
     line = stacked_bar([(value, _PART_COLOURS[name]) for name, value in parts], width - 4)
     table = Table.grid(padding=(0, 2))
     words = [
-        Text.assemble(("■ ", _PART_COLOURS[name]), f"{_PART_WORDS.get(name, name)} {value / whole:.1%}")
+        Text.assemble(("■ ", _PART_COLOURS[name]), f"{name.replace('_', ' ')} {value / whole:.1%}")
         for name, value in parts
     ]
     columns = max(1, (width - 4) // 22)
@@ -330,11 +315,3 @@ def _alert(alert: Record, moment: float, until: str) -> Text:
 
 def _panel(content: RenderableType, title: str, colour: str = "grey50") -> Panel:
     return Panel(content, title=Text(title, style="bold"), title_align="left", border_style=colour, padding=(0, 1))
-
-
-def _highest(values: Sequence[float | None]) -> float:
-    return max((value for value in values if value is not None and math.isfinite(value)), default=0.0)
-
-
-def _megabytes(count: float | None) -> str:
-    return f"{(count or 0.0) / 1e6:.0f}"

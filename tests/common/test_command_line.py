@@ -1,34 +1,28 @@
-"""Every command ends with one line and its exit code."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
-
-import pytest
+from functools import partial
 
 from common import errors
 from common.command_line import run
 from tests.conftest import REPOSITORY
 
+EXIT_CODES = {
+    errors.EsmerayError: 1,
+    errors.ConfigError: 2,
+    errors.DataError: 3,
+    errors.ResourceError: 4,
+    errors.DivergenceError: 5,
+    errors.CheckpointError: 6,
+}
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (errors.EsmerayError, 1),
-        (errors.ConfigError, 2),
-        (errors.DataError, 3),
-        (errors.ResourceError, 4),
-        (errors.DivergenceError, 5),
-        (errors.CheckpointError, 6),
-    ],
-)
-def test_a_refusal_is_one_line_and_its_exit_code(capsys, kind, code):
-    def main(argv: list[str]) -> int:
+
+def test_a_refusal_is_one_line_and_its_exit_code(capsys):
+    def main(kind: type[Exception], argv: list[str]) -> int:
         raise kind(f"{argv[0]}: wrong\nin two lines")
 
-    assert run(main, ["file"]) == code
-    assert capsys.readouterr() == ("", "error: file: wrong in two lines\n")
+    for kind, code in EXIT_CODES.items():
+        assert run(partial(main, kind), ["file"]) == code
+        assert capsys.readouterr() == ("", "error: file: wrong in two lines\n")
 
 
 def test_an_interrupt_is_130(capsys):

@@ -1,7 +1,3 @@
-"""A folder appears complete or not at all, and one process at a time builds it."""
-
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os
@@ -42,36 +38,30 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-def test_an_exception_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
-        (folder / "file").write_text("half")
-        raise KeyboardInterrupt
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [(errno.ENOSPC, "no room left.* GB free"), (errno.EDQUOT, "no room left"), (errno.EROFS, "can't be")],
 )
-def test_refusals_to_write_are_worded(tmp_path, number, words):
-    with pytest.raises(ResourceError, match=words), published(tmp_path / "target"):
+def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words):
+    with (
+        pytest.raises(ResourceError, match=words),
+        exclusive(tmp_path / "target"),
+        published(tmp_path / "target") as at,
+    ):
+        (at / "file").write_text("half")
         raise OSError(number, os.strerror(number))
     assert names(tmp_path) == []
 
 
-def test_leftovers_of_this_target_alone_are_swept(tmp_path):
-    for name in (".target.building-1", ".target.replaced-1", ".target2.building-1", ".targets.building-1"):
+def test_leftovers_of_this_target_alone_are_swept_and_what_a_killed_replacement_set_aside_comes_back(tmp_path):
+    for name in (".target.building-1", ".target2.building-1", ".targets.building-1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("half")
-    build(tmp_path / "target", "a")
-    assert names(tmp_path) == [".target2.building-1", ".targets.building-1", "target"]
-
-
-def test_a_folder_set_aside_by_a_killed_replacement_comes_back(tmp_path):
     build(tmp_path / "target", "old")
     (tmp_path / "target").rename(tmp_path / ".target.replaced-1")
     with exclusive(tmp_path / "target"):
         assert (tmp_path / "target" / "file").read_text() == "old"
+    assert names(tmp_path) == [".target2.building-1", ".targets.building-1", "target"]
 
 
 def _build_slowly(target: Path, number: int) -> None:
@@ -126,27 +116,30 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
     assert (target / MAKERS[make]).read_text() == "d"
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("kind", ["folder", "file", "link", "link to nothing", "changed", "with notes", "with a link"])
-def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
-    target, other = tmp_path / "target", tmp_path / "other"
-    make(other, "a")
-    if kind == "folder":
-        target.mkdir()
-        (target / "thesis").write_text("a thesis")
+def foreign(kind: str, target: Path, make) -> None:
+    """Something in the place of a target that ``make`` did not make, or not alone."""
+    if kind == "link":
+        target.symlink_to(target.parent / "nothing")
     elif kind == "file":
         target.write_text("a thesis")
-    elif kind.startswith("link"):
-        target.symlink_to(other if kind == "link" else tmp_path / "nothing")
-    else:
+    elif kind == "folder":
+        target.mkdir()
+        (target / "thesis").write_text("a thesis")
+    elif kind == "changed" or make is make_file:
         make(target, "a")
         (target / MAKERS[make]).write_text("b")
-        if target.is_dir() and kind != "changed":
-            (target / "deep" / "file").write_text("a")
-            (target / "notes").write_text("mine") if kind == "with notes" else (target / "notes").symlink_to(other)
+    else:
+        make(target, "a")
+        (target / "notes").symlink_to(target.parent)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "changed", "a link in it"])
+def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
+    foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
     with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes|is a folder"):
-        make(target, "c", overwrite=True)
+        make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
 
@@ -156,8 +149,7 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
     with pytest.raises(ConfigError, match="exists already"), made(target, "export", False) as building:
         (building / "file" if building.is_dir() else building).write_text("a")
         target.write_text("a thesis")
-    assert target.read_text() == "a thesis"
-    assert names(tmp_path) == ["target"]
+    assert target.read_text() == "a thesis" and names(tmp_path) == ["target"]
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -181,11 +173,8 @@ def test_a_file_system_that_became_read_only_is_said_in_words(tmp_path, monkeypa
 
 
 def test_files_are_readable_as_the_umask_says_whatever_a_library_gave_them(tmp_path):
-    before = os.umask(0o002)
-    try:
-        with exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
-            (folder / "deep").mkdir()
-            (folder / "deep" / "file").touch(0o600)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "target" / "deep" / "file").stat().st_mode & 0o777 == 0o664
+    with exclusive(tmp_path / "target"), published(tmp_path / "target") as folder:
+        (folder / "file").touch(0o600)
+    before = os.umask(0)
+    os.umask(before)
+    assert (tmp_path / "target" / "file").stat().st_mode & 0o777 == 0o666 & ~before

@@ -1,9 +1,5 @@
-"""Warming up, taking turns, ratios and intervals. Time is replaced by values, so nothing here depends on it."""
-
-from __future__ import annotations
-
 from common import timing
-from common.timing import Ratio, measure, median_interval, ratio, round_ratios, spread, warm_up
+from common.timing import Ratio, measure, median_interval, ratio, round_ratios, warm_up
 
 
 def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
@@ -45,7 +41,3 @@ def test_the_interval_of_few_rounds_is_all_of_them_and_leaves_strays_out_of_many
     assert median_interval([*range(1, 24), 1000.0, -1000.0]) == (7, 17)
     assert median_interval([float(value) for value in range(8)]) == (0, 7)
     assert median_interval([float(value) for value in range(9)]) == (1, 7)
-
-
-def test_spread_is_the_median_between_the_quartiles():
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, 2.0, 4.0)

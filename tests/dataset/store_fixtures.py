@@ -8,7 +8,7 @@ from dataset.store.conversion import convert
 from train_config.schema import IngestSection
 
 
-def write_fasta(path: Path, records: list[tuple[str, str]]) -> Path:
+def write_fasta(path: Path, records: list[tuple[str, str]], **settings: object) -> Path:
     """A plain FASTA file of these records."""
     path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     return path

@@ -22,6 +22,9 @@ TEXTS = [
 PROTEINS = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWY", "GG", "MUXBZO", "W"]
 
 
+SPECIAL = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+
+
 def _write(folder: Path, model_type: str, tokenizer_config: dict[str, Any] | None, **files: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -35,12 +38,8 @@ def _write(folder: Path, model_type: str, tokenizer_config: dict[str, Any] | Non
 def prot_bert(folder: Path) -> Path:
     """As Rostlab/prot_bert: WordPiece whose words are single letters."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *RESIDUES]
-    return _write(
-        folder,
-        "bert",
-        {"do_lower_case": False, "tokenizer_class": "BertTokenizer"},
-        vocab_dot_txt="\n".join(vocabulary) + "\n",
-    )
+    named = {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
+    return _write(folder, "bert", named, vocab_dot_txt="\n".join(vocabulary) + "\n")
 
 
 def bert(folder: Path) -> Path:
@@ -55,8 +54,7 @@ def prot_t5(folder: Path) -> Path:
     """As Rostlab/prot_t5_xl_uniref50: sentencepiece whose words are single letters."""
     from transformers import T5Tokenizer
 
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    vocabulary = [*special, *((f"▁{letter}", -3.0) for letter in RESIDUES if letter not in "UZOB")]
+    vocabulary = [*SPECIAL, *((f"▁{letter}", -3.0) for letter in RESIDUES if letter not in "UZOB")]
     folder = _write(folder, "t5", None)
     T5Tokenizer(vocab=vocabulary, extra_ids=3).save_pretrained(folder)
     return folder
@@ -85,12 +83,10 @@ def t5(folder: Path) -> Path:
     """As t5-small: sentencepiece of words and letters."""
     from transformers import T5Tokenizer
 
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces = ["▁", *(f"▁{word}" for word in WORDS), *"abcdefghijklmnopqrstuvwxyz", "ing"]
     folder = _write(folder, "t5", None)
-    T5Tokenizer(vocab=[*special, *((piece, -float(len(piece))) for piece in pieces)], extra_ids=3).save_pretrained(
-        folder
-    )
+    vocabulary = [*SPECIAL, *((piece, -float(len(piece))) for piece in pieces)]
+    T5Tokenizer(vocab=vocabulary, extra_ids=3).save_pretrained(folder)
     return folder
 
 
@@ -98,8 +94,7 @@ def ankh(folder: Path) -> Path:
     """As ElnaggarLab/ankh-base: a T5 whose tokenizer.json has plain letters and no mark of a word's start."""
     from tokenizers import Tokenizer, models, processors
 
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    backend = Tokenizer(models.Unigram([*special, *((letter, -3.0) for letter in RESIDUES)], unk_id=2))
+    backend = Tokenizer(models.Unigram([*SPECIAL, *((letter, -3.0) for letter in RESIDUES)], unk_id=2))
     backend.add_special_tokens(["<pad>", "</s>", "<unk>"])
     backend.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
     names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}

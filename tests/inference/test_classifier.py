@@ -1,7 +1,3 @@
-"""Predictions are those of each text alone, in the order of the texts, whatever shares a batch."""
-
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 
@@ -40,23 +36,19 @@ def one_at_a_time(made: ClassifierPipeline, texts) -> np.ndarray:
         ("esm2_t6_8M", "per_residue"),
         ("bert", "multilabel"),
         ("bert", "regression"),
-        ("bert", "per_residue"),
+        ("qwen2", "multiclass"),
+        ("t5", "multiclass"),
     ],
 )
 def test_packed_padded_and_one_at_a_time_agree(source, kind):
-    packed = pipeline(source, kind, batch_tokens=128)
-    padded = pipeline(source, kind, batch_tokens=128, model_settings={"backbone": {"padded": True}})
-    alone = one_at_a_time(packed, PROTEINS)
+    texts, budget = (TEXTS, 16) if source in ("qwen2", "t5") else (PROTEINS, 128)
+    packed = pipeline(source, kind, batch_tokens=budget)
+    padded = pipeline(source, kind, batch_tokens=budget, model_settings={"backbone": {"padded": True}})
+    alone = one_at_a_time(packed, texts)
     for made in (packed, padded):
-        found = made.predict(PROTEINS).probabilities
+        found = made.predict(texts).probabilities
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("source", ["qwen2", "t5"])
-def test_texts_are_predicted_as_well(source):
-    made = pipeline(source, batch_tokens=16)
-    np.testing.assert_allclose(made.predict(TEXTS).probabilities, one_at_a_time(made, TEXTS), rtol=0, atol=1e-5)
 
 
 @functools.cache
@@ -184,16 +176,12 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
     assert ClassifierPipeline.load(folder, config=config, device="cpu").max_length == 10
 
 
-def test_a_folder_without_a_classifier_is_refused(tmp_path):
+def test_a_folder_without_a_classifier_or_a_device_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no exported classifier.*tools export"):
         ClassifierPipeline.load(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         ClassifierPipeline.load(tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    ("device", "message"), [("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")]
-)
-def test_a_device_that_is_not_there_is_refused(tmp_path, device, message):
-    with pytest.raises(ConfigError, match=message):
-        ClassifierPipeline.load(export_tiny(tmp_path / "model"), device=device)
+    folder = export_tiny(tmp_path / "model")
+    for device, message in (("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")):
+        with pytest.raises(ConfigError, match=message):
+            ClassifierPipeline.load(folder, device=device)

@@ -1,7 +1,6 @@
-"""A report has the metrics of the predictions, of baselines and of each class, and names the mistakes."""
-
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -43,9 +42,10 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
     text = (tmp_path / "report.md").read_text()
     lines = text.splitlines()
-    header = lines.index("| metric | model | majority class |")
-    assert lines[header + 2].startswith(f"| Matthews correlation | {found['figures']['mcc']:.3f} [")
-    assert "| dropped short | 4 |" in lines and "| checkpoint | step 10 |" in lines
+    header = next(number for number, line in enumerate(lines) if line.startswith("| metric"))
+    assert re.match(r"\| metric +\| model +\| majority class", lines[header])
+    assert re.match(rf"\| mcc +\| {found['figures']['mcc']:.3f} \[", lines[header + 2])
+    assert re.search(r"\| dropped short +\| 4 ", text) and re.search(r"\| checkpoint +\| step 10 ", text)
     assert "mem\\|brane" in text and "nan" not in text.lower()
 
     pairs, predicted = found["confused"], probabilities.argmax(axis=1)
@@ -86,8 +86,6 @@ def test_residues_are_resampled_by_records():
     intervals = bootstrap_intervals("per_residue", probabilities, targets, 20, 0, groups=groups)
     assert found["intervals"]["accuracy"] == list(intervals["accuracy"])
     assert set(found["confused"][0]["examples"]) <= {"p", "q", "r"}
-    with pytest.raises(ValueError, match="need their lengths"):
-        Scored(space, ["p", "q", "r"], probabilities, targets)
 
 
 def test_weights_count_in_the_report():

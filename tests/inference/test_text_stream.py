@@ -1,7 +1,3 @@
-"""Files are read part by part with the policies of training, in their order."""
-
-from __future__ import annotations
-
 import pytest
 
 from common.errors import DataError
@@ -38,22 +34,10 @@ def test_residues_are_mended_and_counted_as_for_training(fasta):
 def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp_path):
     (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
     (tmp_path / "c.tsv").write_text("sequence\nAY\n")
-    found = stream(fasta, tmp_path / "b.csv", tmp_path / "c.tsv")
-    assert [record_id for record_id, _ in records(found)] == ["p1", "p2", "p3", "row1", "row2", "row3"]
-
-
-def test_a_repeated_id_is_refused_with_both_places(tmp_path):
-    path = tmp_path / "a.fasta"
-    path.write_text(">p1\nMK\n>p2\nMK\n>p1\nTA\n")
-    words = r"the id 'p1' stands already in .*a\.fasta, line 1.*--data\.ingest\.duplicate_ids first"
-    with pytest.raises(DataError, match=words):
-        records(stream(path))
-
-
-def test_a_repeated_id_of_a_later_file_is_refused_with_the_first(fasta, tmp_path):
-    (tmp_path / "b.csv").write_text("id,sequence\nq,MK\np3,TA\n")
-    with pytest.raises(DataError, match=r"b\.csv, row 2.*the id 'p3' stands already in .*a\.fasta"):
-        records(stream(fasta, tmp_path / "b.csv", labels={"id_column": "id"}))
+    parts = list(stream(fasta, tmp_path / "b.csv", tmp_path / "c.tsv"))
+    assert [record_id for part in parts for record_id in part.ids] == ["p1", "p2", "p3", "row1", "row2", "row3"]
+    shares = [part.share for part in parts]
+    assert shares == sorted(shares) and shares[-1] == 1.0
 
 
 def test_all_refused_records_are_reported_once_the_files_are_read(fasta, tmp_path):
@@ -68,23 +52,9 @@ def test_all_refused_records_are_reported_once_the_files_are_read(fasta, tmp_pat
     )
 
 
-def test_repeated_ids_can_be_dropped_or_renamed(tmp_path):
-    path = tmp_path / "a.fasta"
-    path.write_text(">p1\nMK\n>p1\nTA\n")
-    found = stream(path, duplicate_ids="first")
-    assert records(found) == [("p1", "MK")] and found.counts.records_skipped_duplicate_id == 1
-    assert records(stream(path, duplicate_ids="rename")) == [("p1", "MK"), ("p1.2", "TA")]
-
-
 def test_rows_without_a_text_are_counted_where_they_may_be_skipped(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("id,sequence\na,MK\nb,\nc,TA\n")
     found = stream(path, labels={"empty_texts": "skip", "id_column": "id"})
     assert records(found) == [("a", "MK"), ("c", "TA")]
     assert (found.counts.records_read, found.counts.records_skipped_empty) == (3, 1)
-
-
-def test_the_share_that_is_read_ends_at_one(fasta, tmp_path):
-    (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
-    shares = [part.share for part in stream(fasta, tmp_path / "b.csv")]
-    assert shares == sorted(shares) and shares[-1] == 1.0

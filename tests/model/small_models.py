@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from transformers import (
 
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import packed_from_tokens, sequence_lengths
-from model.backbones.architectures import model_class
+from model.backbones.architectures import masked_lm_class, model_class
 from tests.model.support import segments
 
 VOCABULARY_SIZE = 40
@@ -47,6 +48,11 @@ _SIZE: dict[str, Any] = {
 }
 _BERT = {**_SIZE, "max_position_embeddings": POSITIONS}
 _ROBERTA = {**_SIZE, "max_position_embeddings": POSITIONS + PAD + 1}
+_ESM = {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "rotary", "token_dropout": True}
+_ESM |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
+_T5 = {"vocab_size": VOCABULARY_SIZE, "pad_token_id": PAD, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
+_T5 |= {"num_heads": 4}
 _GROUPED = {**_SIZE, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
 
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -54,72 +60,45 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "bert": (BertConfig, _BERT),
     "camembert": (CamembertConfig, _ROBERTA),
     "electra": (ElectraConfig, {**_BERT, "embedding_size": 16}),
-    "esm": (
-        EsmConfig,
-        {
-            **_SIZE,
-            "vocab_size": 33,
-            "mask_token_id": 32,
-            "position_embedding_type": "rotary",
-            "token_dropout": True,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-    ),
+    "esm": (EsmConfig, {**_SIZE, **_ESM}),
     "esmc": (EsmcConfig, _SIZE),
-    "gpt2": (
-        GPT2Config,
-        {
-            "vocab_size": VOCABULARY_SIZE,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": POSITIONS,
-            "bos_token_id": None,
-            "eos_token_id": None,
-        },
-    ),
+    "gpt2": (GPT2Config, {**_GPT2, "bos_token_id": None, "eos_token_id": None}),
     "llama": (LlamaConfig, _GROUPED),
     "mistral": (MistralConfig, _GROUPED),
     "qwen2": (Qwen2Config, _GROUPED),
     "qwen3": (Qwen3Config, {**_GROUPED, "head_dim": 16}),
     "roberta": (RobertaConfig, _ROBERTA),
-    "t5": (
-        T5Config,
-        {
-            "vocab_size": VOCABULARY_SIZE,
-            "pad_token_id": PAD,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "feed_forward_proj": "gated-gelu",
-        },
-    ),
+    "t5": (T5Config, {**_T5, "feed_forward_proj": "gated-gelu"}),
     "xlm-roberta": (XLMRobertaConfig, _ROBERTA),
 }
 
 
 def small_config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    """A config of two layers and 32 channels."""
     kind, settings = _CONFIGS[model_type]
     return kind(**{**settings, **changes})
 
 
-def small_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+def small_model(
+    model_type: str, seed: int = 0, kind: Callable[[PreTrainedConfig], type] = model_class, **changes: Any
+) -> PreTrainedModel:
     """A model in evaluation mode, with Hugging Face's own attention."""
     config = small_config(model_type, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = model_class(config)(config).eval()
+        model: PreTrainedModel = kind(config)(config).eval()
         for parameter in model.parameters():  # biases and norms off their constants, so that a lost one shows
             parameter.data += 0.05 * torch.randn_like(parameter)
     return model
 
 
+def save_masked_lm(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
+    """A masked language model, written as a Hugging Face folder."""
+    model = small_model(model_type, kind=masked_lm_class, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
 def save_small_model(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
-    """The same, written as a Hugging Face folder."""
     model = small_model(model_type, **changes)
     model.save_pretrained(folder)
     return model

@@ -6,13 +6,11 @@ import dataclasses
 import random
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import EsmConfig, EsmForMaskedLM
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import MASK, pack_sequences
@@ -27,7 +25,6 @@ TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
 
 
 def tiny_section(task: str = "autoencoder", *, frozen: bool = False, checkpointing: bool = False) -> ModelSection:
-    """A model that runs in milliseconds."""
     backbone = TINY.model_copy(update={"frozen": frozen, "gradient_checkpointing": checkpointing})
     return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
 
@@ -39,7 +36,6 @@ def build_model(section: ModelSection, seed: int) -> TaskModel:
 
 
 def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:
-    """Residues drawn evenly."""
     draw = random.Random(seed)
     return ["".join(draw.choices(LETTERS, k=length)) for length in lengths]
 
@@ -85,32 +81,6 @@ def assert_near(actual: Tensors, expected: Tensors, tolerance: float = 1e-5) -> 
 def segments(values: Tensor, batch: PackedBatch) -> list[Tensor]:
     """Split (T, ...) values by sequence."""
     return list(values.split((batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()))
-
-
-def save_network(folder: Path, seed: int = 0, **changes: object) -> EsmForMaskedLM:
-    """Write a tiny EsmForMaskedLM as a Hugging Face folder and return it."""
-    settings: dict[str, object] = {
-        "vocab_size": 33,
-        "mask_token_id": 32,
-        "pad_token_id": 1,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-5,
-        "position_embedding_type": "rotary",
-        "emb_layer_norm_before": False,
-        "token_dropout": True,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = EsmForMaskedLM(EsmConfig(**(settings | changes))).eval()
-        for parameter in network.parameters():  # biases and norms off their constants, so that a lost one shows
-            parameter.data += 0.05 * torch.randn_like(parameter)
-    network.save_pretrained(folder)
-    return network
 
 
 def batch_of_lengths(lengths: Sequence[int]) -> PackedBatch:

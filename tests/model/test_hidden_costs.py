@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from dataset.packed_batch import PackedBatch
-from dataset.tokens.esm import pack_sequences
-from model.backbones import esm2 as encoder
 from model.tasks.base import target_positions
-from model.tasks.embedding import embed, optimize_for_inference
 from tests.model.support import Operators, build_model, masked_batch, random_sequences, tiny_section
 
 
@@ -21,28 +18,12 @@ def masked_lm():
     return build_model(tiny_section("masked_lm"), seed=0)
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """How often tables are made and attention is called."""
-    counted: Counter[str] = Counter()
-    for name in ("rotary_tables", "cpu_attention"):
-        original = getattr(encoder, name)
-
-        def count(*args, _name=name, _original=original, **kwargs):
-            counted[_name] += 1
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(encoder, name, count)
-    return counted
-
-
 def batch_of(sequences: int) -> PackedBatch:
     """600 residues in so many sequences."""
     return masked_batch(random_sequences([600 // sequences] * sequences), [0.2] * sequences)
 
 
 def step(model, sequences: int) -> Counter[str]:
-    """The operators of a forward and backward pass over 600 residues."""
     with Operators() as operators:
         model(batch_of(sequences)).loss_sum.backward()
     return operators.counts
@@ -52,21 +33,6 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(masked_lm
     step(masked_lm, 2)  # gradients are there from now on
     few, many = step(masked_lm, 3), step(masked_lm, 100)
     assert few == many and sum(few.values()) > 50
-
-
-def test_tables_are_made_once_a_batch_and_attention_is_one_call_a_layer(masked_lm, calls):
-    step(masked_lm, 30)
-    assert calls == {"rotary_tables": 1, "cpu_attention": 2}
-
-
-def test_embedding_in_more_batches_adds_the_same_operators_for_each():
-    backbone = optimize_for_inference(build_model(tiny_section("masked_lm"), seed=0).backbone)
-    counts = []
-    for batches in (1, 2, 3):
-        with Operators() as operators:
-            embed(backbone, ["ACDEFGHIKL" * 5] * (8 * batches), max_tokens=8 * 52)
-        counts.append(sum(operators.counts.values()))
-    assert counts[2] - counts[1] == counts[1] - counts[0] > 0
 
 
 def test_a_compiled_model_is_traced_for_no_further_shape(masked_lm):
@@ -94,17 +60,5 @@ def test_a_step_never_waits_for_the_device(task):
     torch.cuda.set_sync_debug_mode("error")
     try:
         model(batch).loss_sum.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_forward_of_an_embedding_never_waits_for_the_device():
-    backbone = optimize_for_inference(build_model(tiny_section("masked_lm"), seed=0).backbone.cuda())
-    batch = pack_sequences(["ACDE", "FGHIK"]).to("cuda")
-    backbone(batch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        backbone(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")

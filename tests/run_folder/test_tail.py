@@ -9,13 +9,14 @@ import pytest
 
 from run_folder import tail as tail_module
 from run_folder.metrics_log import MetricsLog, Record, encode_record
+from run_folder.paths import RunFolder
 from run_folder.tail import RecordTail, RunTail
 from tests.monitoring.samples import append, sample, sample_file, train
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> dict[str, Path]:
-    return {"metrics": tmp_path / "m.jsonl", "samples": tmp_path / "monitoring", "alerts": tmp_path / "alerts.jsonl"}
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path.parent, tmp_path.name)
 
 
 def times(records: Iterable[Record]) -> list[float]:
@@ -23,18 +24,18 @@ def times(records: Iterable[Record]) -> list[float]:
 
 
 def test_records_of_all_files_come_by_time(run):
-    tail = RunTail(**run)
+    tail = RunTail(run)
     assert list(tail.poll()) == []
-    append(run["metrics"], train(1, 2), train(2, 5))
-    append(sample_file(run["samples"], 1), sample(1, 1), sample(1, 6))
-    append(sample_file(run["samples"], 0), sample(0, 3))
-    append(run["alerts"], {"kind": "alert", "step": 1, "time": 1.7e9 + 4, "name": "memory", "state": "raised"})
+    append(run.metrics, train(1, 2), train(2, 5))
+    append(sample_file(run.monitoring, 1), sample(1, 1), sample(1, 6))
+    append(sample_file(run.monitoring, 0), sample(0, 3))
+    append(run.alerts, {"kind": "alert", "step": 1, "time": 1.7e9 + 4, "name": "memory", "state": "raised"})
     assert times(tail.poll()) == [1, 2, 3, 4, 5, 6]
 
 
 def test_samples_of_one_step_are_all_given(run):
-    path = sample_file(run["samples"], 0)
-    tail = RunTail(**run)
+    path = sample_file(run.monitoring, 0)
+    tail = RunTail(run)
     append(path, sample(0, 1, step=7), sample(0, 2, step=7))
     append(path, sample(0, 3, step=7))
     assert times(tail.poll()) == [1, 2, 3]
@@ -42,16 +43,16 @@ def test_samples_of_one_step_are_all_given(run):
 
 @pytest.mark.parametrize("live", [True, False])
 def test_worker_that_appears_late_is_given_from_its_first_sample(run, live):
-    append(sample_file(run["samples"], 0), sample(0, 1))
-    tail = RunTail(**run, live=live)
-    append(sample_file(run["samples"], 0), sample(0, 2))
-    append(sample_file(run["samples"], 1), sample(1, 3), sample(1, 4))
+    append(sample_file(run.monitoring, 0), sample(0, 1))
+    tail = RunTail(run, live=live)
+    append(sample_file(run.monitoring, 0), sample(0, 2))
+    append(sample_file(run.monitoring, 1), sample(1, 3), sample(1, 4))
     assert times(tail.poll()) == ([] if live else [1]) + [2, 3, 4]
 
 
 def test_resumed_run_adds_its_samples_though_its_steps_are_those_of_before(run):
-    path = sample_file(run["samples"], 0)
-    tail = RunTail(**run)
+    path = sample_file(run.monitoring, 0)
+    tail = RunTail(run)
     append(path, sample(0, 1, step=10))
     assert times(tail.poll()) == [1]
     with path.open("ab") as file:
@@ -61,28 +62,28 @@ def test_resumed_run_adds_its_samples_though_its_steps_are_those_of_before(run):
 
 
 def test_damaged_line_is_reported_once_and_costs_no_other(run):
-    path = sample_file(run["samples"], 0)
+    path = sample_file(run.monitoring, 0)
     warnings: list[str] = []
-    tail = RunTail(**run, warn=warnings.append)
+    tail = RunTail(run, warn=warnings.append)
     append(path, sample(0, 1))
     with path.open("ab") as file:
         file.write(b"nonsense\n")
     append(path, sample(0, 2), sample(0, 3))
-    append(run["metrics"], train(1, 4))
+    append(run.metrics, train(1, 4))
     assert times(tail.poll()) == [1, 2, 3, 4]
     assert len(warnings) == 1 and "worker-00000.jsonl" in warnings[0] and "nonsense" in warnings[0]
 
 
 @pytest.mark.parametrize("live", [True, False])
 def test_history_of_any_length_takes_little_memory(run, live):
-    run["samples"].mkdir()
+    run.monitoring.mkdir()
     for worker in range(3):
         lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(3000))
-        sample_file(run["samples"], worker).write_bytes(b"".join(lines))
-    size = sum(path.stat().st_size for path in run["samples"].iterdir())
+        sample_file(run.monitoring, worker).write_bytes(b"".join(lines))
+    size = sum(path.stat().st_size for path in run.monitoring.iterdir())
     tracemalloc.start()
     try:
-        tail = RunTail(**run, live=live)
+        tail = RunTail(run, live=live)
         deque(tail.poll(), maxlen=0)
         _, peak = tracemalloc.get_traced_memory()
     finally:

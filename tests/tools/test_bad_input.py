@@ -1,9 +1,4 @@
-"""Every kind of bad input: one clear line that names file, record and line, exit code 3, and no store."""
-
-from __future__ import annotations
-
 import gzip
-import json
 import os
 import random
 import subprocess
@@ -18,59 +13,34 @@ from dataset.store.reader import Store
 from tests.conftest import REPOSITORY
 
 FIRST = b">ok first\nMKV\nLLA\n"
-LATIN_E = "é".encode("latin-1")
 UTF8_E = "é".encode()
 
 REFUSED = {
     "empty": (b"", "holds no records"),
-    "whitespace only": (b"\n \r\n\t\n", "holds no records"),
-    "byte order mark alone": (b"\xef\xbb\xbf", "holds no records"),
     "FASTQ": (b"@read1\nMKV\n+\n#III\n", "line 1: looks like FASTQ"),
     "sequence before a header": (b"\n\nMKV\n>a\nMKV\n", "line 3: a FASTA file starts with '>'"),
-    "GenBank": (b"LOCUS       AAA 10 aa\n", "line 1: a FASTA file starts with '>'"),
     "HTML": (b"<!DOCTYPE html>\n<html>\n", "line 1: looks like HTML"),
-    "HTML in the middle": (FIRST + b">a\n<html>\n", "line 5, column 6, record 2 'a': '>' inside a sequence line"),
-    "header without a sequence": (
-        FIRST + b">empty\n>b\nMKV\n",
-        "line 4, record 2 'empty': a header without a sequence",
-    ),
-    "last header without a sequence": (FIRST + b">empty\n", "line 4, record 2 'empty': a header without a sequence"),
-    "a stop alone": (FIRST + b">empty\n*\n", "line 4, record 2 'empty': a header without a sequence"),
+    "no sequence": (FIRST + b">empty\n>b\nMKV\n", "line 4, record 2 'empty': a header without a sequence"),
     "empty id": (FIRST + b">\nMKV\n", "line 4, record 2: a header without an id"),
-    "blank id": (FIRST + b">   \nMKV\n", "line 4, record 2: a header without an id"),
     "duplicate id": (
         FIRST + b">b\nMKV\n>ok again\nMKV\n",
         "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give --duplicate-ids "
         "first (or rename)",
     ),
     "UTF-8 in a header": (FIRST + b">a caf" + UTF8_E + b"\nMKV\n", "line 4, record 2 'a': holds a byte outside ASCII"),
-    "Latin-1 in a header": (
-        FIRST + b">a caf" + LATIN_E + b"\nMKV\n",
-        "line 4, record 2 'a': holds a byte outside ASCII",
-    ),
     "UTF-8 in a sequence": (FIRST + b">a\nMK\nM" + UTF8_E + b"\n", "line 6, record 2 'a': holds a byte outside ASCII"),
-    "Latin-1 in a sequence": (
-        FIRST + b">a\nMK\nM" + LATIN_E + b"\n",
-        "line 6, record 2 'a': holds a byte outside ASCII",
-    ),
     "UTF-16": ("\ufeff>a\nMKV\n".encode("utf-16-le"), "line 1"),
     "digit": (
         FIRST + b">a\nMKV\nM1K\n",
         "line 6, column 2, record 2 'a': the character '1' is not in the alphabet ACDEFGHIKLMNPQRSTVWYBUZOX; mend the "
         "record, or give --bad-characters to_x (or skip)",
     ),
-    "blank inside": (
-        FIRST + b">a\nMK VL\n",
-        "line 5, column 3, record 2 'a': the character ' ' is not in the alphabet",
-    ),
+    "blank inside": (FIRST + b">a\nMK VL\n", "line 5, column 3, record 2 'a': the character ' ' is not in"),
     "stop inside": (FIRST + b">a\nMK*\nVL\n", "line 5, column 3, record 2 'a': the character '*' inside a sequence"),
-    "two stops at the end": (FIRST + b">a\nMK**\n", "line 5, column 3, record 2 'a': the character '*' inside"),
     "gap": (FIRST + b">a\nMK\n-V\n", "line 6, column 1, record 2 'a': the gap '-' of an alignment; remove the gaps"),
-    "dot": (FIRST + b">a\nMK.V\n", "line 5, column 3, record 2 'a': the gap '.' of an alignment; remove the gaps"),
     "NUL": (FIRST + b">a\nMK\0V\n", "line 5, record 2 'a': holds a NUL byte"),
     "header inside a line": (FIRST + b">a\nMKV>b\nMKV\n", "line 5, column 4, record 2 'a': '>' inside a sequence line"),
     "comment": (FIRST + b">a\nMKV\n#LLL\nKKK\n", "line 6, record 2 'a': starts with '#'"),
-    "comment before a header": (b"# made by hand\n" + FIRST, "line 1: a FASTA file starts with '>'"),
     "CRLF": (b">a\r\nMKV\r\nM1K\r\n", "line 3, column 2, record 1 'a': the character '1'"),
     "CR alone": (b">a\rMKV\rM1K\r", "line 3, column 2, record 1 'a': the character '1'"),
 }
@@ -95,7 +65,7 @@ def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, ki
     assert str(path) in outcome.err
 
 
-@pytest.mark.parametrize("kind", ["digit", "duplicate id", "UTF-8 in a header", "empty id"])
+@pytest.mark.parametrize("kind", ["digit", "duplicate id"])
 def test_places_are_those_of_the_text_inside_a_compressed_file(command, tmp_path, kind):
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta.gz"
@@ -156,19 +126,18 @@ def test_places_are_looked_up_in_one_pass_over_the_file(command, tmp_path, monke
     assert len(passes) == 1
 
 
-def test_a_missing_file_is_refused(command, tmp_path):
-    refused(command("fasta2lmdb", tmp_path / "no.fasta", tmp_path / "store"), "no such file or folder", tmp_path)
+SOURCES = {
+    "missing": (lambda path: None, "no such file or folder"),
+    "a folder without FASTA": (lambda path: path.mkdir(), "the folder holds no FASTA file"),
+    "a pipe": (os.mkfifo, "can't be read twice"),
+}
 
 
-def test_a_folder_without_fasta_is_refused(command, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "notes.txt").write_text("no FASTA")
-    refused(command("fasta2lmdb", tmp_path / "in", tmp_path / "store"), "the folder holds no FASTA file", tmp_path)
-
-
-def test_a_pipe_is_refused(command, tmp_path):
-    os.mkfifo(tmp_path / "pipe.fasta")
-    refused(command("fasta2lmdb", tmp_path / "pipe.fasta", tmp_path / "store"), "can't be read twice", tmp_path)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
+    make, words = SOURCES[kind]
+    make(tmp_path / "in.fasta")
+    refused(command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store"), words, tmp_path)
 
 
 def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
@@ -187,11 +156,10 @@ def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
     refused(command("fasta2lmdb", path, tmp_path / "store"), f"{path}: can't be read: Permission denied", tmp_path)
 
 
-@pytest.mark.parametrize("cut", ["half", "last 6 bytes"])
-def test_a_truncated_gzip_is_refused_and_publishes_nothing(command, tmp_path, shared_data, cut):
+def test_a_truncated_gzip_is_refused_and_publishes_nothing(command, tmp_path, shared_data):
     content = (shared_data / "uniref90_10k.fasta.gz").read_bytes()
     path = tmp_path / "in.fasta.gz"
-    path.write_bytes(content[: len(content) // 2] if cut == "half" else content[:-6])
+    path.write_bytes(content[: len(content) // 2])
     refused(command("fasta2lmdb", path, tmp_path / "store"), "the compressed file is truncated after line", tmp_path)
 
 
@@ -202,13 +170,6 @@ def test_a_plain_file_with_a_compressed_name_is_refused(command, tmp_path, suffi
     refused(command("fasta2lmdb", path, tmp_path / "store"), f"not a {suffix} file in spite of its name", tmp_path)
 
 
-def test_an_empty_compressed_file_is_refused(command, tmp_path):
-    (tmp_path / "in.fasta.gz").write_bytes(b"")
-    outcome = command("fasta2lmdb", tmp_path / "in.fasta.gz", tmp_path / "store")
-    assert outcome.code == 3
-    assert "in.fasta.gz" in outcome.err
-
-
 ACCEPTED = {
     "lower case": (b">a\nmkv\n", "MKV", "1 record with lower-case letters, upper-cased"),
     "final stop": (b">a\nMKV*\n", "MKV", "1 final '*' dropped"),
@@ -217,7 +178,6 @@ ACCEPTED = {
     "CR alone": (b">a\rMK\rV\r", "MKV", "every record taken"),
     "byte order mark": (b"\xef\xbb\xbf>a\nMKV\n", "MKV", "every record taken"),
     "blank lines": (b"\n\n>a\n\nMK\n\nV\n\n", "MKV", "every record taken"),
-    "titin": (b">a\n" + b"MKVLAGD" * 5000 + b"\n", "MKVLAGD" * 5000, "every record taken"),
 }
 
 
@@ -232,60 +192,55 @@ def test_what_can_be_mended_is_mended_and_counted(command, tmp_path, kind):
     assert [store.sequence(index).tobytes().decode() for index in range(len(store))] == [sequence]
 
 
-def _truncate(store: Path) -> None:
-    os.truncate(store / DATA_FILE, (store / DATA_FILE).stat().st_size // 2)
-
-
-def _flip_in_header(store: Path) -> None:
-    _flip(store / DATA_FILE, 40)
-
-
-def _flip_in_manifest(store: Path) -> None:
-    text = (store / MANIFEST_FILE).read_text()
-    (store / MANIFEST_FILE).write_text(text.replace('"num_records": 2', '"num_records": 3'))
-
-
-def _other_version(store: Path) -> None:
-    content = json.loads((store / MANIFEST_FILE).read_text())
-    (store / MANIFEST_FILE).write_text(json.dumps(content | {"format_version": 99}))
-
-
 def _flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 16
     path.write_bytes(data)
 
 
+def _in_manifest(store: Path, old: str, new: str) -> None:
+    text = (store / MANIFEST_FILE).read_text()
+    assert old in text
+    (store / MANIFEST_FILE).write_text(text.replace(old, new))
+
+
 STORE_DAMAGES = {
-    "truncated": (_truncate, "truncated or replaced"),
-    "a flipped byte in its header": (_flip_in_header, "the checksum of its index does not hold"),
-    "a changed manifest": (_flip_in_manifest, "its checksum does not hold"),
-    "another format version": (_other_version, "a store of format version 99, this Esmeray reads version 2"),
+    "truncated": (lambda store: os.truncate(store / DATA_FILE, 100), "truncated or replaced"),
+    "a flipped byte in its header": (lambda store: _flip(store / DATA_FILE, 40), "checksum of its index does not hold"),
+    "a changed manifest": (
+        lambda store: _in_manifest(store, '"num_records": 2', '"num_records": 3'),
+        "its checksum does not hold",
+    ),
+    "another format version": (
+        lambda store: _in_manifest(store, '"format_version": 2', '"format_version": 99'),
+        "a store of format version 99, this Esmeray reads version 2",
+    ),
     "no manifest": (lambda store: (store / MANIFEST_FILE).unlink(), "not a store, it has no manifest.json"),
     "no data": (lambda store: (store / DATA_FILE).unlink(), "can't be read"),
     "no JSON": (lambda store: (store / MANIFEST_FILE).write_text("{"), "not JSON"),
 }
 
 
-@pytest.mark.parametrize("kind", STORE_DAMAGES)
-def test_a_damaged_store_is_refused(command, tmp_path, kind):
-    damage, words = STORE_DAMAGES[kind]
+@pytest.fixture
+def store(command, tmp_path):
     (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
     assert command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store").code == 0
-    damage(tmp_path / "store")
-    outcome = command("inspect", tmp_path / "store")
-    assert (outcome.code, outcome.out) == (3, "")
-    assert outcome.err.count("\n") == 1
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("kind", STORE_DAMAGES)
+def test_a_damaged_store_is_refused(command, store, kind):
+    damage, words = STORE_DAMAGES[kind]
+    damage(store)
+    outcome = command("inspect", store)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (3, "", 1)
     assert words in outcome.err
 
 
-def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(command, tmp_path):
-    (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
-    assert command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store").code == 0
-    data_file = tmp_path / "store" / DATA_FILE
+def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(store):
+    data_file = store / DATA_FILE
     _flip(data_file, random.Random(0).randrange(data_file.stat().st_size))
-    inspect = [sys.executable, "-m", "tools", "inspect", "--verify", tmp_path / "store"]
+    inspect = [sys.executable, "-m", "tools", "inspect", "--verify", store]
     done = subprocess.run(inspect, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 import ray
@@ -19,16 +16,13 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 
 from tests.classifiers import labelled_fasta
-from tests.conftest import REPOSITORY
 from tests.runs import tiny_config
 from tools import find_batch_size
-from tools._find_batch_size.report import advice, nothing_fits, table
 from train_config.loading import dump_config
 from train_config.tune_schema import MeasurementSection
 from tuning import pool as measuring_pool
 from tuning.budgets import UNIT, Found, search_budgets
-from tuning.pool import MeasuringPool
-from tuning.settings import Measurement, Settings
+from tuning.settings import Measurement
 
 MIB = 2**20
 TOTAL = 1000 * MIB
@@ -83,26 +77,10 @@ def test_largest_budget_is_found_to_the_resolution_in_few_trials_without_running
     assert machine.ran_out <= 2, "two measurements tell how far the memory goes"
 
 
-def test_budget_far_beyond_the_memory_is_not_tried():
-    machine = Machine(100 * MIB, 0.3 * MIB)
-    search = machine.search()
-    assert search.budgets.expected_bytes[4096] == pytest.approx(100 * MIB + 4096 * 0.3 * MIB, rel=1e-3)
-    assert all(expected > TOTAL for expected in search.budgets.expected_bytes.values())
-    assert machine.ran_out == 0
-
-
-def test_search_ends_in_time_and_says_so():
-    machine = Machine(0, 1)
-    search = machine.search(seconds=20)
-    assert machine.now < 20
-    assert search.ran_out_of_time
-    assert max(search.fitting) == 8192
-
-
 def test_budget_that_batches_can_not_fill_is_not_asked_for():
-    search = Machine(0, 1).search(largest=5000)
-    assert max(search.fitting) == search.largest
-    assert max(search.fitting) == 5120
+    search = Machine(0, 1).search(own=8192, largest=5000)
+    assert max(search.budgets.results) == max(search.fitting) == search.largest == 5120
+    assert re.search(r"not measured +8,192 tokens, the experiment's own budget: .* is 5,120", advice(search, 8192))
 
 
 @settings(deadline=None)
@@ -126,115 +104,47 @@ def test_smaller_budgets_come_last_and_only_while_there_is_time():
     assert not search.larger_left
 
 
-def told(search: Found, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
-    return "\n".join(
-        advice(search, global_tokens=global_tokens, workers=workers, memory_margin=MARGIN, inference=inference)
-    )
+def advice(search: Found, global_tokens: int, *, workers: int = 1, inference: bool = False) -> str:
+    to_set = find_batch_size._to_set(search, global_tokens, workers, inference)
+    return "\n".join([*find_batch_size._fitting(search, MARGIN), *to_set])
 
 
-def test_fastest_is_not_known_where_one_budget_was_measured():
-    search = Machine(0, 1).search(own=1024, seconds=1)
-    assert list(search.budgets.results) == [1024]
-    text = told(search, 4096)
+def test_what_is_not_known_is_said_with_the_reason():
+    text = advice(Machine(0, 1).search(own=1024, seconds=1), 4096)
     assert "more may fit: the time was over" in text
     assert re.search(r"fastest +not known: the time was over .*--seconds", text)
     assert "set  " not in text
-    only = told(Machine(0, TOTAL / 600).search(), 4096)
+    only = advice(Machine(0, TOTAL / 600).search(), 4096)
     assert re.search(r"fastest +not known: no other budget", only)
     assert "--batch.tokens 512 --batch.global_tokens 4096" in only
-
-
-def test_own_budget_that_batches_can_not_fill_is_said_to_be_left_out():
-    machine = Machine(0, 1)
-    text = told(machine.search(own=8192, largest=5000), 8192)
-    assert 8192 not in machine.asked
-    assert re.search(r"not measured +8,192 tokens, the experiment's own budget: .* is 5,120", text)
-
-
-def test_nothing_that_fits_for_want_of_time_names_the_option():
-    search = Machine(0, MIB).search(own=4096, seconds=1)
-    assert not search.fitting
-    assert "raise --seconds" in nothing_fits(search)
+    assert "raise --seconds" in find_batch_size._nothing_fits(Machine(0, MIB).search(own=4096, seconds=1))
 
 
 def test_keys_to_set_are_those_of_the_fastest_that_fits_and_of_one_that_keeps_the_global_batch():
     search = Machine(100 * MIB, 0.3 * MIB).search()
-    text = told(search, 32768)
+    text = advice(search, 32768)
     assert re.search(r"largest that fits +2,560 tokens: 868 MiB of 1,000 MiB, 8% left free", text)
     assert re.search(r"fastest +2,048 tokens: 5,000 tokens/s", text)
     assert "--batch.tokens 2048 --batch.global_tokens 32768" in text
-    assert "--batch-tokens 2048" in told(search, 32768, inference=True)
-    of_four = told(search, 2048, workers=4)
+    assert "--batch-tokens 2048" in advice(search, 32768, inference=True)
+    of_four = advice(search, 2048, workers=4)
     assert "--batch.tokens 2048 --batch.global_tokens 8192" in of_four
     assert "--batch.tokens 512 keeps batch.global_tokens 2048" in of_four
-    odd = told(search, 3 * 1024)
+    odd = advice(search, 3 * 1024)
     assert "--batch.tokens 2048 --batch.global_tokens 4096" in odd
     assert "--batch.tokens 1024 keeps batch.global_tokens 3072" in odd
 
 
 def test_table_says_what_was_not_tried_and_why_something_failed():
     console = Console(width=200)
+    machine = Machine(100 * MIB, 0.3 * MIB)
     with console.capture() as capture:
-        console.print(table(Machine(100 * MIB, 0.3 * MIB).search()))
-        console.print(table(Machine(2 * TOTAL, 1).search()))
+        console.print(find_batch_size._table(machine.search()))
+        console.print(find_batch_size._table(Machine(2 * TOTAL, 1).search()))
+    assert machine.ran_out == 0
     rows = capture.get().splitlines()
     assert any(re.search(r"4,096 +~ 1,329 MiB +no +not tried", row) for row in rows)
     assert any(re.search(r"512 +2,000 MiB +no +out of memory", row) for row in rows)
-
-
-def test_help_names_the_options_and_how_long_it_takes(command):
-    outcome = command("find_batch_size", "--help")
-    assert outcome.code == 0
-    for words in ("--inference", "--workers", "--memory-margin", "python -m tools find_batch_size --config"):
-        assert words in outcome.out
-    assert re.search(r"within a minute .*--seconds says.* the start of the workers", " ".join(outcome.out.split()))
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_is_one_line_and_the_shells_code(command, tmp_path, monkeypatch, signum, code):
-    def interrupted(*_):
-        with suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signum)
-            time.sleep(5)
-        raise KeyboardInterrupt  # as Ray's waits pass it on
-
-    monkeypatch.setattr(find_batch_size, "_searched", interrupted)
-    (tmp_path / "config.yaml").write_text("run: {name: a}\n")
-    outcome = command("find_batch_size", "--config", tmp_path / "config.yaml")
-    assert (outcome.code, outcome.out, outcome.err) == (code, "", "interrupted: the workers are ended\n")
-
-
-def find(config, folder, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    file = folder / "config.yaml"
-    file.write_text(dump_config(config))
-    command = [sys.executable, "-m", "tools", "find_batch_size", "--config", str(file), "--ray.address", address]
-    return subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_two_workers_under_zero_2_find_where_their_memory_ends(ray_address, store_path, tmp_path):
-    changes = {
-        "data": {"store": store_path},
-        "batch": {"tokens": 64, "global_tokens": 128},
-        "model": {"task": "masked_lm", "backbone": {"layers": 4, "hidden_size": 256, "heads": 4}},
-        "deepspeed": {"stage": 2},
-        "ray": {"num_workers": 2, "cpus_per_worker": 1},
-    }
-    config = tiny_config(tmp_path, **changes)
-    with MeasuringPool(config, store_path) as pool:
-        start = pool.measure(Settings.of(config, workers=2), QUICK)
-    limit_mib = (start.peak_memory_bytes / MIB + 200) / (1 - MARGIN)
-    outcome = find(config, tmp_path, ray_address, "--training.cpu_memory_limit_mib", f"{limit_mib:.0f}", *PATIENT)
-    assert outcome.returncode == 0, outcome.stderr
-    assert "masked_lm, training in none: 2 workers on cpu, 1 CPU core each" in outcome.stdout
-    largest = int(re.search(r"largest that fits +([\d,]+) tokens", outcome.stdout)[1].replace(",", ""))
-    rows = re.findall(r"^ *([\d,]+) .* (yes|no)\b", outcome.stdout, re.MULTILINE)
-    fits = {int(tokens.replace(",", "")): verdict == "yes" for tokens, verdict in rows}
-    assert fits[largest]
-    assert any(not verdict for verdict in fits.values()), outcome.stdout
-    assert all(verdict == (tokens <= largest) for tokens, verdict in fits.items())
-    assert f"--batch.tokens {max(fits)}" not in outcome.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "nothing is left"
 
 
 @pytest.fixture
@@ -251,13 +161,30 @@ def find_here(command, ray_address, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_inference_needs_less_than_training_and_says_what_to_set(find_here, store_path, tmp_path):
-    config = tiny_config(tmp_path, data={"store": store_path}, ray={"num_workers": 1, "cpus_per_worker": 1})
+def test_training_ends_where_the_memory_does_and_inference_does_not(find_here, store_path, tmp_path):
+    config = tiny_config(
+        tmp_path,
+        data={"store": store_path},
+        batch={"tokens": 512, "global_tokens": 1024},
+        model={"task": "masked_lm", "backbone": {"layers": 2, "hidden_size": 256, "heads": 4}},
+        ray={"num_workers": 1, "cpus_per_worker": 1},
+    )
     outcome = find_here(config, "--inference")
     assert outcome.code == 0, outcome.err
-    assert "inference in none: 1 worker on cpu" in outcome.out
+    assert "masked_lm, inference in none: 1 worker on cpu, 1 CPU core each" in outcome.out
     assert "no batch could be larger" in outcome.out
     assert "--batch-tokens" in outcome.out
+    least_mib = int(re.search(r"^ *512 .* ([\d,]+) MiB", outcome.out, re.MULTILINE)[1].replace(",", ""))
+
+    outcome = find_here(config, "--training.cpu_memory_limit_mib", f"{(least_mib + 200) / (1 - MARGIN):.0f}")
+    assert outcome.code == 0, outcome.err
+    largest = int(re.search(r"largest that fits +([\d,]+) tokens", outcome.out)[1].replace(",", ""))
+    rows = re.findall(r"^ *([\d,]+) .* (yes|no)\b", outcome.out, re.MULTILINE)
+    fits = {int(tokens.replace(",", "")): verdict == "yes" for tokens, verdict in rows}
+    assert not all(fits.values()), outcome.out
+    assert all(verdict == (tokens <= largest) for tokens, verdict in fits.items())
+    assert f"--batch.tokens {max(fits)}" not in outcome.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "nothing is left"
 
 
 @pytest.mark.slow

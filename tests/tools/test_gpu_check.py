@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -14,10 +12,10 @@ import torch
 
 from tools import gpu_check
 from tools._gpu_check import trial
-from tools.gpu_check import Driver, Finding, check_cuda, check_device, check_driver, pinned_version
+from tools.gpu_check import Driver, Finding, check_cuda, check_driver, pinned_version
 from training.engine.engine import StepResult, TrainingEngine
 
-PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray", "device"]
+PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
 TWO_GPUS = Driver(("NVIDIA H200", "NVIDIA H200"), "550.54", (12, 4))
 
 
@@ -72,7 +70,6 @@ def test_every_part_has_a_line_and_two_steps_in_each_precision_work(command, no_
     assert "NVML Shared Library Not Found; where there is a GPU, install NVIDIA's driver" in lines["NVML"][1]
     assert ray.__version__ in lines["Ray"][1]
     assert "computes on cpu" in lines["DeepSpeed"][1]
-    assert lines["device"] == ("ok", "cpu: no GPU is seen on this machine")
     for part in ("bf16 steps", "fp32 steps"):
         assert lines[part][0] == "ok"
         assert lines[part][1].startswith("2 on cpu: loss 3.")
@@ -88,7 +85,7 @@ class TestFailingSteps:
     @pytest.mark.parametrize(
         ("result", "problem"),
         [
-            (StepResult(1.0, False, False), "the update changed no weight"),
+            (StepResult(1.0, False, False), "the update did not lower the loss"),
             (StepResult(float("nan"), False, False), "are not all finite"),
         ],
     )
@@ -113,7 +110,7 @@ class TestFailingSteps:
         outcome = command("gpu_check", "--verify")
         lines = lines_of(outcome.out)
         assert outcome.code == 4
-        assert lines["device"] == ("mismatch", "cpu, though NVML sees 2 GPUs (NVIDIA H200); see CUDA above")
+        assert lines["CUDA"][0] == "mismatch"
         assert lines["fp32 steps"][0] == "ok"
 
     def test_nothing_can_be_verified_without_torch_which_is_one_line(self, command, monkeypatch):
@@ -123,11 +120,6 @@ class TestFailingSteps:
         assert outcome.err.startswith("error: no step can be trained: ")
 
 
-def test_half_precisions_are_tried_on_a_gpu_and_fp32_on_the_cpu():
-    assert trial.precisions(torch.device("cuda", 0)) == ("bf16", "fp16")
-    assert trial.precisions(torch.device("cpu")) == ("bf16", "none")
-
-
 def test_driver_reports_what_it_has(driver):
     found, line = check_driver()
     assert found == TWO_GPUS
@@ -135,17 +127,17 @@ def test_driver_reports_what_it_has(driver):
 
 
 @pytest.mark.parametrize(
-    ("call", "number", "remedy"),
+    ("call", "number"),
     [
-        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
-        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST, "kernel's log"),
+        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
     ],
 )
-def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, number, remedy):
+def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, number):
     monkeypatch.setattr(pynvml, call, raising(number))
     found, line = check_driver()
-    assert (found.gpus, line.verdict) == ((), "mismatch")
-    assert remedy in line.remedy
+    assert (found.names, line.verdict) == ((), "mismatch")
+    assert "restart the machine" in line.remedy
 
 
 @pytest.mark.parametrize(
@@ -153,7 +145,7 @@ def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, nu
     [
         (None, "2 GPUs (NVIDIA H200) here, but this build of torch has no CUDA", "install torch's CUDA build"),
         ("13.0", "torch is built for CUDA 13.0, the driver 550.54 runs 12.4 at most", "update the driver"),
-        ("12.1", "torch can't use it (Unexpected error from cudaGetDeviceCount())", "restart the machine"),
+        ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart"),
     ],
 )
 def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeypatch, build, seen, remedy):
@@ -167,19 +159,11 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeyp
     assert seen in line.seen and remedy in line.remedy
 
 
-def test_no_driver_on_a_cuda_build_is_missing_and_the_cpu_trains(no_gpu, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    line = check_cuda(Driver())
-    assert line.verdict == "missing"
-    assert "training runs on the CPU" in line.remedy
-
-
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_gpus_that_the_user_hides_are_no_mismatch(driver, monkeypatch, value):
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert check_cuda(TWO_GPUS)[:2] == ("missing", f"CUDA_VISIBLE_DEVICES={value!r} hides 2 GPUs (NVIDIA H200)")
-    assert check_device(TWO_GPUS).verdict == "ok"
 
 
 @pytest.mark.parametrize("error", ["", "no kernel image is available for execution on the device"])
@@ -194,21 +178,10 @@ def test_visible_gpu_is_ok_if_it_runs_a_kernel(driver, monkeypatch, error):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     line = check_cuda(TWO_GPUS)
     assert line.verdict == ("mismatch" if error else "ok")
     assert line.seen.startswith("NVIDIA H200 (140 GiB, sm_90)")
-    assert error in line.seen if error else line.seen.endswith("and 1 more that CUDA_VISIBLE_DEVICES hides")
-
-
-def test_cudnn_of_another_version_is_a_mismatch(monkeypatch):
-    def refuse():
-        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against 9. PyTorch brings its own. Etc")
-
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
-    line = gpu_check.check_cudnn()
-    assert line[:2] == ("mismatch", "cuDNN version incompatibility: PyTorch was compiled against 9")
+    assert error in line.seen
 
 
 def test_other_version_than_pinned_is_a_mismatch(monkeypatch):
@@ -218,7 +191,6 @@ def test_other_version_than_pinned_is_a_mismatch(monkeypatch):
     assert line.remedy.startswith(f"Esmeray is tested with {pinned_version('torch')}")
     monkeypatch.setattr(gpu_check, "version", lambda package: f"{pinned_version('torch')}+cpu")
     assert gpu_check.check_torch().verdict == "ok"
-    assert pinned_version("ray") and pinned_version("no-such-package") is None
 
 
 def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(capsys, monkeypatch):
@@ -230,13 +202,3 @@ def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(cap
     assert gpu_check._report("Ray", broken) == "mismatch"
     out = capsys.readouterr().out
     assert "deepspeed is not installed" in out and "undefined symbol" in out
-
-
-def test_libraries_and_the_compilers_that_they_start_print_nothing(capfd):
-    with gpu_check._quiet():
-        print("library")
-        print("library", file=sys.stderr)
-        os.write(1, b"library\n")
-        subprocess.run([sys.executable, "-S", "-c", "import sys; print('c', file=sys.stderr); print('c')"], check=True)
-    print("line")
-    assert capfd.readouterr() == ("line\n", "")

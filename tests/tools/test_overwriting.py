@@ -1,7 +1,3 @@
-"""No tool replaces what it did not make, and each says so before it computes anything."""
-
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -47,22 +43,15 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("content", ["a file", "a folder", "a link"])
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, content, monkeypatch):
+def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
     monkeypatch.setattr("tools.analyze_gpu_logs.read_gpu_log", None)
     monkeypatch.setattr("tools.benchmark.measured", None)
     target = here / target_of(kind)
     if kind == "benchmark":
         assert command("fasta2lmdb", "proteins.fasta", "store").code == 0
-    if content == "a link":
-        target.symlink_to(here / "proteins.fasta")
-    elif content == "a file":
-        target.write_text("a thesis")
-    else:
-        target.mkdir()
-        (target / "thesis.txt").write_text("a thesis")
+    target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
     for overwrite in ([], ["--overwrite"]):
         outcome = command(*COMMANDS[kind], *overwrite)

@@ -1,7 +1,3 @@
-"""``python -m tools predict``: a row for each record in its order, complete or not at all."""
-
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -46,23 +42,16 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model,
     assert "6 predictions" in outcome.out and "every record taken as it stands" in outcome.out
 
 
-def test_chunks_keep_the_order(command, model, proteins, tmp_path, monkeypatch):
-    assert command("predict", model, proteins, "--output", tmp_path / "whole.csv").code == 0
+def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, proteins, tmp_path, monkeypatch):
+    assert command("predict", model, proteins, "--output", tmp_path / "a.parquet").code == 0
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("dataset.labels.table.PART_ROWS", 2)
-    table = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
-    (tmp_path / "table.csv").write_text("name,sequence\n" + table)
+    lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
+    (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
     outcome = command(
-        "predict", model, tmp_path / "table.csv", "--output", tmp_path / "parts.csv", "--data.labels.id_column", "name"
+        "predict", model, tmp_path / "table.csv", "--output", tmp_path / "a.tsv", "--data.labels.id_column", "name"
     )
     assert outcome.code == 0, outcome.err
-    whole, parts = rows(tmp_path / "whole.csv"), rows(tmp_path / "parts.csv")
-    assert [(row["id"], row["label"]) for row in whole] == [(row["id"], row["label"]) for row in parts]
-
-
-def test_parquet_and_tsv_hold_the_same(command, model, proteins, tmp_path):
-    for name in ("a.parquet", "a.tsv"):
-        assert command("predict", model, proteins, "--output", tmp_path / name).code == 0
     table, text = pq.read_table(tmp_path / "a.parquet").to_pylist(), rows(tmp_path / "a.tsv", "\t")
     for exact, shown in zip(table, text, strict=True):
         assert (exact["id"], exact["label"]) == (shown["id"], shown["label"])
@@ -127,17 +116,13 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(command, model, pro
     assert list(tmp_path.iterdir()) == [proteins]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--output", "a.txt"], r"must end in .csv or .tsv or .parquet"),
-        (["--output", "a.csv", "--data.labels.kinds", "x"], "did you mean --data.labels.kind"),
-    ],
-)
-def test_wrong_usage_is_one_line(command, model, proteins, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    outcome = command("predict", model, proteins, *arguments)
-    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+def test_wrong_usage_is_one_line(command, model, proteins, tmp_path):
+    for name, option, words in (
+        ("a.txt", "kind", "must end in .csv or .tsv or .parquet"),
+        ("a.csv", "kinds", "did you mean --data.labels.kind"),
+    ):
+        outcome = command("predict", model, proteins, "--output", tmp_path / name, f"--data.labels.{option}", "binary")
+        assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_a_missing_column_is_answered_with_the_option_to_give(command, model, tmp_path):
@@ -151,10 +136,7 @@ def test_a_missing_column_is_answered_with_the_option_to_give(command, model, tm
     assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err
 
 
-def test_a_folder_that_is_no_classifier_and_a_file_without_records_are_refused(command, model, proteins, tmp_path):
-    output = ("--output", tmp_path / "out.csv")
-    outcome = command("predict", tmp_path, proteins, *output)
-    assert outcome.code == 2 and "holds no exported classifier" in outcome.err
+def test_a_file_without_records_is_refused(command, model, tmp_path):
     (tmp_path / "a.csv").write_text("sequence\n")
-    assert command("predict", model, tmp_path / "a.csv", *output).code == 3
+    assert command("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv").code == 3
     assert not (tmp_path / "out.csv").exists()

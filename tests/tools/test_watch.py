@@ -86,44 +86,24 @@ def test_run_that_is_not_there_yet_is_shown(command, tmp_path):
     assert "not begun" in outcome.out
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_one_picture_of_no_run_is_refused_with_the_nearest_names(command, run, tmp_path, made):
-    if made:
-        (tmp_path / "mime").mkdir()
-    outcome = command("watch", tmp_path / "mime", "--once")
-    assert outcome.code == 2
-    assert ("has no config.yaml" if made else "is not there") in outcome.err
-    assert f"did you mean {run.path}?" in outcome.err
-    assert outcome.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("reported", [False, True])
-def test_throughput_search_is_no_run_and_its_report_is_named(command, tmp_path, reported):
-    for name in ("config.yaml", "tune.yaml", "trials.jsonl", *(["tune_report.html"] if reported else [])):
-        (tmp_path / name).write_text("")
-    outcome = command("watch", tmp_path)
-    assert outcome.code == 2
-    assert f"{tmp_path} is a throughput search" in outcome.err
-    assert (str(tmp_path / "tune_report.html") if reported else "is not there yet") in outcome.err
-    assert outcome.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("kind", ["file", "runs", "other", "nowhere"])
-def test_what_is_no_run_is_refused_with_what_may_be_meant(command, run, tmp_path, kind):
+def test_what_is_no_run_is_refused_with_what_may_be_meant(command, run, tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thing").write_text("")
-    place = {"file": tmp_path / "file", "runs": tmp_path, "other": tmp_path / "other", "nowhere": tmp_path / "a" / "b"}
-    words = {
-        "file": "is a file",
-        "runs": "name one of them: mine",
+    for name, inside in (("other", "thing"), ("search", "tune.yaml")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / inside).write_text("")
+    cases = {
+        "file": "not the folder of a run",
         "other": "not the folder of a run",
-        "nowhere": "no folder",
+        "a/b": "not the folder of a run",
+        "mime": "did you mean mine?",
+        ".": "holds the runs mine",
+        "search": "is a throughput search",
     }
-    outcome = command("watch", place[kind], "--once")
-    assert outcome.code == 2
-    assert words[kind] in outcome.err
-    assert outcome.err.count("\n") == 1
+    for name, words in cases.items():
+        outcome = command("watch", tmp_path / name, "--once")
+        assert outcome.code == 2
+        assert words in outcome.err
+        assert outcome.err.count("\n") == 1
 
 
 def test_svg_is_whole_and_fetches_nothing(command, run, tmp_path):

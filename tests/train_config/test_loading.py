@@ -1,4 +1,3 @@
-import copy
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,8 @@ def test_command_line_overrides_file_and_file_overrides_default(file):
 
 
 def test_options_take_hyphens_equals_signs_and_lists():
-    config = load(None, "--data.num-workers=3", "--data.source", "a.fasta", "b.fasta", "--ray.num_workers", "auto")
-    assert (config.data.num_workers, config.data.source, config.ray.num_workers) == (3, ["a.fasta", "b.fasta"], "auto")
+    config = load(None, "--data.num-workers=3", "--data.source", "a.fasta", "b.fasta")
+    assert (config.data.num_workers, config.data.source) == (3, ["a.fasta", "b.fasta"])
 
 
 def test_none_clears_an_optional_setting_and_empties_a_list(file):
@@ -67,9 +66,8 @@ def test_none_clears_an_optional_setting_and_empties_a_list(file):
 
 
 def test_none_is_a_precision_and_null_keeps_that_of_the_experiment():
-    assert load_search(None, "--tune.space.amp_dtype", "none").space.amp_dtype == ["none"]
-    assert load_search(None, "--tune.space.amp_dtype", "null").space.amp_dtype is None
-    assert load_search(None, "--tune.space.num_workers", "none").space.num_workers is None
+    for text, values in (("none", ["none"]), ("null", None)):
+        assert load_search(None, "--tune.space.amp_dtype", text).space.amp_dtype == values
 
 
 def test_a_single_value_in_a_file_is_a_list_of_one(file):
@@ -82,16 +80,14 @@ def test_a_single_value_in_a_file_is_a_list_of_one(file):
 SIZES = "model:\n  backbone:\n    source: esm2_t6_8M\n    layers: 2\n    hidden_size: 64\n    heads: 4\n"
 
 
-def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_path, capsys):
+def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_path):
     (tmp_path / "weights").mkdir()
     path = file(SIZES)
     for source in ("facebook/esm2_t6_8M_UR50D", str(tmp_path / "weights")):
         backbone = load(path, "--model.backbone.source", source, "--model.backbone.heads", "8").model.backbone
         assert (backbone.source, backbone.layers, backbone.hidden_size, backbone.heads) == (source, None, None, 8)
-        assert f"warning: {path}: layers, hidden_size of model.backbone not used: " in capsys.readouterr().err
     backbone = load(path, "--model.backbone.source", "bert").model.backbone  # of which weights are drawn
     assert (backbone.layers, backbone.hidden_size, backbone.heads) == (2, 64, 4)
-    assert capsys.readouterr().err == ""
 
 
 def test_resolved_settings_read_back_the_same(file):
@@ -109,12 +105,11 @@ def test_resolved_settings_read_back_the_same(file):
         ("batch:\n  tokens: 1\n  tokens: 2\n", r"run\.yaml:3: batch\.tokens is set twice, first in line 2"),
         ("batch: [1\n", r"run\.yaml:2: no valid YAML"),
         ("batch:\n", r"run\.yaml:1: batch: is empty: leave it out or name settings below it"),
-        ("space: {}\n", r"run\.yaml: this looks like a search, which belongs to --tune"),
-        ("- a\n", r"run\.yaml: must hold sections"),
+        ("space: {}\n", r"run\.yaml:1: space: no such setting"),
+        ("- a\n", r"run\.yaml: holds no settings, which stand in sections"),
         ("data:\n  max_length: 9000\n", r"batch\.tokens \(8192\) can't hold one sequence of data\.max_length \(9000\)"),
         ("batch:\n  tokens: 5000\n", r"global_tokens \(32768\) must be a multiple of tokens \(5000\); the nearest is"),
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is no name of a folder: use letters"),
-        ("run:\n  name: stores\n", r"run\.name: 'stores' is the folder of the stores"),
         ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
         ("run:\n  storage_path: s3://bucket\n", r"run\.yaml:2: run\.storage_path: must be a folder"),
     ],
@@ -129,10 +124,8 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
     ("text", "message"),
     [
         ("space:\n  tokens: [512, 0]\n", r"run\.yaml:2: space\.tokens: .*greater than 0, got 0"),
-        ("space:\n  tokens: []\n", r"run\.yaml:2: space\.tokens: has no value"),
         ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: names a value twice: 2, 2"),
         ("search: {}\nbatch:\n  tokens: 512\n", r"run\.yaml:2: batch: no such setting"),
-        ("batch:\n  tokens: 512\n", r"run\.yaml: this looks like an experiment, which belongs to --config"),
     ],
 )
 def test_mistakes_in_the_file_of_a_search(file, text, message):
@@ -144,8 +137,6 @@ def test_mistakes_in_the_file_of_a_search(file, text, message):
     ("options", "message"),
     [
         (["--batch.tokns", "4"], r"unknown option --batch\.tokns \(did you mean --batch\.tokens\?\); usage: "),
-        (["--space.tokens", "512"], r"unknown option --space\.tokens"),
-        (["--batch.tokens"], r"--batch\.tokens: a value is missing; usage: "),
         (["--data.source", "--batch.tokens", "3"], r"--data\.source: a value is missing"),
         (["--batch.tokens", "1", "2"], r"unexpected argument 2; usage: "),
         (["--batch.tokens", "x"], r"^--batch\.tokens: .*integer.*'x'"),
@@ -163,24 +154,12 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        (
-            "training:\n  deterministic: true\n",
-            ["--training.cudnn_benchmark", "true", "--training.epochs", "3"],
-            r"^--training\.cudnn_benchmark: cudnn_benchmark chooses kernels by timing them",
-        ),
-        (
-            "batch:\n  tokens: 4096\n",
-            ["--data.max_length", "9000"],
-            r"^--data\.max_length: batch\.tokens \(4096\) can't",
-        ),
-    ],
-)
-def test_a_rule_that_an_override_breaks_names_the_override(file, text, options, message):
-    with pytest.raises(ConfigError, match=message):
-        load(file(text), *options)
+def test_a_rule_that_an_override_breaks_names_the_override(file):
+    path = file("training:\n  deterministic: true\n")
+    with pytest.raises(ConfigError, match=r"^--training\.cudnn_benchmark: cudnn_benchmark chooses kernels"):
+        load(path, "--training.cudnn_benchmark", "true", "--training.epochs", "3")
+    with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) can't"):
+        load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")
 
 
 def test_every_mistake_is_a_line_of_its_own(file, capsys):
@@ -189,11 +168,6 @@ def test_every_mistake_is_a_line_of_its_own(file, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: {path}:2: batch.tokens: ")
     assert second.startswith(f"error: {path}:4: training.learning_rate: ")
-
-
-def test_mistakes_keep_apart_in_a_copy():
-    error = copy.copy(ConfigError("one", "two"))  # as pickle does it
-    assert (error.problems, str(error)) == (("one", "two"), "one; two")
 
 
 def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeypatch):
@@ -222,7 +196,6 @@ def test_every_setting_says_what_it_is_in_the_page():
     ("flags", "options", "amp_dtype"),
     [
         ("avx2 avx512f", [], "none"),
-        ("avx512_bf16", [], "bf16"),
         ("amx_bf16", [], "bf16"),
         ("avx2", ["--training.amp_dtype", "bf16"], "bf16"),
         ("avx2", ["--ray.address", "head:6379"], "bf16"),

@@ -23,12 +23,7 @@ Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 def measure_with_faults(
     faults: Mapping[tuple[str, object], Fault], *, config: Config, context: WorkerContext, **options: Any
 ) -> Measurement:
-    """A trial that fails in its second step, on the last worker, where a setting has a value.
-
-    Args:
-        faults: by setting and value, as ``{("tokens", 512): "crash"}``.
-        config, context, options: see :func:`tuning.trial.measure_on_worker`.
-    """
+    """A trial that fails in its second step on the last worker, for settings such as ``{("tokens", 512): "crash"}``."""
     settings = Settings.of(config, context.world_size)
     fault = next((fault for (name, value), fault in faults.items() if getattr(settings, name) == value), None)
     if fault is None or context.rank < context.world_size - 1:

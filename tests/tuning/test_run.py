@@ -1,7 +1,6 @@
 """Whole searches: on a real cluster, with a pool that answers from a formula, and with real workers."""
 
 import contextlib
-import csv
 import functools
 import io
 import os
@@ -22,12 +21,12 @@ from train_config.tune_schema import TuneConfig
 from training.launch.driver import train
 from tuning.journal import TrialJournal
 from tuning.pool import MeasuringPool
-from tuning.run import SearchFolder, dry_run_tune, tune
+from tuning.run import SearchFolder, tune
 from tuning.settings import Measurement
 
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "amp_dtype": ["none"], "gradient_checkpointing": [False]}
-STATUSES = {(512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
-"""What the pool below answers for some budgets and loader processes; 512 without any runs out of memory."""
+STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
+"""Answers of the pool below for some budgets and loader processes."""
 
 
 class FormulaPool:
@@ -47,23 +46,13 @@ class FormulaPool:
 
     def measure(self, settings, measurement, best_tokens_per_s=None, prune_margin=0.0) -> Measurement:
         time.sleep(self._delay_s)
-        if settings.tokens == 512 and settings.num_workers == 0:
-            return Measurement("out_of_memory", "out of memory", seconds=1.0)
         if (status := STATUSES.get((settings.tokens, settings.num_workers))) is not None:
             return Measurement(status, f"injected {status}", seconds=1.0)
         speed = 1000.0 + settings.tokens + 100 * settings.num_workers
         if settings.num_workers and best_tokens_per_s is None:  # what is measured once more has nothing to beat
             speed *= 0.98
-        return Measurement(
-            "ok",
-            "",
-            tokens_per_s=speed,
-            windows=[speed, speed],
-            peak_memory_bytes=settings.tokens * 1000,
-            total_memory_bytes=10**6,
-            shares={"data_wait": 0.2 if settings.num_workers == 0 else 0.01},
-            seconds=1.0,
-        )
+        shares = {"data_wait": 0.2 if settings.num_workers == 0 else 0.01}
+        return Measurement("ok", "", speed, [speed, speed], settings.tokens * 1000, 10**6, shares, seconds=1.0)
 
 
 def failing(*arguments, **options) -> "FormulaPool":
@@ -83,89 +72,69 @@ def a_search(**changes) -> TuneConfig:
     return TuneConfig.model_validate(merged(base, changes))
 
 
-def trials_of(tmp_path: Path) -> list:
-    return TrialJournal(SearchFolder(tmp_path, "fast").trials).trials
+def trials_of(folder: SearchFolder) -> list:
+    return TrialJournal(folder.trials).trials
 
 
 @pytest.fixture(scope="module")
 def finished(ray_address, tmp_path_factory):
-    """A search that met every kind of failure."""
+    """A search that met every kind of failure, and what it printed."""
     folder = SearchFolder(tmp_path_factory.mktemp("finished"), "fast")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert tune(an_experiment(folder.path.parent, ray_address), a_search(), FormulaPool) == 0
-    (folder.path / "printed.txt").write_text(printed.getvalue())
-    return folder
+    return folder, printed.getvalue()
 
 
-def test_best_yaml_is_the_experiment_with_the_fastest_settings_beside_the_resolved_files(finished):
-    best = load_config(finished.best)
+def test_best_yaml_is_the_experiment_with_the_fastest_settings_and_the_mean_of_its_speeds(finished):
+    folder, printed = finished
+    best = load_config(folder.best)
     assert (best.batch.tokens, best.data.num_workers, best.batch.global_tokens) == (256, 1, 512)
     assert (best.ray.num_workers, best.model.backbone.hidden_size) == (1, 16)
     assert best.run.name == "tiny-fastest"
-    comment = [line for line in finished.best.read_text().splitlines() if line.startswith("#")]
+    comment = [line for line in folder.best.read_text().splitlines() if line.startswith("#")]
     assert "1,342 tokens/s" in comment[0]
     assert any("1.07 times the speed" in line for line in comment)
-    assert yaml.safe_load(finished.config.read_text())["run"]["name"] == "tiny"
-    assert yaml.safe_load(finished.tune.read_text())["space"]["tokens"] == SPACE["tokens"]
-    assert {path.name for path in finished.path.iterdir()} >= {"hardware.txt", "tune_report.html", "tune_report.png"}
-
-
-def test_the_fastest_has_one_speed_in_every_place_the_mean_of_its_trials(finished):
-    lines = (finished.path / "printed.txt").read_text().splitlines()
-    (once_more,) = (line for line in lines if line.startswith("once more"))
-    assert once_more.startswith("once more, mean of its trials: token budget 256, loader processes 1: 1,342 tokens/s")
-    assert once_more.endswith("(the fastest so far)")
-    row = next(line for line in lines if line.count("│") and "256" in line)
-    assert "1,342" in row
-    assert "1,342 tokens/s" in finished.report.read_text()
-    assert next(csv.DictReader(finished.pareto.open()))["tokens_per_s"] == "1342.4"
+    assert yaml.safe_load(folder.config.read_text())["run"]["name"] == "tiny"
+    assert yaml.safe_load(folder.tune.read_text())["space"]["tokens"] == SPACE["tokens"]
+    assert {path.name for path in folder.path.iterdir()} >= {"hardware.txt", "tune_report.html", "tune_report.png"}
+    once_more = "once more, mean of its trials: token budget 256, loader processes 1: 1,342 tokens/s"
+    (line,) = (line for line in printed.splitlines() if line.startswith(once_more))
+    assert line.endswith("(the fastest so far)")
+    assert any("│" in line and "256" in line and "1,342" in line for line in printed.splitlines())
+    assert "1,342 tokens/s" in folder.report.read_text()
 
 
 def test_every_failure_is_listed_with_its_reason_and_the_fastest_alone_is_measured_twice(finished):
-    trials = TrialJournal(finished.trials).trials
-    assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
-    again = [trial.settings for trial in trials if trial.phase == "confirm"]
-    assert again == [trial.settings for trial in trials[-len(again) :]]
-    assert [(s.tokens, s.num_workers) for s in again] == [(256, 1)]
-    assert len({trial.settings for trial in trials}) == len(trials) - len(again)
-    seen = {(t.settings.tokens, t.settings.num_workers): t.measurement for t in trials}
-    assert seen[512, 0].status == "out_of_memory"
+    trials = trials_of(finished[0])
+    assert [trial.trial for trial in trials] == list(range(1, len(trials) + 1))
+    *_, last = trials
+    assert (last.settings.tokens, last.settings.num_workers, last.phase) == (256, 1, "confirm")
+    assert len({trial.settings for trial in trials}) == len(trials) - 1
+    seen = {(t.settings.tokens, t.settings.num_workers): t.measurement.reason for t in trials}
     assert (512, 1) not in seen, "it needs as much memory"
-    assert seen[128, 1].reason == "injected nan"
-    assert seen[64, 1].reason == "injected timeout"
+    for key in ((512, 0), (128, 1), (64, 1)):
+        assert seen[key] == f"injected {STATUSES[key]}"
 
 
-def test_same_command_answers_from_the_journal(finished, ray_address, capfd):
-    before = finished.trials.read_bytes()
-    config = an_experiment(finished.path.parent, ray_address)
-    assert tune(config, a_search(), failing) == 0
-    assert finished.trials.read_bytes() == before
-    assert load_config(finished.best).batch.tokens == 256
-    assert "resumes from" in capfd.readouterr().out
-
-
-def test_search_of_another_experiment_is_not_mixed_with_it(finished, ray_address):
-    config = an_experiment(finished.path.parent, ray_address, model={"backbone": {"hidden_size": 32}})
+def test_search_of_another_experiment_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
+    folder, _ = finished
+    config = an_experiment(folder.path.parent, ray_address, model={"backbone": {"hidden_size": 32}})
     with pytest.raises(ConfigError, match=r"model\.backbone\.hidden_size: .* measured with 16, now it is 32"):
         tune(config, a_search(), FormulaPool)
+    here = folder.hardware.read_text()
+    folder.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")
+    with pytest.raises(ConfigError, match=r"measured on 8 x 16 CPU cores.*this is 1 x 4 CPU cores"):
+        tune(an_experiment(folder.path.parent, ray_address), a_search(), FormulaPool)
+    folder.hardware.write_text(here)
 
 
-def test_search_on_other_machines_is_not_mixed_with_it(finished, ray_address):
-    here = finished.hardware.read_text()
-    finished.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")
-    try:
-        with pytest.raises(ConfigError, match=r"measured on 8 x 16 CPU cores.*this is 1 x 4 CPU cores"):
-            tune(an_experiment(finished.path.parent, ray_address), a_search(), FormulaPool)
-    finally:
-        finished.hardware.write_text(here)
-
-
-def test_interrupted_search_keeps_its_trials_reports_them_and_goes_on_to_the_same_end(finished, ray_address, tmp_path):
-    config = an_experiment(tmp_path, ray_address)
-    journal = SearchFolder(tmp_path, "fast").trials
+def test_interrupted_search_keeps_its_trials_reports_them_and_resumes_to_the_same_end(
+    finished, ray_address, tmp_path, capfd
+):
+    config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
 
     def interrupt() -> None:
-        while not journal.exists() or len(journal.read_bytes().splitlines()) < 2:
+        while not folder.trials.exists() or len(folder.trials.read_bytes().splitlines()) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -173,49 +142,38 @@ def test_interrupted_search_keeps_its_trials_reports_them_and_goes_on_to_the_sam
     thread.start()
     assert tune(config, a_search(), functools.partial(FormulaPool, delay_s=0.5)) == 130
     thread.join()
-    kept = trials_of(tmp_path)
+    kept = trials_of(folder)
     assert 2 <= len(kept) < 8
-    assert SearchFolder(tmp_path, "fast").best.exists()
-    assert SearchFolder(tmp_path, "fast").report.exists()
+    assert folder.best.exists()
+    assert folder.report.exists()
     assert tune(config, a_search(), FormulaPool) == 0
-    assert trials_of(tmp_path)[: len(kept)] == kept
-    undisturbed = [(trial.settings, trial.measurement) for trial in TrialJournal(finished.trials).trials]
-    assert [(trial.settings, trial.measurement) for trial in trials_of(tmp_path)] == undisturbed
+    assert f"resumes from {len(kept)} trials" in capfd.readouterr().out
+    assert trials_of(folder)[: len(kept)] == kept
+    undisturbed = [(trial.settings, trial.measurement) for trial in trials_of(finished[0])]
+    assert [(trial.settings, trial.measurement) for trial in trials_of(folder)] == undisturbed
 
 
 def test_search_in_which_nothing_fits_says_so(ray_address, tmp_path):
-    with pytest.raises(ResourceError, match=r"no configuration of .* fits") as refusal:
+    with pytest.raises(ResourceError, match=r"no configuration of .* fits.*out of memory") as refusal:
         tune(an_experiment(tmp_path, ray_address), a_search(), failing)
     assert refusal.value.exit_code == 4
-    assert "out of memory" in str(refusal.value)
     assert not SearchFolder(tmp_path, "fast").best.exists()
-
-
-def test_dry_run_shows_the_space_and_what_comes_first_and_starts_nothing(tmp_path, capsys):
-    config = tiny_config(tmp_path, ray={"num_workers": 1, "address": "local"})
-    assert dry_run_tune(config, a_search(space={"amp_dtype": ["none", "fp16"]})) == 0
-    output = capsys.readouterr().out
-    assert "64, 128, 256, 512" in output
-    assert "8: fp16, which needs a GPU" in output
-    assert output.index("  token budget 256") < output.index("  token budget 512")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_real_workers_are_searched_and_best_yaml_trains_as_it_is(ray_address, tmp_path):
-    config = an_experiment(tmp_path, ray_address)
+    config, folder = an_experiment(tmp_path, ray_address), SearchFolder(tmp_path, "fast")
     search = a_search(
-        space={"tokens": [128, 256, 512], "num_workers": [0]},
-        measurement={"window_s": 0.1, "warmup_steps": 1, "max_windows": 2, "timeout_s": 120.0},
+        space={"tokens": [256, 512], "num_workers": [0]},
+        search={"repeats": 0},
+        measurement={"window_s": 0.1, "warmup_steps": 1, "max_windows": 1, "timeout_s": 120.0},
     )
-    pool = functools.partial(
-        MeasuringPool, trial=functools.partial(measure_with_faults, {("tokens", 512): "out_of_memory"})
-    )
+    faults = {("tokens", 512): "out_of_memory"}
+    pool = functools.partial(MeasuringPool, trial=functools.partial(measure_with_faults, faults))
     assert tune(config, search, pool) == 0
-    statuses = {trial.settings.tokens: trial.measurement.status for trial in trials_of(tmp_path)}
-    assert statuses[512] == "out_of_memory"
-    best = load_config(SearchFolder(tmp_path, "fast").best)
-    assert statuses[best.batch.tokens] == "ok"
+    statuses = {trial.settings.tokens: trial.measurement.status for trial in trials_of(folder)}
+    assert statuses == {256: "ok", 512: "out_of_memory"}
+    best = load_config(folder.best)
     assert train(best) == 0
     assert len(train_losses(best)) == 8
     assert run_folder(best).export.is_dir()

@@ -13,7 +13,7 @@ import pytest
 from tests.runs import merged, tiny_config
 from train_config.tune_schema import TuneConfig
 from training.launch.placement import NodeResources
-from tuning.search import Search, most_trials, together
+from tuning.search import Search, most_trials
 from tuning.settings import Measurement, Settings
 from tuning.space import SearchSpace, make_space, needs_at_least
 
@@ -141,37 +141,6 @@ def test_no_configuration_is_measured_that_needs_more_than_what_ran_out():
         assert all(machine.peak(settings) > 0.92 * TOTAL_BYTES for settings in left)
 
 
-def test_fewer_workers_on_a_cpu_are_measured_although_more_of_them_ran_out():
-    space = a_space({"ray": {"num_workers": 2}}, workers=[1, 2], tokens=[1024], **ONE_LADDER)
-    assert space.shares_memory
-    machine = Machine(faults={lambda s: s.workers == 2: "out_of_memory"})
-    searcher, _ = run(space, settings_for(), machine)
-    assert searcher.best().workers == 1
-
-
-def test_largest_budget_is_bracketed_by_doubling_and_bisecting():
-    budgets = list(range(512, 16385, 512))
-    space = a_space(keep=False, tokens=budgets, **ONE_LADDER)
-    for fitting in (0, 1, 2, 12, 32):
-        at_most = 512 * fitting
-        machine = Machine(bytes_a_token=0.92 * TOTAL_BYTES / (at_most + 0.5), state_bytes=0)
-        searcher = Search(space, settings_for(max_trials=1000, repeats=0))
-        bracket = set()
-        while (proposal := searcher.ask()) is not None and proposal.phase == "bracket":
-            bracket.add(proposal.settings.tokens)
-            searcher.tell(proposal.settings, machine.measure(proposal.settings))
-        assert max((tokens for tokens in bracket if tokens <= at_most), default=0) == at_most
-        assert len(bracket) <= 11
-
-
-def test_fastest_that_leaves_too_little_memory_free_is_not_the_best():
-    space = a_space(**ONE_LADDER)
-    for margin, best in ((0.0, 16384), (0.2, 8192)):
-        machine = Machine(best_tokens=65536, width=6.0, bytes_a_token=60_000, state_bytes=0)
-        searcher, _ = run(space, settings_for(max_trials=1000, memory_margin=margin), machine)
-        assert searcher.best().tokens == best
-
-
 def test_every_kind_of_failure_at_once_leaves_the_right_answer():
     machine = Machine(
         best_tokens=2048,
@@ -200,16 +169,6 @@ def test_resumed_search_asks_for_the_same_configurations(algorithm):
     assert len(whole.results) == 15
 
 
-def test_grid_measures_in_full_and_the_others_stop_what_can_not_win():
-    for algorithm in ("grid", "tpe"):
-        searcher = Search(a_space(), settings_for(algorithm=algorithm))
-        first = searcher.ask()
-        assert searcher.to_beat(first) is None
-        searcher.tell(first.settings, Machine().measure(first.settings))
-        expected = None if algorithm == "grid" else searcher.speed(first.settings)
-        assert searcher.to_beat(searcher.ask()) == expected
-
-
 class Flattered(Machine):
     """The first speed of one configuration is too high."""
 
@@ -227,15 +186,6 @@ def test_the_fastest_is_measured_again_and_its_speed_is_the_mean_of_its_trials()
     assert phases.count("confirm") == 2
     assert searcher.best().tokens == 4096
     assert [len(searcher.results[s]) for s in space.settings if s.tokens in (2048, 4096)] == [2, 2]
-
-
-def test_configuration_that_fails_the_second_time_is_not_the_fastest():
-    ok = Measurement("ok", "", 100.0, [100.0], 7, TOTAL_BYTES)
-    assert together([ok, replace(ok, tokens_per_s=80.0, peak_memory_bytes=9)]) == replace(
-        ok, reason="100, 80 tokens/s in 2 trials", tokens_per_s=90.0, windows=[100.0, 100.0], peak_memory_bytes=9
-    )
-    for status in ("crash", "out_of_memory", "timeout", "nan"):
-        assert together([ok, Measurement(status, "it broke")]).status == status
 
 
 def test_trials_stop_when_the_time_is_used_up():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from common.errors import ResourceError
 from dataset.batches.steps import StepBatches
 from tests.runs import tiny_config
-from tests.tuning.injected_faults import measure_with_faults
 from train_config.tune_schema import MeasurementSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
@@ -59,7 +56,7 @@ def scripted(monkeypatch, step_s: list[float], best: float | None = None, **meas
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))
-    trial = module._Trial(WorkerContext(), section, best, 0.15, ControlGroup(), meter)
+    trial = module._Trial(WorkerContext(), section, best or 0.0, 0.15, ControlGroup(), meter)
     return trial.run(work, OneStepEpochs()), work.steps
 
 
@@ -78,27 +75,16 @@ def test_windows_that_differ_are_followed_by_more(process_group, monkeypatch):
     result, _ = scripted(monkeypatch, [1.0, 2.0, 1.0, 1.0, 1.01, 1.0])
     assert result.windows == pytest.approx([50, 100, 200 / 2.01])
     assert result.tokens_per_s == pytest.approx((100 + 200 / 2.01) / 2)
-
-
-def test_windows_that_never_agree_are_reported(process_group, monkeypatch):
     result, _ = scripted(monkeypatch, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], max_windows=3)
     assert result.windows == [50, 25, 12.5]
     assert result.tokens_per_s == 25
     assert "no two of 3 windows agreed within 3%" in result.reason
 
 
-@pytest.mark.parametrize(("best", "status"), [(117.0, "ok"), (118.0, "pruned")])
-def test_first_window_too_slow_to_win_ends_the_trial(best, status, process_group, monkeypatch):
-    result, steps = scripted(monkeypatch, [1.0], best)
-    assert result.status == status
-    assert len(result.windows) == (1 if status == "pruned" else 2)
-    assert steps == 1 + 2 * len(result.windows)
-
-
-def test_further_windows_need_less_of_a_difference_to_end_the_trial(process_group, monkeypatch):
-    # After windows of 100 and 95 tokens/s 107 are out of reach, over 7.5 % above their mean; 103 never are.
+def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_each_window(process_group, monkeypatch):
+    # The first window has 100 tokens/s, two have 97.5 in the mean: 15 % and 7.5 % above them can't be reached.
     seconds = [1.0, 1.0, 1.0, 100 / 95, 100 / 95, 1.0]
-    for best, windows in ((103.0, 3), (107.0, 2)):
+    for best, windows in ((103.0, 3), (107.0, 2), (118.0, 1)):
         result, _ = scripted(monkeypatch, seconds, best, max_windows=3)
         assert (len(result.windows), result.status) == (windows, "ok" if windows == 3 else "pruned")
 
@@ -111,7 +97,6 @@ def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path
     assert 0 < result.peak_memory_bytes < result.total_memory_bytes
     assert set(result.shares) == {"data_wait", "forward", "backward", "optimizer", "communication"}
     assert 0.5 < sum(result.shares.values()) <= 1.001
-    assert json.loads(json.dumps(asdict(result))) == asdict(result)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,18 +119,6 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
     assert again.peak_memory_bytes == pytest.approx(enough.peak_memory_bytes, abs=MARGIN_MIB * 2**20)
 
 
-def test_nan_is_a_result_that_names_the_step(process_group, store_path, tmp_path):
-    result = measure_with_faults(
-        {("workers", 1): "nan"},
-        config=tiny_config(tmp_path),
-        context=WorkerContext(),
-        store_path=store_path,
-        measurement=QUICK,
-        best_tokens_per_s=None,
-    )
-    assert (result.status, result.reason) == ("nan", "loss or gradient was not finite in step 1")
-
-
 def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TrainingEngine", None)
     config = tiny_config(tmp_path, training={"amp_dtype": "bf16"}, batch={"tokens": 512})
@@ -153,8 +126,3 @@ def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monke
     assert result.status == "ok"
     assert result.shares["forward"] > 0
     assert result.shares["backward"] == result.shares["optimizer"] == 0
-
-
-def test_refused_precision_is_no_crash(process_group, store_path, tmp_path):
-    with pytest.raises(ResourceError, match="fp16 needs a GPU"):
-        measured(tiny_config(tmp_path, training={"amp_dtype": "fp16"}), store_path)

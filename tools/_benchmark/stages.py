@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from common.text import counted
 from common.timing import timed
-from dataset.batches.loader import TrainingBatches
+from dataset.batches.loader import ResidueSource
 from dataset.batches.plan import plan_epoch
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import TrainingSteps
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import packed_from_tokens, tokenize_pieces
 from model.backbones.base import PackedBackbone
@@ -200,15 +202,10 @@ def _by_loaders(
 
 def _endless(stack: ExitStack, subject: Subject, budget: int, num_workers: int) -> Iterator[PackedBatch]:
     """Batches of one epoch after the other, as a training worker loads them, until the stack closes."""
-    batches = TrainingBatches(
-        subject.store.path,
-        subject.some_records(),
-        data=DataSection(max_length=subject.max_length, num_workers=num_workers),
-        batch=BatchSection(tokens=budget, global_tokens=budget),
-        masked_lm=MaskedLMSection(),
-        seed=SEED,
-    )
-    stack.enter_context(batches)
+    settings = PreparationSettings(subject.max_length, SEED, random_crops=True, masking=MaskedLMSection())
+    source = ResidueSource(subject.store, settings, num_workers, DataSection().prefetch)
+    batch = BatchSection(tokens=budget, global_tokens=budget)
+    batches = stack.enter_context(TrainingSteps(source, subject.some_records(), batch=batch, seed=SEED))
     return (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)
 
 

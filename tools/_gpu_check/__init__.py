@@ -1,1 +1,1 @@
-"""The parts of ``python -m tools gpu_check``: what each library sees, two steps of training, and how both are shown."""
+"""The training steps of ``python -m tools gpu_check``."""

@@ -1,7 +1,7 @@
 """Two training steps of a tiny ESM-2 masked language model through the engine that training uses.
 
 They pass if the first loss is that of the same weights in fp32 on the CPU, if losses and gradients are finite, and if
-the update changes the weights and lowers the loss.
+the update lowers the loss.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def precisions(device: torch.device) -> tuple[Precision, ...]:
 def train_two_steps(precision: Precision, device: torch.device) -> str:
     """Train within :func:`single_process_group` and return the losses in words.
 
-    Raises:
-        ResourceError: a step did not train.
-        RuntimeError: of torch's, DeepSpeed's or CUDA's.
+    Raises ResourceError where a step did not train, RuntimeError of torch's, DeepSpeed's or CUDA's.
     """
     training = TrainingSection(amp_dtype=precision, learning_rate=_LEARNING_RATE)
     apply_device_settings(training)
@@ -61,17 +59,13 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
     groups = parameter_groups(model, training.weight_decay)
     engine = TrainingEngine(model, groups, training, DeepSpeedSection(stage=2), device)
     try:
-        before = engine.full_precision_state()
         losses, norms = _steps(engine, batch.to(device), targets, skips=precision == "fp16")
-        after = engine.full_precision_state()
     finally:
         engine.close()
     if not all(map(math.isfinite, [*losses, *norms])):
         raise ResourceError(f"losses {losses} and gradient norms {norms} are not all finite")
     if abs(losses[0] - reference) > _TOLERANCE * reference:
         raise ResourceError(f"the loss is {losses[0]:.4f}, in fp32 on the CPU {reference:.4f}")
-    if all(torch.equal(before[name], value) for name, value in after.items()):
-        raise ResourceError("the update changed no weight")
     if losses[-1] >= losses[0]:
         raise ResourceError(f"the update did not lower the loss ({losses[0]:.4f} to {losses[-1]:.4f})")
     return f"loss {' to '.join(f'{loss:.4f}' for loss in losses)}, fp32 on the CPU {reference:.4f}"

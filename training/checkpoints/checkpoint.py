@@ -9,9 +9,8 @@
         step-00000020.partial/   being written, or left by a process that was killed
         latest                   name of the newest complete one, for people and other tools
 
-A checkpoint exists when its own manifest does. Nothing that Ray registered, and not ``latest`` either, decides what a
-run resumes from: the newest folder whose manifest and files hold does. See :mod:`training.checkpoints.writer` for
-how one comes to be.
+A run resumes from the newest folder whose manifest and files hold; neither Ray nor ``latest`` decides that. See
+:mod:`training.checkpoints.writer` for how one comes to be.
 """
 
 from __future__ import annotations
@@ -41,19 +40,23 @@ PACKAGES = ("torch", "ray", "deepspeed", "transformers", "lmdb", "numpy")
 _NAME = re.compile(r"step-\d{8,}")
 
 
-class FileEntry(BaseModel):
-    """One file of a checkpoint; ``name`` is relative to the checkpoint's folder."""
+class _Frozen(BaseModel):
+    """A part of the manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileEntry(_Frozen):
+    """One file of a checkpoint; ``name`` is relative to the checkpoint's folder."""
+
     name: str
     size_bytes: int
     sha256: str
 
 
-class Position(BaseModel):
+class Position(_Frozen):
     """Progress of training: the next step."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
@@ -62,10 +65,9 @@ class Position(BaseModel):
     nonfinite_in_a_row: int = 0
 
 
-class Manifest(BaseModel):
+class Manifest(_Frozen):
     """Contents of a checkpoint. Written last; its own digest guards it against damage."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     format_version: Literal[2] = FORMAT_VERSION
     position: Position
     world_size: int
@@ -80,15 +82,9 @@ class Manifest(BaseModel):
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        return self.model_copy(update={"digest": self._digest()})
-
-    def _digest(self) -> str:
         content = self.model_dump(mode="json", exclude={"digest"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def is_intact(self) -> bool:
-        return self.digest == self._digest()
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return self.model_copy(update={"digest": digest})
 
 
 class CheckpointFolder:
@@ -102,47 +98,33 @@ class CheckpointFolder:
         return int(self.path.name.removeprefix("step-"))
 
     def manifest(self) -> Manifest:
-        """The manifest, checked against its own digest.
-
-        Raises:
-            CheckpointError: it is missing, damaged or of another version.
-        """
+        """The manifest; raises CheckpointError where it is missing, of another version or not of its own digest."""
         path = self.path / MANIFEST
         try:
             manifest = Manifest.model_validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.path}: no {MANIFEST}") from error
         except ValidationError as error:
-            if found := _other_version(path):
-                raise CheckpointError(
-                    f"{path}: format version {found}, this program reads {FORMAT_VERSION}: resume with the version "
-                    "of Esmeray that wrote it, or start anew under another run.name"
-                ) from error
-            raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from error
-        if not manifest.is_intact:
+            raise CheckpointError(
+                f"{path}: damaged, or not of format version {FORMAT_VERSION} ({_first(error)}): resume with the "
+                "version of Esmeray that wrote it, or start anew under another run.name"
+            ) from error
+        if manifest.digest != manifest.sealed().digest:
             raise CheckpointError(f"{path}: damaged (its digest does not match)")
         return manifest
 
     def config(self) -> Config:
-        """The config that the checkpoint was written with.
-
-        Raises:
-            CheckpointError: the manifest is damaged, or its config is not one of this version.
-        """
+        """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
         try:
             return Config.model_validate(self.manifest().config)
         except ValidationError as error:
             raise CheckpointError(
-                f"{self.path / MANIFEST}: its config can't be read ({error.errors()[0]['msg']}): "
+                f"{self.path / MANIFEST}: its config can't be read ({_first(error)}): "
                 "export it with the version of Esmeray that wrote it"
             ) from error
 
     def verify(self, ranks: Iterable[int] | None = None) -> Manifest:
-        """Check size and SHA-256 of the files of these ranks (all of them by default).
-
-        Raises:
-            CheckpointError: a file is missing, of another size or of other content. Nothing is unpickled.
-        """
+        """Check size and SHA-256 of the files of these ranks (all by default), or raise; unpickles nothing."""
         manifest = self.manifest()
         for rank in manifest.files if ranks is None else ranks:
             for entry in manifest.files.get(rank, []):
@@ -151,14 +133,10 @@ class CheckpointFolder:
 
 
 def _verify_file(path: Path, entry: FileEntry) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing") from error
-    if size != entry.size_bytes:
-        raise CheckpointError(f"{path}: {size} bytes, the manifest says {entry.size_bytes}")
-    if sha256_of(path) != entry.sha256:
-        raise CheckpointError(f"{path}: damaged (its SHA-256 does not match the manifest)")
+    if not path.exists():
+        raise CheckpointError(f"{path}: missing")
+    if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
+        raise CheckpointError(f"{path}: damaged (its size or SHA-256 is not the manifest's)")
 
 
 def sha256_of(path: Path) -> str:
@@ -196,13 +174,6 @@ class CheckpointStore:
                 folder.manifest()
                 return folder
         return None
-
-    def latest(self) -> str | None:
-        """The name in the ``latest`` file."""
-        try:
-            return (self.root / LATEST).read_text().strip()
-        except FileNotFoundError:
-            return None
 
     def write_latest(self, folder: CheckpointFolder) -> None:
         """Point ``latest`` at this checkpoint, by rename."""
@@ -247,13 +218,10 @@ def installed_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
-def _other_version(manifest: Path) -> int | None:
-    """The format version of a manifest, if that is what is wrong with it."""
-    try:
-        found = json.loads(manifest.read_bytes())["format_version"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, int) and found != FORMAT_VERSION else None
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _validation_cost(folder: CheckpointFolder) -> float | None:

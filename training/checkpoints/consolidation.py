@@ -22,8 +22,7 @@ from training.checkpoints.writer import load_tensors
 def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
     """Trainable parameters and persistent buffers of a checkpoint, in fp32 on the CPU.
 
-    Raises:
-        CheckpointError: a file is missing or damaged; nothing in it is run.
+    Raises CheckpointError where a file is missing or damaged; nothing in it is run.
     """
     manifest = folder.verify()
     names = [entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
@@ -33,18 +32,13 @@ def full_precision_state(folder: CheckpointFolder) -> dict[str, Tensor]:
     ]
     if not models:
         raise CheckpointError(f"{folder.path}: holds no model")
-    state = {
-        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in _whole(models[0]).items()
-    }
+    # What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3.
+    whole = {name: value for name, value in models[0]["module"].items() if isinstance(value, Tensor) and value.numel()}
+    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
     if not shards or "zero_stage" not in shards[0]:
         return state
     merge = _merge_stage_3 if int(shards[0]["zero_stage"]) == 3 else _merge_stage_2
     return state | merge(models[0]["param_shapes"], shards)
-
-
-def _whole(model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors that rank 0 keeps whole: all weights up to stage 2, buffers in stage 3."""
-    return {name: tensor for name, tensor in model["module"].items() if isinstance(tensor, Tensor) and tensor.numel()}
 
 
 def _merge_stage_2(groups: list[Mapping[str, torch.Size]], shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:

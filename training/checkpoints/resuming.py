@@ -16,7 +16,7 @@ from common.publishing import is_same_file, writing
 from run_folder.paths import RunFolder
 from train_config.loading import load_config
 from train_config.schema import Config, DataSection
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
+from training.checkpoints.checkpoint import CheckpointStore
 
 FIXED = (
     "run.seed",
@@ -77,8 +77,7 @@ LOCK_TIMEOUT_S = 0.5
 def locked(run: RunFolder) -> Iterator[None]:
     """Keep a second process from training the same run. A folder with nothing but the lock is removed at the end.
 
-    Raises:
-        ResourceError: another process does, or the folder can't be written.
+    Raises ResourceError where another process does, or the folder can't be written.
     """
     descriptor = _take_lock(run.lock)
     try:
@@ -117,14 +116,9 @@ def _take_lock(lock: Path) -> int:
 
 
 def check_resume(run: RunFolder, config: Config) -> list[str]:
-    """Check what ``run.resume`` allows and that the settings of a run that resumes are still the same.
+    """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.
 
-    Returns:
-        Remarks on changed settings that may change.
-
-    Raises:
-        ConfigError: the run exists and must not, or a fixed setting changed.
-        CheckpointError: the run does not exist and must.
+    Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
     """
     if not run.exists:
         if config.run.resume == "must":
@@ -149,34 +143,17 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
 
 
 def check_worker_count(run: RunFolder, count: int) -> None:
-    """Refuse another number of workers than the newest checkpoint was written by, before any is started.
-
-    Raises:
-        CheckpointError: it differs; says what it was.
-    """
-    for folder in CheckpointStore(run.checkpoints).complete()[:1]:
-        try:
-            written_by = folder.manifest().world_size
-        except CheckpointError:
-            return  # damaged: the workers look for one that holds
-        if written_by != count:
-            raise other_worker_count(folder, written_by, count)
-
-
-def other_worker_count(folder: CheckpointFolder, written_by: int, count: int) -> CheckpointError:
-    """Return the refusal of another number of workers."""
-    return CheckpointError(
-        f"{folder.path}: written by {written_by} workers, this run has {count}; "
-        f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
-    )
+    """Raise CheckpointError for another number of workers than the newest checkpoint was written by."""
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is not None and (written_by := folder.manifest().world_size) != count:
+        raise CheckpointError(
+            f"{folder.path}: written by {written_by} workers, this run has {count}; "
+            f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
+        )
 
 
 def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
-    """Refuse data whose store has another checksum than that of the newest checkpoint.
-
-    Raises:
-        CheckpointError: it differs; says both sources and checksums.
-    """
+    """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
         return
@@ -200,8 +177,7 @@ def as_begun(run: RunFolder, config: Config) -> Config:
 def is_finished(run: RunFolder, config: Config) -> bool:
     """Test for a run that reached its end where no more steps are asked for.
 
-    Raises:
-        ConfigError: it did, and a setting that its result depends on changed.
+    Raises ConfigError where it did, and a setting that its result depends on changed.
     """
     outcome = run.read_outcome()
     if not run.exists or outcome is None or outcome.status != "finished":
@@ -219,11 +195,7 @@ def is_finished(run: RunFolder, config: Config) -> bool:
 
 
 def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
-    """Refuse a changed end of training that leaves no step to take after the newest checkpoint.
-
-    Raises:
-        ConfigError: no step would be left to take.
-    """
+    """Raise ConfigError for a changed end of training that leaves no step to take after the newest checkpoint."""
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or total_steps > folder.step:
         return

@@ -1,9 +1,8 @@
 """Writing a checkpoint: a copy in memory during the step, files in the background.
 
-:class:`ShardFiles` is the checkpoint engine that DeepSpeed writes and reads through. Saving, it copies the state to
-host memory; reading, it unpickles only tensors and the few plain classes of DeepSpeed's state (DeepSpeed's own engine
-would run code of a planted file). :class:`CheckpointWriter` writes the copies and hashes the files, and rank 0 gives
-the folder its final name once every rank's files are there. The ranks wait for each other's files and not in
+DeepSpeed saves and loads through :class:`ShardFiles`, which copies the state to host memory and unpickles tensors and a
+few plain classes only (DeepSpeed's own would run code of a planted file). :class:`CheckpointWriter` writes and hashes
+the copies; rank 0 gives the folder its final name once every rank's files are there. Ranks wait for files and not in
 collectives, so that writing never blocks those of the training step.
 """
 
@@ -45,34 +44,25 @@ class ShardFiles(CheckpointEngine):
     def __init__(self) -> None:
         self.collected: list[tuple[Path, Any]] = []
 
-    def create(self, info: Any) -> None:
-        """Do nothing: files are prepared by the writer."""
+    def create(self, info: Any) -> None: ...
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing: folders are made with the files."""
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
 
     def save(self, state_dict: Any, path: str) -> None:
         """Keep a copy in host memory; the caller takes it from ``collected``."""
         self.collected.append((Path(path), copy_to_host(state_dict)))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Read tensors and plain values.
-
-        Raises:
-            CheckpointError: the file holds anything else, which is then not run.
-        """
         return load_tensors(Path(path), map_location)
 
     def commit(self, info: Any) -> bool:
-        """Do nothing: the writer commits."""
         return True
 
 
 def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
     """``torch.load`` of tensors, plain containers and DeepSpeed's own few classes.
 
-    Raises:
-        CheckpointError: the file is missing, damaged or holds anything else.
+    Raises CheckpointError where the file is missing, damaged or holds anything else, which is then not run.
     """
     try:
         with torch.serialization.safe_globals(SAFE_CLASSES):
@@ -95,15 +85,7 @@ def copy_to_host(value: Any) -> Any:
 
 
 class CheckpointWriter:
-    """Writes this rank's part of each checkpoint; rank 0 completes it.
-
-    Args:
-        store: the run's checkpoints.
-        rank: this worker.
-        world_size: workers whose parts make a checkpoint.
-        section: which checkpoints rank 0 keeps, and whether a thread writes while training continues.
-        on_complete: called by rank 0 with the complete folder.
-    """
+    """Writes this rank's part of each checkpoint; rank 0 completes it and calls ``on_complete`` with the folder."""
 
     def __init__(
         self,
@@ -125,12 +107,8 @@ class CheckpointWriter:
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
         """Write ``(name, state)`` pairs and the manifest of this checkpoint, its ``files`` still empty.
 
-        A state of ``bytes`` is written as it is, any other by ``torch.save``.
-
-        Waits for the checkpoint before, if that is still being written.
-
-        Raises:
-            ResourceError: the one before could not be written.
+        A state of ``bytes`` is written as it is, any other by ``torch.save``. Waits for the checkpoint before, and
+        raises ResourceError where that could not be written.
         """
         self.wait()
         if not self._section.asynchronous:
@@ -143,11 +121,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once nothing is being written any more.
-
-        Raises:
-            ResourceError: it could not be written.
-        """
+        """Return once nothing is being written any more; ResourceError where it could not be written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

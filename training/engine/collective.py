@@ -6,6 +6,7 @@ They travel through a gloo group of their own, in host memory, so that no GPU is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepAgreement:
-    """Sums and flags that all workers have before a step.
-
-    Attributes:
-        targets: tokens with a target in the global batch: what the loss is a mean over.
-        tokens: real tokens in the global batch.
-        stop: some worker was asked to stop.
-        failed: some worker can't continue.
-    """
+    """Tokens of the global batch, those with a target too, and whether some worker was asked to stop or failed."""
 
     targets: int
     tokens: int
@@ -63,35 +57,20 @@ class ControlGroup:
         return {name: part.reshape(values[name].shape) for name, part in zip(names, parts, strict=True)}
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows of all workers, rank after rank, on every worker.
-
-        Args:
-            rows: (n, ...) in host memory, of any n on each worker; what follows n, and the dtype, are alike on all.
-        """
-        counts = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64)
-        counts[dist.get_rank(self._group)] = rows.shape[0]
-        dist.all_reduce(counts, group=self._group)
-        padded = rows.new_zeros((int(counts.max()), *rows.shape[1:]))
-        padded[: rows.shape[0]] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded, group=self._group)
-        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+        """The rows (n, ...) of all workers in host memory, rank after rank, on every worker; n may differ."""
+        parts: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(parts, rows, group=self._group)
+        return torch.cat(parts)
 
     def all_true(self, value: bool) -> bool:
         """True where every worker passes True."""
-        flag = torch.tensor([int(value)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
-        return bool(flag.item())
+        return bool(self.gather_rows(torch.tensor([value])).all())
 
     def from_rank_0(self, text: str) -> str:
         """Return on every worker what rank 0 passes."""
-        data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
-        length = torch.tensor([data.numel()])
-        dist.broadcast(length, 0, group=self._group)
-        if dist.get_rank() != 0:
-            data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self._group)
-        return bytes(data.tolist()).rstrip(b"\0").decode()
+        texts = [text]
+        dist.broadcast_object_list(texts, 0, group=self._group)
+        return texts[0]
 
 
 class MetricSums:

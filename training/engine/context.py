@@ -10,24 +10,16 @@ import torch
 CPU = torch.device("cpu")
 
 
-def _no_report(metrics: dict[str, float]) -> None:
-    """There is no launcher to report to."""
-
-
 @dataclass(frozen=True)
 class WorkerContext:
     """A worker; by default a single process on the CPU, started by no launcher.
 
-    Attributes:
-        rank: among all workers.
-        world_size: number of workers.
-        local_rank: among the workers on this machine.
-        device: what the worker computes on.
-        report: passes metrics to the launcher. Every rank calls it equally often: it may be a barrier.
+    ``local_rank`` is among the workers on this machine. ``report`` passes metrics to the launcher; every rank calls it
+    equally often, as it may be a barrier.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     device: torch.device = CPU
-    report: Callable[[dict[str, float]], None] = _no_report
+    report: Callable[[dict[str, float]], None] = lambda metrics: None

@@ -34,11 +34,7 @@ LOWEST_LOSS_SCALE = 1.0
 
 
 def check_precision(training: TrainingSection, device_type: str) -> None:
-    """Refuse what the device can't do.
-
-    Raises:
-        ResourceError: fp16 on the CPU, for which DeepSpeed has no kernels.
-    """
+    """Raise ResourceError for fp16 on the CPU, for which DeepSpeed has no kernels."""
     if training.amp_dtype == "fp16" and device_type == "cpu":
         raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
 
@@ -46,8 +42,7 @@ def check_precision(training: TrainingSection, device_type: str) -> None:
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
     """DeepSpeed's configuration: the file's settings with what the experiment decides.
 
-    Raises:
-        ConfigError: the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
+    Raises ConfigError where the file is missing, no mapping, or holds a key of :data:`OWNED_KEYS`.
     """
     settings = _read_settings(settings_path(section.config))
     zero = settings.setdefault("zero_optimization", {})
@@ -88,14 +83,11 @@ def settings_path(configured: str) -> Path:
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"deepspeed.config: {path} can't be read ({error.strerror})") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"deepspeed.config: {path} is no YAML ({str(error).splitlines()[0]})") from error
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"deepspeed.config: {path} can't be read ({str(error).splitlines()[0]})") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")
-    owned = sorted(OWNED_KEYS & set(settings))
-    if owned:
+    if owned := sorted(OWNED_KEYS & set(settings)):
         raise ConfigError(
             f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
         )

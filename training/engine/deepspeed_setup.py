@@ -1,11 +1,9 @@
 """Importing DeepSpeed for a device, and a folder for its compiled operators that no killed process leaves locked.
 
 PyTorch marks a folder in which it compiles with a file, and waits for ever for a file whose owner was killed. Here each
-Python environment and processor has a folder of its own (the paths in it differ), guarded by a lock that the kernel
-takes back from a killed process: a mark that is found under the lock has no owner any more.
-
-The tools of the Python environment compile, as if it were activated: a build of ninja 1.13 is out of date to the
-system's ninja 1.11 and the other way round, and all would be compiled again whenever the two take turns.
+Python environment and processor has a folder of its own, guarded by a lock that the kernel takes back from a killed
+process: a mark that is found under the lock has no owner any more. The tools of the Python environment compile, as if
+it were activated: a build of ninja 1.13 is out of date to the system's ninja 1.11, and the other way round.
 """
 
 from __future__ import annotations

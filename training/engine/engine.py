@@ -22,7 +22,6 @@ from model.parameter_groups import RATE_SHARE
 from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from training.engine.deepspeed_setup import prepare_deepspeed
-from training.engine.device import check_placement
 from training.engine.step_clock import StepClock, time_collectives
 
 SHARDS_FOLDER = "deepspeed"
@@ -41,18 +40,9 @@ class StepResult:
 
 
 class TrainingEngine:
-    """A task model, its AdamW and DeepSpeed.
+    """A task model in fp32, moved to ``device``, its AdamW (``groups`` of trainable parameters only) and DeepSpeed.
 
-    Args:
-        model: the task model, on the CPU or on ``device``, in fp32.
-        groups: AdamW's parameter groups, trainable parameters only.
-        training: the optimisation's settings.
-        deepspeed_section: ZeRO's settings.
-        device: where to train.
-
-    Raises:
-        ConfigError: DeepSpeed's settings hold a key that the config decides, or can't be read.
-        ResourceError: fp16 on a device that has none.
+    Raises ConfigError where DeepSpeed's settings can't be used, ResourceError for fp16 on a device that has none.
     """
 
     def __init__(
@@ -86,9 +76,8 @@ class TrainingEngine:
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
-        if scaler is not None and hasattr(
-            scaler, "raise_error_at_min_scale"
-        ):  # the loop counts such steps and ends the run itself
+        # The loop counts such steps and ends the run itself.
+        if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False
         self._shards = ShardFiles()
         self._engine.checkpoint_engine = self._shards
@@ -96,7 +85,6 @@ class TrainingEngine:
         self._engine._copy_recovery_script = lambda save_path: None
         self.world_size = torch.distributed.get_world_size()
         self.device = device
-        self._placed = False
         self._end_timing: Callable[[], None] | None = None
 
     @property
@@ -105,23 +93,11 @@ class TrainingEngine:
         return self._engine.module
 
     def __call__(self, batch: PackedBatch) -> Any:
-        """Forward pass; see the task model.
-
-        Raises:
-            PlacementError: on the first call, if some of the model or of the batch is on another device.
-        """
-        if not self._placed:
-            check_placement(self.module, batch, self.device)
-            self._placed = True
+        """Forward pass; see the task model."""
         return self._engine(batch)
 
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
-        """Accumulate the gradient of ``loss_sum / global_targets``.
-
-        Args:
-            loss_sum: scalar, the sum of the loss over this batch's targets.
-            global_targets: targets of the whole step over all workers.
-        """
+        """Accumulate the gradient of ``loss_sum``, a scalar sum over this batch's targets, over ``global_targets``."""
         loss = loss_sum * (self.world_size / max(1, global_targets))
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -169,8 +145,7 @@ class TrainingEngine:
     def load_shards(self, folder: Path) -> None:
         """Load the state that :meth:`copy_shards` gave, from a verified checkpoint folder. Every rank calls it.
 
-        Raises:
-            CheckpointError: a file can't be loaded.
+        Raises CheckpointError where a file can't be loaded.
         """
         # Frozen parameters are not in the checkpoint: they came with the model.
         groups = self._engine.optimizer.param_groups
@@ -191,11 +166,8 @@ class TrainingEngine:
         state = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                value = (
-                    safe_get_full_fp32_param(parameter)
-                    if hasattr(parameter, "_hp_mapping") or self.stage == 3
-                    else None
-                )
+                partitioned = hasattr(parameter, "_hp_mapping") or self.stage == 3
+                value = safe_get_full_fp32_param(parameter) if partitioned else None
                 state[name] = (parameter.detach() if value is None else value).float().cpu().clone()
         persistent = set(self.module.state_dict())
         for name, buffer in self.module.named_buffers():
@@ -204,12 +176,7 @@ class TrainingEngine:
         return state
 
     def time_collectives(self, clock: StepClock, before: Callable[[], None]) -> None:
-        """Have this clock, and none that was given before, time the collectives of forward, backward and update.
-
-        Args:
-            clock: times them.
-            before: called before each; what it raises keeps this worker from joining in.
-        """
+        """Have this clock, and none that was given before, time DeepSpeed's collectives; see there."""
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:

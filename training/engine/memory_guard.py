@@ -32,13 +32,9 @@ class NewStartError(ResourceError):
 
 
 class MemoryGuard:
-    """The number of parts that batches are split into, alike on every worker.
+    """The number of parts that batches are split into, alike on every worker, kept in the file ``path``.
 
-    Args:
-        section: how often batches may be halved.
-        meter: of what this worker computes on.
-        path: where the number of parts is kept.
-        report: called on every worker, with one line and the parts, when they become more.
+    ``report`` is called on every worker, with one line and the parts, when they become more.
     """
 
     def __init__(
@@ -54,14 +50,14 @@ class MemoryGuard:
 
     def restore(self, control: ControlGroup) -> bool:
         """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
-        self.parts = int(control.from_rank_0(str(_read_parts(self._path) if control.rank == 0 else 1)))
+        kept = self._path.read_text() if control.rank == 0 and self._path.exists() else '{"parts": 1}'
+        self.parts = json.loads(control.from_rank_0(kept))["parts"]
         return self.parts > 1
 
     def halve(self, reason: str) -> None:
         """Split batches into twice as many parts from here on, and let go of memory. Every worker calls it alike.
 
-        Raises:
-            ResourceError: that was done as often as it may be.
+        Raises ResourceError where that was done as often as it may be.
         """
         self._double()
         self.meter.free()
@@ -70,11 +66,7 @@ class MemoryGuard:
         )
 
     def start_anew(self, reason: str) -> NewStartError:
-        """Record that batches are to be split into twice as many parts; returns what to raise. One worker calls it.
-
-        Raises:
-            ResourceError: that was done as often as it may be.
-        """
+        """Record that batches are to be split into twice as many parts; returns what to raise. One worker calls it."""
         self._double()
         return NewStartError(
             f"{reason}: training starts again from the last checkpoint, with every batch in {self.parts} parts"
@@ -93,24 +85,11 @@ class MemoryGuard:
 
 
 def parts_of(batch: PackedBatch, count: int, equally_many: bool) -> list[PackedBatch]:
-    """A batch in parts.
+    """A batch in at most ``count`` parts, or in exactly so many, filled up by parts that count for nothing.
 
-    Args:
-        batch: whole.
-        count: parts.
-        equally_many: give exactly so many, with parts that count for nothing where there are too few sequences: every
-            worker has to take as many passes as the others.
+    Of several workers every one has to take as many passes as the others, also with too few sequences.
     """
     pieces = batch.pieces(count)
-    if equally_many and len(pieces) < count:
+    if equally_many:
         pieces += [batch.without_targets()] * (count - len(pieces))
     return pieces
-
-
-def _read_parts(path: Path) -> int:
-    """The parts of the file; 1 where it is missing or damaged, since running out again mends it."""
-    try:
-        parts = json.loads(path.read_text())["parts"]
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return 1
-    return parts if isinstance(parts, int) and parts >= 1 else 1

@@ -2,8 +2,8 @@
 
 On a GPU torch's allocator knows both. On the CPU the resident memory of the whole process is measured; a limit stands
 in for a device's memory, so that out of memory can be handled, and tried, without a GPU. Linux keeps the peak (VmHWM):
-exact but for the few pages that each thread counts for itself. In a sandbox that does not let a process reset it, the
-memory in use at the time of reading stands in for the peak.
+exact but for the few pages that each thread counts for itself. Where a sandbox does not let a process reset it, the
+memory in use at the time of reading stands in.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ OUT_OF_MEMORY_TEXTS = (
 class MemoryMeter:
     """Peak and total memory of what a worker computes on.
 
-    On the CPU the kernel keeps one peak for a process: meters of the same process reset each other's.
-
-    Args:
-        device: what the worker computes on.
-        limit_bytes: on the CPU, resident memory beyond which :meth:`check` says that memory ran out.
+    On the CPU the kernel keeps one peak for a process: meters of the same process reset each other's. ``limit_bytes``
+    counts there alone: resident memory beyond which :meth:`check` raises.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
@@ -75,14 +72,8 @@ class MemoryMeter:
         return self._limit_bytes or memory_of_this_machine().total
 
     def check(self) -> None:
-        """Check the limit on the CPU. On a GPU the allocator notices by itself.
-
-        Raises:
-            torch.OutOfMemoryError: the peak passed the limit.
-        """
-        if self._limit_bytes is None:
-            return
-        if (peak := self.peak_bytes()) > self._limit_bytes:
+        """Raise torch.OutOfMemoryError where the peak passed the limit. On a GPU the allocator notices by itself."""
+        if self._limit_bytes is not None and (peak := self.peak_bytes()) > self._limit_bytes:
             raise torch.OutOfMemoryError(
                 f"the process took {mib(peak)} of memory, {mib(self._limit_bytes)} is what it may take"
             )

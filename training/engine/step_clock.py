@@ -1,15 +1,10 @@
 """Time of a step by phase, and real tokens per second.
 
-A step is the time from the end of one to the end of the next, without validation and checkpoints. The wait for batches
-and each phase are parts of it, and what no phase covers (logging, copies to the device) is the rest. A phase inside
-another, such as a collective inside the backward pass, counts as its own alone, so that phases add up.
-
-On a GPU the phases that run there are measured between CUDA events, which are read once the GPU has passed them: no
-step is synchronised for its times, and a phase that is not over when times are read comes with the next ones.
-
-DeepSpeed's own timing of collectives (``comms_logger``) synchronises the device after each. Here methods of its backend
-are shadowed by timed ones. What is counted is the time for which the pass or the update stands still: a collective on a
-stream of its own (``overlap_comm``) runs beside the backward pass, and waiting for it in the end counts as backward.
+A step lasts from the end of one to the end of the next, without validation and checkpoints. A phase inside another,
+such as a collective inside the backward pass, counts as its own alone, so that phases add up. On a GPU phases lie
+between CUDA events, read once the GPU has passed them: no step is synchronised, and a late phase is read with the next.
+DeepSpeed's own timing of collectives (``comms_logger``) would synchronise after each. Here methods of its backend are
+shadowed by timed ones; a collective on a stream of its own (``overlap_comm``) holds up nothing and is not counted.
 """
 
 from __future__ import annotations
@@ -27,27 +22,14 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "communication"
 ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
 """Phases that are work of the device; the others keep the host waiting, but for communication inside one of these."""
 
-COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "reduce_scatter_tensor",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-)
+COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor", "broadcast")
 """Methods of ``deepspeed.comm.comm.cdb``, on which DeepSpeed 0.19.8 calls every collective."""
 
 CPU = torch.device("cpu")
 
 
 class StepClock:
-    """Measures steps and their phases.
-
-    Args:
-        log_every_steps: steps between logs.
-        device: what the phases run on.
-        budget_tokens: token budget of this worker's batches of a step; 0 where that is not known.
-    """
+    """Steps and their phases on ``device``; ``budget_tokens`` of this worker's batches of a step, 0 if not known."""
 
     def __init__(self, log_every_steps: int, device: torch.device = CPU, budget_tokens: int = 0):
         self._every = log_every_steps
@@ -55,7 +37,6 @@ class StepClock:
         self._budget_tokens = budget_tokens
         self._running: list[_Phase] = []
         self._pending: deque[tuple[_Phase, Phase | None, Any]] = deque()
-        self._events: list[Any] = []
         self._reset()
         self.start()
 
@@ -71,38 +52,28 @@ class StepClock:
         around = self._running[-1] if self._running else None
         by_events = self._on_gpu and (name in ON_DEVICE or (around is not None and around.by_events))
         stream = torch.cuda.current_stream() if by_events else None
-        phase = _Phase(name, by_events, stream, self._now(by_events))
+        phase = _Phase(name, by_events, stream, _now(by_events))
         self._running.append(phase)
         try:
             yield
         finally:
             self._running.pop()
-            ended, outer = self._now(by_events), around.name if around else None
+            ended, outer = _now(by_events), around.name if around else None
             if by_events:
                 self._pending.append((phase, outer, ended))
             else:
                 self._add(name, outer, ended - phase.began)
 
     def collective(self) -> AbstractContextManager[None]:
-        """Time a collective of the device as communication.
-
-        Only inside a phase of the device, and on a GPU only on the stream that it runs on: on another it holds up
-        nothing.
-        """
+        """Time a collective inside a phase of the device as communication; on a GPU only on the phase's own stream."""
         around = self._running[-1] if self._running else None
         if around is None or around.name not in ON_DEVICE:
             return nullcontext()
-        if self._on_gpu and torch.cuda.current_stream() != around.stream:
-            return nullcontext()
-        return self.phase("communication")
+        beside = self._on_gpu and torch.cuda.current_stream() != around.stream
+        return nullcontext() if beside else self.phase("communication")
 
     def stepped(self, tokens: int, own_tokens: int = 0) -> None:
-        """End the step.
-
-        Args:
-            tokens: real tokens of the global batch.
-            own_tokens: those of this worker.
-        """
+        """End the step of so many real tokens in the global batch, ``own_tokens`` of them this worker's."""
         self._elapsed_s += time.perf_counter() - self._started
         self._tokens += tokens
         self._own_tokens += own_tokens
@@ -131,20 +102,11 @@ class StepClock:
         self._reset()
         return values
 
-    def _now(self, by_events: bool) -> Any:
-        """Seconds of the host, or an event on the device's stream."""
-        if not by_events:
-            return time.perf_counter()
-        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _collect(self) -> None:
         """Take the events that the device has passed, in their order."""
         while self._pending and self._pending[0][2].query():
             phase, outer, ended = self._pending.popleft()
             self._add(phase.name, outer, phase.began.elapsed_time(ended) / 1000)
-            self._events += [phase.began, ended]
 
     def _add(self, name: Phase, outer: Phase | None, seconds: float) -> None:
         self._phase_s[name] += seconds
@@ -166,15 +128,19 @@ class _Phase(NamedTuple):
     began: Any
 
 
+def _now(by_events: bool) -> Any:
+    """Seconds of the host, or an event on the device's stream."""
+    if not by_events:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[], None]:
-    """Have this clock time DeepSpeed's collectives within the phases of a step.
+    """Have this clock time DeepSpeed's collectives within the phases of a step; returns what ends it.
 
-    Args:
-        clock: times them.
-        before: called before each; what it raises keeps this worker from joining in.
-
-    Returns:
-        What ends it.
+    ``before`` is called before each; what it raises keeps this worker from joining in.
     """
     from deepspeed.comm import comm
 

@@ -64,11 +64,8 @@ def worker_environment() -> dict[str, Any]:
 def connected(section: RaySection) -> Iterator[str]:
     """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
 
-    A cluster that was started here is stopped here. One that was there already is only left; a process that is
-    connected when it comes here stays so.
-
-    Raises:
-        ResourceError: ``ray.address`` was given and nothing answers there.
+    A cluster that was started here is stopped here; a process that is connected when it comes here stays so. Raises
+    ResourceError where nothing answers at ``ray.address``.
     """
     # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -93,10 +90,7 @@ def connected(section: RaySection) -> Iterator[str]:
 
 
 def _spare_processes() -> None:
-    """On a single machine Ray Train need not watch for machines that are taken away, unless the user says so.
-
-    Each of its actors is a process of some seconds to start and 1 % of a core (ray 2.60 wakes it every 10 ms).
-    """
+    """Watch for no machines that are taken away where there is one: each watcher is a process (ray 2.60)."""
     if len(cluster_resources()) == 1:
         os.environ.setdefault(WATCHES, "0")
 

@@ -18,6 +18,7 @@ from typing import Any
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
+from common.text import counted
 from model.export.exported_folder import MADE_BY
 from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
@@ -26,6 +27,7 @@ from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
+from train_config.monitoring_schema import MonitoringSection
 from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.resuming import (
@@ -48,13 +50,9 @@ WATCHER_TIMEOUT_S = 30.0
 
 
 def train(config: Config) -> int:
-    """Run the experiment to its end.
+    """Run the experiment to its end; EsmerayError where it can't start.
 
-    Returns:
-        The process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
-
-    Raises:
-        EsmerayError: it can't start.
+    Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     config = with_absolute_paths(config, run)
@@ -62,15 +60,10 @@ def train(config: Config) -> int:
 
 
 def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
-    """Do the work of a folder that no other process may work on.
+    """Do the work of a folder that no other process may work on; returns its exit code.
 
-    Args:
-        run: the folder, locked meanwhile.
-        work: gives the exit code; hears signals from :meth:`StopSignals.hand_over` on.
-        name: of the work, for the person who interrupts it before that.
-
-    Returns:
-        The exit code; 128 + signal where one came before ``work`` heard of signals.
+    ``work`` hears signals from :meth:`StopSignals.hand_over` on; 128 + signal is returned for one before that, and the
+    name of the work printed.
     """
     signals = StopSignals()
     try:
@@ -91,9 +84,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
     finished = is_finished(run, config)
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
-        _check_export(run)
-    if local is not None:
-        _check_placed(config.training, run, local)
+        _check_start(config.training, run, local)
     task = task_plan(config)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(run.stores, progress)
@@ -118,9 +109,7 @@ def dry_run(config: Config) -> int:
     finished = is_finished(run, resolved)
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
-        _check_export(run)
-        if config.ray.address in (None, LOCAL):
-            _check_placed(config.training, run, workers)
+        _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
     if CheckpointStore(run.checkpoints).newest_intact() is not None:
         _check_source(config, run)
     plan = make_plan(config, workers, task_plan(config).estimate())
@@ -138,11 +127,6 @@ def _finished(run: RunFolder) -> str:
         f"run {run.path.name} is finished: {run.export} "
         "(raise training.max_steps or training.epochs to train it further)"
     )
-
-
-def _check_export(run: RunFolder) -> None:
-    """Refuse before training what could not be replaced after it."""
-    refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
 
 
 def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
@@ -171,10 +155,12 @@ def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
         check_warm_up(config.training, plan.total_steps)
 
 
-def _check_placed(training: TrainingSection, run: RunFolder, workers: Workers) -> None:
-    """Refuse what these workers can't do or resume, before any is started."""
-    check_precision(training, workers.device)
-    check_worker_count(run, workers.count)
+def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
+    """Refuse what could not be exported after training, and what these workers, where known, can't do or resume."""
+    refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
+    if workers is not None:
+        check_precision(training, workers.device)
+        check_worker_count(run, workers.count)
 
 
 def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
@@ -194,16 +180,14 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
     with cluster.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, cluster.cluster_resources())
-        _check_placed(config.training, run, workers)
+        _check_start(config.training, run, workers)
         if remark := cluster.missing_now(workers):
             warn(remark)
         plan = make_plan(config, workers, size)
         _check_plan(plan, config, run)
         say(f"run {config.run.name}: {run.path}")
-        say(
-            f"{workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}"
-            + (f", dashboard http://{dashboard}" if dashboard else "")
-        )
+        at = f", dashboard http://{dashboard}" if dashboard else ""
+        say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")
         say("\n".join(plan.lines()[1:]))
         with writing(run.path):
             run.ray_snapshot.unlink(missing_ok=True)  # Ray Train fails on a damaged one, or on one of another version
@@ -211,22 +195,23 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
             write_atomically(run.config, dump_config(config))
             task_plan(config).write_names(run, store_path)
             run_id = _wandb_run_id(run)
-        say(f"starting the worker{'s' if workers.count > 1 else ''} ...")
+        say("starting the workers ...")
         signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-        watcher = _watch(config, run, plan.total_steps)
+        watcher = _watch(config.monitoring, config.training.gpu_log_interval, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
             error = _fit(_make_trainer(config, workers, store_path, run_id), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))
+    _draw(run)
     return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def _fit(trainer: Any, signals: StopSignals) -> Exception | None:
     """Run ``trainer.fit()`` until it ends or the grace period after a signal is over; returns its error.
 
-    It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
+    In a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
     """
     errors: list[Exception] = []
 
@@ -276,17 +261,15 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     )
 
 
-def _watch(config: Config, run: RunFolder, total_steps: int) -> RunWatcher:
+def _watch(monitoring: MonitoringSection, interval_s: float, run: RunFolder, total_steps: int) -> RunWatcher:
     sinks: list[Sink] = [ProgressSink(total_steps)]
-    if config.monitoring.alerts.enabled:
-        sinks.append(AlertSink(run.alerts, config.monitoring.alerts, config.training.gpu_log_interval, warn=warn))
-    return RunWatcher(run.metrics, sinks, samples=run.monitoring, alerts=run.alerts, warn=warn).start()
+    if monitoring.alerts.enabled:
+        sinks.append(AlertSink(run.alerts, monitoring.alerts, interval_s))
+    return RunWatcher(run, sinks, warn=warn)
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome = run.read_outcome()
-    _draw(run)
-    if outcome is not None:
+    if (outcome := run.read_outcome()) is not None:
         return _report(outcome, run, signals)
     if error is None and signals.expired:
         say(
@@ -356,10 +339,8 @@ def with_absolute_paths(config: Config, run: RunFolder) -> Config:
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
     print(text, flush=True)
 
 
 def warn(text: str) -> None:
-    """A warning for the person at the terminal."""
     print(f"warning: {text}", file=sys.stderr, flush=True)

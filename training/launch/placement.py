@@ -1,7 +1,6 @@
 """Placement of workers: which cluster, how many workers on which cores and devices, before anything is started.
 
-In: what the config asks for, what each machine has. Out: :class:`Workers`, or a refusal. Imports no Ray, and torch only
-to count the GPUs where there is a driver, so that a plan and a refusal are there at once.
+Imports no Ray, and torch only to count GPUs where there is a driver, so that a plan and a refusal are there at once.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ResourceError
+from common.text import counted
 from train_config.processor import has_gpu_driver
 from train_config.schema import RaySection
 
@@ -43,19 +43,14 @@ class Workers:
 
 
 def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
-    """Turn ``auto`` into numbers, and refuse at once what the cluster can't hold.
+    """Turn ``auto`` into numbers; ResourceError for more workers or cores than these machines have.
 
-    Args:
-        section: what was asked for.
-        nodes: what each machine has; a worker lies on one of them whole.
-
-    Raises:
-        ResourceError: more workers or cores than there are; says what there is.
+    A worker lies on one machine whole.
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
     count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
-    has = f"the cluster has {cpus} CPU cores and {gpus} GPUs on {len(nodes)} machine{'s' if len(nodes) > 1 else ''}"
+    has = f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
     available = _places(nodes, 1, use_gpu)
     if count > available:
         unit = "GPU and CPU core" if use_gpu else "CPU core"
@@ -79,16 +74,12 @@ def _places(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
 
 def local_resources() -> list[NodeResources]:
     """CPU cores that this process may use and GPUs of this machine, without starting anything."""
-    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), _gpus())]
+    gpus = 0
+    if has_gpu_driver():
+        import torch  # here: it takes a second, which a machine without a driver need not wait for
 
-
-def _gpus() -> int:
-    """GPUs that this process may use."""
-    if not has_gpu_driver():
-        return 0
-    import torch  # here: it takes a second, which a machine without a driver need not wait for
-
-    return torch.cuda.device_count()
+        gpus = torch.cuda.device_count()
+    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), gpus)]
 
 
 def find(section: RaySection) -> str:

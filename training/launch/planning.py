@@ -63,11 +63,7 @@ class Plan:
 
 
 def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
-    """Derive the plan.
-
-    Raises:
-        ConfigError: the model or DeepSpeed's settings are wrong.
-    """
+    """Derive the plan; ConfigError where DeepSpeed's settings are wrong."""
     data, batch, training = size.data, config.batch, config.training
     check_precision(training, workers.device)
     stage = deepspeed_settings(training, config.deepspeed)["zero_optimization"]["stage"]
@@ -94,16 +90,12 @@ def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
 
 
 def check_warm_up(training: TrainingSection, total_steps: int) -> None:
-    """Refuse a warm-up that is as long as the run.
-
-    Raises:
-        ConfigError: it is; names the setting that ends the run.
-    """
+    """Raise ConfigError for a warm-up that is as long as the run."""
     if (warmup_steps := training.warmup_steps or 0) >= total_steps:
         end = "max_steps" if training.max_steps else "epochs"
         raise ConfigError(
-            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps that training.{end} "
-            f"{getattr(training, end)} comes to: lower it, or give --training.warmup_steps none for a tenth of them"
+            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps of training.{end}: "
+            "lower it, or give --training.warmup_steps none for a tenth of them"
         )
 
 

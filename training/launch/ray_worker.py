@@ -30,11 +30,7 @@ def ray_context() -> WorkerContext:
 
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
-    """The function that :class:`~ray.train.torch.TorchTrainer` runs.
-
-    Args:
-        arguments: ``config`` (the resolved config as plain values), ``store_path``, ``cpus``, ``wandb_run_id``.
-    """
+    """The function that Ray Train runs, with config (plain values), store_path, cpus and wandb_run_id."""
     from training.loop.worker import train_worker
 
     config = Config.model_validate(arguments["config"])

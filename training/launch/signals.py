@@ -56,12 +56,7 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def hand_over(self, on_request: Callable[[], None], reply: str) -> None:
-        """Ask instead of raising from now on.
-
-        Args:
-            on_request: called for the first signal.
-            reply: printed then, at once.
-        """
+        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on."""
         self._on_request, self._reply = on_request, reply
 
     def reinstall(self) -> None:

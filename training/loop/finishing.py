@@ -1,25 +1,31 @@
-"""The end of a run: the last checkpoint, the exported model, the outcome; and the records of batches that gave NaN."""
+"""The end of a run: the last checkpoint, the exported model, the outcome, and failures that would repeat."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from common.publishing import write_atomically
+from common.errors import DivergenceError, EsmerayError, ResourceError
+from common.publishing import is_disk_full, write_atomically
 from dataset.packed_batch import PackedBatch
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import Outcome, RunFolder
-from training.checkpoints.checkpoint import CheckpointFolder
+from run_folder.paths import Outcome, RunFolder, no_space
+from training.checkpoints.checkpoint import CheckpointFolder, Position
+from training.engine.memory_guard import REMEDY
+from training.engine.memory_meter import is_out_of_memory
 from training.tasks.experiment import TrainedState
 from training.tasks.registry import experiment_class
 
 if TYPE_CHECKING:
     from training.loop.building import Worker
+
+_LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|store", re.IGNORECASE)
 
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
@@ -51,16 +57,16 @@ def export_state(
 ) -> Path:
     """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
 
-    Config, tokenizer and label names are the checkpoint's: those in the run's folder may be of later data.
-
-    Raises:
-        ConfigError: the folder exists, and is no export or may not be overwritten.
-        CheckpointError: the checkpoint is damaged, or the state does not fit its config's model.
+    Config, tokenizer and label names are the checkpoint's: those in the run's folder may be of later data. Raises
+    ConfigError where the folder may not be overwritten, CheckpointError where the checkpoint is damaged or the state
+    does not fit its config's model.
     """
     config, step = checkpoint.config(), checkpoint.step
-    facts: dict[str, Any] = {"run": config.run.name, "data": ", ".join(_shown(source) for source in config.data.source)}
-    facts |= {"steps": step, "metrics": _validation_before(run.metrics, step)}
-    trained = TrainedState(state, checkpoint, run, facts)
+    data = ", ".join(Path(source).name or source for source in config.data.source)
+    metrics = _validation_before(run.metrics, step)
+    trained = TrainedState(
+        state, checkpoint, run, {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
+    )
     return experiment_class(config.model.task).export(trained, folder, overwrite=overwrite)
 
 
@@ -91,5 +97,47 @@ def _validation_before(metrics: Path, step: int) -> dict[str, float]:
     return {name: value for name, value in records[-1].items() if name not in hidden} if records else {}
 
 
-def _shown(source: str) -> str:
-    return Path(source).name or source
+def repeatable(error: Exception) -> int | None:
+    """The exit code of a failure that trying again would repeat; None for what a machine did.
+
+    A lost peer shows as a RuntimeError of the collective or an error of Ray's, a failing disk or network as OSError:
+    those are worth another try. So is an EsmerayError that says so. Everything else would only happen again.
+    """
+    if isinstance(error, EsmerayError):
+        return None if error.retryable else error.exit_code
+    if is_out_of_memory(error) or is_disk_full(error):
+        return ResourceError.exit_code
+    if isinstance(error, OSError):
+        return EsmerayError.exit_code if isinstance(error, FileNotFoundError | PermissionError) else None
+    lost_peer = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
+    from_launcher = type(error).__module__.partition(".")[0] == "ray"
+    return None if lost_peer or from_launcher else EsmerayError.exit_code
+
+
+def described(error: Exception) -> str:
+    """In a line, for a person."""
+    if isinstance(error, EsmerayError):
+        return str(error)
+    if is_out_of_memory(error):
+        return f"out of memory: {REMEDY}"
+    if is_disk_full(error):
+        return no_space(getattr(error, "filename", None) or "a file of the run")
+    return f"{type(error).__name__}: {error}"
+
+
+def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:
+    """The outcome where a worker can't continue, written by the one whose ``error`` it is."""
+    message = str(error) if error else "another worker failed"
+    outcome = Outcome("failed", position.step, message, error.exit_code if error else 1)
+    if error is not None:
+        run.write_outcome(outcome)
+    return outcome
+
+
+def diverged(run: RunFolder, position: Position) -> Outcome:
+    """The outcome after too many steps in a row that were not finite."""
+    message = (
+        f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row, up to step "
+        f"{position.step}; the records are named in {run.nonfinite}: lower training.learning_rate, or look at them"
+    )
+    return Outcome("diverged", position.step, message, DivergenceError.exit_code)

@@ -11,12 +11,9 @@ import torch
 
 from common.errors import CheckpointError
 from run_folder.metrics_log import read_metrics
-from run_folder.paths import RunFolder
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Position
-from training.checkpoints.resuming import other_worker_count
 from training.checkpoints.writer import load_tensors
 from training.engine.collective import ControlGroup
-from training.engine.context import WorkerContext
 
 if TYPE_CHECKING:
     from training.loop.building import Worker
@@ -29,8 +26,8 @@ def restore(worker: Worker) -> Position:
         worker.run.checkpoints.mkdir(parents=True, exist_ok=True)
         worker.checkpoints.sweep()
     control.all_true(True)  # nobody looks before rank 0 has swept
-    found = find_checkpoint(worker.checkpoints, context, worker.experiment.checksum, control)
-    if found is None:
+    folder, warnings = _find_checkpoint(worker.checkpoints, context.rank, control)
+    if folder is None:
         _refuse_to_begin_again(worker)
         position = Position()
         log.rewind(-1)
@@ -43,7 +40,6 @@ def restore(worker: Worker) -> Position:
             cropped_residues=cropped.residues,
         )
     else:
-        folder, warnings = found
         position = folder.manifest().position
         log.rewind(position.step)
         for warning in warnings:
@@ -53,6 +49,7 @@ def restore(worker: Worker) -> Position:
         control.all_true(True)  # nobody renames before everybody has read
         if context.rank == 0:
             worker.checkpoints.discard_after(position.step)
+            worker.checkpoints.write_latest(folder)
         log.event("resumed", position.step, checkpoint=folder.path.name, total_steps=worker.total_steps)
     if worker.guard is not None and worker.guard.restore(control):
         parts = worker.guard.parts
@@ -63,8 +60,10 @@ def restore(worker: Worker) -> Position:
 
 def _refuse_to_begin_again(worker: Worker) -> None:
     """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
-    saved = int(worker.control.from_rank_0(str(_last_saved_step(worker.run)) if worker.context.rank == 0 else ""))
-    if saved > 0:
+    metrics = worker.run.metrics
+    records = read_metrics(metrics) if worker.context.rank == 0 and metrics.exists() else []
+    last = max((r["step"] for r in records if r.get("event") == "checkpoint"), default=0)
+    if (saved := int(worker.control.from_rank_0(str(last)))) > 0:
         raise CheckpointError(
             f"{worker.run.checkpoints}: there is no checkpoint, but the run saved one at step {saved}: "
             "restore the folder, or start anew under another run.name"
@@ -75,31 +74,20 @@ def _refuse_to_begin_again(worker: Worker) -> None:
         )
 
 
-def _last_saved_step(run: RunFolder) -> int:
-    if not run.metrics.exists():
-        return 0
-    return max((r["step"] for r in read_metrics(run.metrics) if r.get("event") == "checkpoint"), default=0)
+def _find_checkpoint(
+    store: CheckpointStore, rank: int, control: ControlGroup
+) -> tuple[CheckpointFolder | None, list[str]]:
+    """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
 
-
-def find_checkpoint(
-    store: CheckpointStore, context: WorkerContext, store_checksum: str, control: ControlGroup
-) -> tuple[CheckpointFolder, list[str]] | None:
-    """The newest intact checkpoint, and warnings about newer ones. Every worker calls it and checks its own files.
-
-    Returns:
-        None where the run never completed one.
-
-    Raises:
-        CheckpointError: there are checkpoints and none of them can be used.
+    Every worker calls it and checks its own files. Raises CheckpointError where there are checkpoints and none of them
+    can be used. Number of workers and data were held against them by :mod:`training.checkpoints.resuming`.
     """
     warnings: list[str] = []
     names = control.from_rank_0("\n".join(folder.path.name for folder in store.complete())).split("\n")
     for name in filter(None, names):
         folder = CheckpointFolder(store.root / name)
-        problem = _problem(folder, context, store_checksum)
+        problem = _problem(folder, rank)
         if control.all_true(not problem):
-            if context.rank == 0:
-                warnings += _check_latest(store, folder)
             return folder, warnings
         warnings.append(f"{name} can't be used: {problem or 'another worker found its part of it damaged'}")
     if warnings:
@@ -107,30 +95,15 @@ def find_checkpoint(
             f"{store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
             "restore one from a copy, or start anew under another run.name"
         )
-    return None
+    return None, []
 
 
-def _problem(folder: CheckpointFolder, context: WorkerContext, store_checksum: str) -> str:
+def _problem(folder: CheckpointFolder, rank: int) -> str:
     try:
-        manifest = folder.verify([context.rank])
+        folder.verify([rank])
     except CheckpointError as error:
         return str(error)
-    if manifest.world_size != context.world_size:
-        raise other_worker_count(folder, manifest.world_size, context.world_size)
-    if manifest.store_checksum != store_checksum:
-        raise CheckpointError(
-            f"{folder.path}: was trained on another store (checksum {manifest.store_checksum[:12]}, "
-            f"now {store_checksum[:12]}): restore the data, or start anew under another run.name"
-        )
     return ""
-
-
-def _check_latest(store: CheckpointStore, folder: CheckpointFolder) -> list[str]:
-    latest = store.latest()
-    if latest == folder.path.name:
-        return []
-    store.write_latest(folder)
-    return [f"'latest' {'was missing' if latest is None else f'named {latest}'}, it now names {folder.path.name}"]
 
 
 def random_states() -> dict[str, Any]:
@@ -146,11 +119,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(path: Path) -> None:
-    """Restore the random states that :func:`random_states` gave.
-
-    Raises:
-        CheckpointError: the file can't be loaded.
-    """
+    """Restore the random states that :func:`random_states` gave; CheckpointError where they can't be loaded."""
     states = load_tensors(path)
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and states["cuda"]:

@@ -9,15 +9,9 @@ from train_config.schema import TrainingSection
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:
-    """Linear warm-up, then cosine decay (Loshchilov & Hutter 2017, eq. 5, without restarts).
+    """The rate of the update of this step (from 0): linear warm-up, then cosine decay to a floor.
 
-    Args:
-        step: optimizer step from 0.
-        total_steps: steps of the whole run.
-        training: peak, floor share and warm-up steps.
-
-    Returns:
-        The rate that the update of this step uses.
+    Loshchilov & Hutter 2017, eq. 5, without restarts.
     """
     warmup_steps = total_steps // 10 if training.warmup_steps is None else training.warmup_steps
     if step < warmup_steps:
@@ -29,14 +23,9 @@ def learning_rate(step: int, total_steps: int, training: TrainingSection) -> flo
 
 
 class EarlyStopping:
-    """The cost of evaluations, lower being better (Prechelt 1998).
+    """The cost of evaluations, lower being better (Prechelt 1998); over after ``patience`` of them without a lower one.
 
-    Args:
-        patience: evaluations without a lower cost after which it is over; None for any number.
-        costs: of the evaluations so far, in order, when a run resumes.
-
-    Attributes:
-        is_best: the last evaluation was the best one.
+    ``costs`` are those of the evaluations so far, in order. ``is_best``: the last evaluation was the best one.
     """
 
     def __init__(self, patience: int | None, costs: Iterable[float] = ()) -> None:

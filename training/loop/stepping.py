@@ -26,11 +26,7 @@ from training.engine.step_clock import StepClock
 class Stepper:
     """Forward and backward of one optimizer step over its micro-batches.
 
-    Args:
-        engine: the model and its optimizer.
-        control: the workers.
-        clock: times the phases.
-        guard: takes batches in parts when memory runs out; without one, that is raised.
+    ``guard`` takes batches in parts when memory runs out; without one, that is raised.
     """
 
     def __init__(
@@ -43,18 +39,10 @@ class Stepper:
         engine.time_collectives(clock, before=self._before_collective)
 
     def forward_backward(self, step: StepBatches, global_targets: int) -> MetricSums:
-        """Accumulate the gradients of a step. Every worker calls it.
+        """Accumulate the gradients of a step and return this worker's sums of metrics. Every worker calls it.
 
-        Args:
-            step: this worker's batches.
-            global_targets: targets of the whole step over all workers.
-
-        Returns:
-            This worker's sums of metrics.
-
-        Raises:
-            ResourceError: out of memory, also in the smallest parts.
-            NewStartError: out of memory where only a new start from the last checkpoint helps.
+        Raises ResourceError where memory runs out also in the smallest parts, NewStartError where only a new start from
+        the last checkpoint helps.
         """
         while True:
             sums = self._attempt(step, global_targets)
@@ -116,14 +104,9 @@ class Stepper:
                 raise _BrokenOffError
 
     def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
-        """Test for out of memory on some worker; the others are asked once after a forward pass.
+        """Test for out of memory on some worker, this one included; the others are asked once after a forward pass.
 
-        Args:
-            here: whether it did on this one.
-            too_long: tokens of the single sequence that it ran out on.
-
-        Raises:
-            ResourceError: it did on a single sequence. On every worker.
+        ``too_long`` are the tokens of the single sequence that it ran out on: then every worker raises ResourceError.
         """
         if self._agreement_due:
             self._agreement_due = False

@@ -27,8 +27,7 @@ from training.engine.context import WorkerContext
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker, build
-from training.loop.failures import described, diverged, failed, repeatable
-from training.loop.finishing import finish, save_nonfinite_records
+from training.loop.finishing import described, diverged, failed, finish, repeatable, save_nonfinite_records
 from training.loop.restoring import random_states, restore, rng_file
 from training.loop.schedule import EarlyStopping, learning_rate
 from training.loop.stepping import Stepper
@@ -36,19 +35,11 @@ from training.tasks.experiment import Experiment
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
-    """Train to the end, to a request to stop or to a failure that would repeat.
+    """Train to the end, to a request to stop or to a failure that would repeat; returns the outcome, also written.
 
-    Args:
-        config: the resolved config; ``run.storage_path`` is absolute.
-        context: rank and device; a process group exists.
-        store_path: the LMDB store, on a disk of this node; for the classifier the labelled store.
-        wandb_run_id: recorded in checkpoints.
-
-    Returns:
-        The outcome, also written to the run's folder.
-
-    Raises:
-        Exception: this worker can't continue. Where trying again would fail again, the outcome is written first.
+    A process group exists and paths of the config are absolute. ``store_path`` is what the task's plan prepared.
+    ``wandb_run_id`` is recorded in checkpoints. Raises where this worker can't continue; where trying again would fail
+    again, the outcome is written first.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     if (earlier := run.read_outcome()) is not None:
@@ -77,13 +68,16 @@ def loop(worker: Worker, position: Position) -> Outcome:
     if position.step == 0:
         validate(worker, position)  # where it starts from
     steps = _steps_from(experiment.batches, position)
-    clock = StepClock(training.log_every_steps, worker.context.device, _budget_tokens(worker))
+    batch = worker.config.batch
+    budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
+    clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
     stepper = Stepper(worker.engine, control, clock, worker.guard)
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
         clock.loaded()
         with clock.phase("communication"):
-            agreement = _agree(worker, step, error)
+            targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
+            agreement = control.agree(targets, tokens, stop=worker.stop_requested(), failed=error is not None)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
         if agreement.stop:
@@ -186,19 +180,6 @@ def _next_step(
         if error.retryable:
             raise
         return None, error
-
-
-def _agree(worker: Worker, step: StepBatches | None, error: EsmerayError | None) -> StepAgreement:
-    stop = worker.stop_requested()
-    if step is None:
-        return worker.control.agree(0, 0, stop=stop, failed=error is not None)
-    return worker.control.agree(step.num_targets, step.num_tokens, stop=stop, failed=False)
-
-
-def _budget_tokens(worker: Worker) -> int:
-    """Token budget of this worker's batches of a step."""
-    batch = worker.config.batch
-    return batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
 
 
 def _advance(

@@ -1,7 +1,6 @@
 """A task as the training loop sees it: its batches, its model, its evaluation and its export.
 
-In: the config, the folder of the prepared data. Out: batches, a model, metrics, a Hugging Face folder. The driver's
-side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by the task's name.
+The driver's side of a task is :mod:`training.tasks.plan`; :mod:`training.tasks.registry` knows both by name.
 """
 
 from __future__ import annotations
@@ -33,14 +32,10 @@ Model = TypeVar("Model", bound=TaskModel)
 
 @dataclass(frozen=True)
 class TrainedState:
-    """The weights of a checkpoint, to be exported.
+    """The weights of a checkpoint, to be exported: those trained, whole and in fp32, by parameter.
 
-    Attributes:
-        weights: of what was trained, whole and in fp32, by parameter.
-        checkpoint: which they are of; its config and its names describe the model, as those of the run's folder may be
-            of later data.
-        run: which the checkpoint is of.
-        facts: run, data, steps and metrics, for the model card.
+    The checkpoint's config and names describe the model, as those of the run's folder may be of later data. ``facts``
+    are run, data, steps and metrics, for the model card.
     """
 
     weights: Mapping[str, Tensor]
@@ -49,11 +44,7 @@ class TrainedState:
     facts: dict[str, Any]
 
     def put_into(self, model: Model) -> Model:
-        """Load the weights into a model whose other weights came from its source.
-
-        Raises:
-            CheckpointError: they do not fit.
-        """
+        """Load the weights into a model whose other weights came from its source; CheckpointError for another model."""
         missing, unexpected = model.load_state_dict(dict(self.weights), strict=False)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if unexpected or trained & set(missing):
@@ -67,19 +58,9 @@ class TrainedState:
 class Experiment(ABC):
     """One task on its data, as one worker sees it.
 
-    Args:
-        config: the resolved config.
-        context: rank and world size.
-        run: the run's folder.
-        path: of the prepared data, on this node where it is staged.
-
-    Attributes:
-        batches: steps of training.
-        validation: steps of an evaluation.
-        cropped: what an epoch crops.
-        checksum: identity of the data, which a checkpoint can't be continued without.
-        feature_cache_hit_rate: share of the records whose kept features were there when the run began; None where
-            none are kept.
+    ``path`` is of the prepared data, on this node where it is staged. ``cropped`` is what an epoch crops, ``checksum``
+    the identity of the data, which a checkpoint can't be resumed without. ``feature_cache_hit_rate``: share of the
+    records whose kept features were there when the run began; None where none are kept.
     """
 
     batches: TrainingSteps
@@ -90,20 +71,14 @@ class Experiment(ABC):
 
     @abstractmethod
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the data.
-
-        Raises:
-            DataError: it can't be read.
-        """
+        """Open the data; DataError where it can't be read."""
 
     @classmethod
     @abstractmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
         """Copy prepared data to this node, once in a process, and return the path to open.
 
-        Raises:
-            DataError: the data is damaged.
-            ResourceError: the node's disk is full or can't be written.
+        Raises DataError where the data is damaged, ResourceError where the node's disk can't be written.
         """
 
     @classmethod
@@ -111,9 +86,7 @@ class Experiment(ABC):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         """Write a Hugging Face folder of a trained model. Needs no data, so a run can be exported anywhere.
 
-        Raises:
-            ConfigError: the folder exists, and is no export or may not be overwritten.
-            CheckpointError: the weights do not fit the config's model.
+        Raises ConfigError where the folder may not be overwritten, CheckpointError where the weights do not fit.
         """
 
     @abstractmethod
@@ -162,7 +135,6 @@ class Experiment(ABC):
 
     def close(self) -> None:
         self.batches.close()
-        self.validation.close()
 
 
 @torch.no_grad()
@@ -173,11 +145,8 @@ def evaluate(
     stop_requested: Callable[[], bool],
     forward: Callable[[PackedBatch], TaskOutput],
 ) -> dict[str, Tensor]:
-    """Metric sums of ``forward`` over batches, each worker its own part. Every worker calls it.
-
-    Returns:
-        Nothing where there is no batch, or where a stop was asked for in between.
-    """
+    """Metric sums of ``forward`` over batches, each worker its own part; none without a batch or where a stop was
+    asked for. Every worker calls it."""
     engine.module.eval()
     sums = MetricSums()
     stopped = False

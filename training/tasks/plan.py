@@ -1,8 +1,7 @@
 """A task as the driver sees it: its data made ready, and the size of data and model, before any worker starts.
 
-In: the config. Out: the folder of the prepared data, its size, the parameters to train, or a refusal. The worker's side
-of a task is :mod:`training.tasks.experiment`. Imports neither torch nor transformers, so that a plan and a refusal are
-there at once; modules of the tasks keep to it.
+The worker's side of a task is :mod:`training.tasks.experiment`. Imports neither torch nor transformers, so that a plan
+and a refusal are there at once; modules of the tasks keep to it.
 """
 
 from __future__ import annotations
@@ -24,16 +23,9 @@ from training.engine.deepspeed_settings import deepspeed_settings
 
 @dataclass(frozen=True)
 class DataSize:
-    """Size of the data to train on.
+    """Size of the data to train on: tokens after cropping, special tokens included; residues left out each epoch.
 
-    Attributes:
-        sequences: of training.
-        tokens: of these after cropping, special tokens included.
-        cropped_sequences: longer than ``data.max_length``.
-        cropped_residues: left out each epoch.
-        exact: False where it is estimated.
-        held_out: sequences of the validation.
-        counts: what reading changed or left out, where that is known.
+    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known.
     """
 
     sequences: int
@@ -53,21 +45,13 @@ class TaskSize(NamedTuple):
 
 
 class TaskPlan(ABC):
-    """One task of an experiment, before it is trained.
-
-    Args:
-        config: of the experiment, resolved; a task reads its sections ``data``, ``model`` and what it has of its own.
-    """
+    """One task of an experiment, resolved, before it is trained."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def check_stage(self, *, padded: bool) -> None:
-        """Refuse ZeRO-3 for a padded backbone.
-
-        Raises:
-            ConfigError: workers would wait for one another.
-        """
+        """Raise ConfigError for ZeRO-3 with a padded backbone."""
         stage = deepspeed_settings(self.config.training, self.config.deepspeed)["zero_optimization"]["stage"]
         if stage == 3 and padded:
             raise ConfigError(
@@ -77,15 +61,7 @@ class TaskPlan(ABC):
 
     @abstractmethod
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        """Make, or find, the data, and return its folder.
-
-        Args:
-            root: folder of the stores.
-            progress: called while the sources are read.
-
-        Raises:
-            ConfigError, DataError: the settings or the sources are refused.
-        """
+        """Make, or find, the data in a folder of stores and return its own; ConfigError, DataError for a refusal."""
 
     @abstractmethod
     def location(self, root: Path) -> Path:
@@ -97,26 +73,14 @@ class TaskPlan(ABC):
 
     @abstractmethod
     def measure(self, path: Path) -> TaskSize:
-        """Count prepared data and the model's parameters.
-
-        Raises:
-            ConfigError: the model is impossible, or can't take this data.
-        """
+        """Count prepared data and the model's parameters; ConfigError where the model can't be, or take this data."""
 
     @abstractmethod
     def estimate(self) -> TaskSize:
-        """Return the sizes of :meth:`measure`, or about so, with nothing prepared or left behind.
-
-        Raises:
-            ConfigError, DataError: as :meth:`prepare` and :meth:`measure`.
-        """
+        """Return the sizes of :meth:`measure`, or about so, with nothing prepared or left behind; refuses alike."""
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
-        """Refuse prepared data that the model of this checkpoint would read otherwise than before.
-
-        Raises:
-            CheckpointError: such as with another tokenizer.
-        """
+        """Raise CheckpointError for data that its model would read otherwise than before, as with another tokenizer."""
 
     def write_names(self, run: RunFolder, path: Path) -> None:  # noqa: B027
         """Write what names the model's inputs and outputs into the folder of a run that was accepted."""

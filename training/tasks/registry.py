@@ -51,15 +51,5 @@ def stage(task: str, data: DataSection, path: Path) -> Path:
 
 
 def open_experiment(config: Config, context: WorkerContext, run: RunFolder, path: Path) -> Experiment:
-    """Open the config's task on prepared data.
-
-    Args:
-        config: the resolved config.
-        context: rank and world size.
-        run: the run's folder, with what :meth:`TaskPlan.write_names` wrote.
-        path: what :meth:`TaskPlan.prepare` gave.
-
-    Raises:
-        DataError: the data can't be read.
-    """
+    """Open the config's task on the data of :meth:`TaskPlan.prepare`; the run has what its ``write_names`` wrote."""
     return experiment_class(config.model.task)(config, context, run, stage(config.model.task, config.data, path))

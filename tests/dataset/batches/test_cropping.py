@@ -12,14 +12,6 @@ lengths = st.lists(st.integers(0, 40_000), min_size=1, max_size=30).map(lambda v
 
 
 @settings(deadline=None)
-@given(lengths_N=lengths, max_length=st.integers(1, 2000), seed=st.integers(0, 9), epoch=st.integers(0, 9))
-def test_window_lies_inside_its_sequence(lengths_N, max_length, seed, epoch):
-    starts_N = crop_starts(lengths_N, max_length, np.arange(lengths_N.size), seed, epoch)
-    assert (starts_N >= 0).all()
-    assert (starts_N + cropped_lengths(lengths_N, max_length) <= lengths_N).all()
-
-
-@settings(deadline=None)
 @given(lengths_N=lengths, max_length=st.integers(1, 2000))
 def test_counts_are_what_is_left_out(lengths_N, max_length):
     counted = count_cropped(lengths_N, max_length)

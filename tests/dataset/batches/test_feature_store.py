@@ -53,10 +53,6 @@ def test_a_flipped_bit_is_noticed(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"features\.bin: damaged, .* remove the folder"):
         FeatureStore(tmp_path)
-
-
-def test_a_shard_without_its_manifest_is_refused(tmp_path):
-    write_shard(tmp_path, "a", HASHES, enumerate(features(0, [1, 1, 1])))
     (tmp_path / "shard-a" / MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match="damaged"):
         FeatureStore(tmp_path)

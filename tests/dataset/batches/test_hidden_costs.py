@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import dataset.store.reader
-from dataset.batches.loader import TrainingBatches, ValidationBatches, _to_torch
-from dataset.batches.masking import MaskingShares
-from dataset.batches.preparation import PreparationSettings, prepare_batch
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
 from dataset.store.reader import Store
 from dataset.tokens.esm import pack_sequences
 from model.tasks.sequences import pack_in_order
 from tests.dataset.store_fixtures import make_store
-from train_config.schema import BatchSection, DataSection, MaskedLMSection
+from train_config.schema import BatchSection, MaskedLMSection
 
 LENGTH = 200
 NUM_RECORDS = 1200
@@ -59,15 +59,16 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def batch_settings(store_path: Path, num_workers: int = 0) -> dict:
-    return {
-        "store_path": store_path,
-        "indices": np.arange(NUM_RECORDS),
-        "data": DataSection(max_length=150, num_workers=num_workers, prefetch=2),
-        "batch": BatchSection(tokens=1024, global_tokens=2048, packing_window=64),
-        "masked_lm": MaskedLMSection(),
-        "seed": 0,
-    }
+BATCH = BatchSection(tokens=1024, global_tokens=2048, packing_window=64)
+
+
+def source(store_path: Path, random_crops: bool, num_workers: int = 0) -> ResidueSource:
+    settings = PreparationSettings(150, 0, random_crops, MaskedLMSection())
+    return ResidueSource(Store(store_path), settings, num_workers, prefetch=2)
+
+
+def training(store_path: Path, num_workers: int = 0) -> TrainingSteps:
+    return TrainingSteps(source(store_path, True, num_workers), np.arange(NUM_RECORDS), batch=BATCH, seed=0)
 
 
 def count_calls(function: Callable[[], object]) -> int:
@@ -89,16 +90,15 @@ def count_calls(function: Callable[[], object]) -> int:
     return calls
 
 
-def batches_of(batches: TrainingBatches, epochs: int) -> Iterator[PackedBatch]:
+def batches_of(batches: TrainingSteps, epochs: int) -> Iterator[PackedBatch]:
     return (batch for epoch in range(epochs) for step in batches.epoch(epoch) for batch in step)
 
 
 def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(store_path, read, tmp_path):
     store_path = Path(shutil.copytree(store_path, tmp_path / "store"))  # one that this process has not open
     readers = [Store(store_path) for _ in range(3)]
-    training = TrainingBatches(**batch_settings(store_path))
-    trained = sum(batch.num_sequences for batch in batches_of(training, 3))
-    validation = ValidationBatches(**batch_settings(store_path))
+    trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 3))
+    validation = ValidationSteps(source(store_path, False), np.arange(NUM_RECORDS), batch=BATCH)
     validated = sum(batch.num_sequences for _ in range(2) for step in validation.steps() for batch in step)
     assert (trained, validated) == (3 * NUM_RECORDS, 2 * NUM_RECORDS)
     assert all(reader.lengths[0] == LENGTH and reader.id(7) == "protein7" for reader in readers)
@@ -108,7 +108,7 @@ def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epo
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the maps of a process are read from /proc")
 def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
-    with TrainingBatches(**batch_settings(store_path, num_workers=1)) as batches:
+    with training(store_path, num_workers=1) as batches:
         for epoch in range(2):
             list(batches.epoch(epoch))
         process = Path("/proc") / str(batches._source._processes[0].pid)
@@ -118,15 +118,14 @@ def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
     assert files.count("data.mdb") == 1  # LMDB holds the file that it maps
 
 
-@pytest.mark.parametrize("masking", [None, MaskingShares(0.15, 0.8, 0.1)])
+@pytest.mark.parametrize("masking", [None, MaskedLMSection()])
 @pytest.mark.parametrize("max_length", [1000, 100])
 def test_calls_of_a_batch_do_not_grow_with_its_sequences(store_path, masking, max_length):
-    store = Store(store_path)
-    settings = PreparationSettings(max_length, 0, True, masking)
+    batches = ResidueSource(Store(store_path), PreparationSettings(max_length, 0, True, masking))
 
     def make(num_sequences: int) -> PackedBatch:
         records_N = np.random.default_rng(1).permutation(NUM_RECORDS)[:num_sequences]
-        return _to_torch(prepare_batch(store, settings, 0, records_N), records_N)
+        return next(batches.batches([(0, records_N)])).batch
 
     assert make(1000).num_sequences == 1000
     few, many = count_calls(lambda: make(10)), count_calls(lambda: make(1000))
@@ -144,7 +143,7 @@ def test_packing_in_order_calls_little_for_each_sequence(proteins):
 
 
 def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(store_path):
-    batch = next(batches_of(TrainingBatches(**batch_settings(store_path)), 1))
+    batch = next(batches_of(training(store_path), 1))
     tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     assert len(tensors) == len(storages) == 6

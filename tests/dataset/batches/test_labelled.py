@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.batches.labelled import LabelledSource, Labels
-from dataset.batches.steps import TrainingSteps, ValidationSteps
+from dataset.batches.steps import TrainingSteps
 from dataset.packed_batch import IGNORED_TARGET
 from train_config.schema import BatchSection
 
@@ -120,11 +120,3 @@ def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     ignored = filler.targets.isnan() if filler.targets.is_floating_point() else filler.targets == IGNORED_TARGET
     assert ignored.all()
     assert (filler.weights is None) == (batch.weights is None)
-
-
-def test_an_evaluation_takes_every_record_in_the_same_batches_each_time():
-    tokens = Tokens([5] * 37)
-    validation = ValidationSteps(source(tokens, Labels(np.zeros(37, dtype=np.int64))), np.arange(37), batch=BATCH)
-    first, second = ([b.records.tolist() for step in validation.steps() for b in step] for _ in range(2))
-    assert first == second
-    assert sorted(record for records in first for record in records) == list(range(37))

@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.batches.loader import TrainingBatches, ValidationBatches, filler_batch
+from dataset.batches.loader import ResidueSource, filler_batch
 from dataset.batches.loader_process import LoaderProcessLost
+from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
-from dataset.batches.steps import StepBatches
+from dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.store.reader import Store
-from dataset.tokens.esm import CLS, EOS, MASK, VOCABULARY
+from dataset.tokens.esm import CLS, EOS, VOCABULARY
 from tests.dataset.stores import damage_record, make_store
-from train_config.schema import BatchSection, DataSection, MaskedLMSection
+from train_config.schema import BatchSection, MaskedLMSection
 
 MASKED = MaskedLMSection()
 BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
@@ -39,23 +40,17 @@ def split(store_path) -> tuple[np.ndarray, np.ndarray]:
     return split_records(Store(store_path).sequence_hashes, 0.2)
 
 
-def training(store_path, indices, num_workers=0, masked_lm=MASKED, seed=0, rank=0, world_size=1, batch=BATCH):
-    data = DataSection(max_length=MAX_LENGTH, num_workers=num_workers, prefetch=2)
-    return TrainingBatches(
-        store_path,
-        indices,
-        data=data,
-        batch=batch,
-        masked_lm=masked_lm,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-    )
+def training(
+    store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH
+) -> TrainingSteps:
+    settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
+    source = ResidueSource(Store(store_path), settings, num_workers, prefetch=2)
+    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
 
 
-def validation(store_path, indices, masked_lm=MASKED, **others) -> ValidationBatches:
-    data = DataSection(max_length=MAX_LENGTH)
-    return ValidationBatches(store_path, indices, data=data, batch=BATCH, masked_lm=masked_lm, **others)
+def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps:
+    settings = PreparationSettings(MAX_LENGTH, 0, random_crops=False, masking=masking)
+    return ValidationSteps(ResidueSource(Store(store_path), settings), indices, batch=BATCH, **others)
 
 
 def plain(batch: PackedBatch) -> tuple:
@@ -106,20 +101,15 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
         assert len({len(part) for part in parts}) == 1
 
 
-@pytest.mark.parametrize("masked_lm", [MASKED, None])
-def test_loader_processes_change_nothing(store_path, split, masked_lm):
-    expected = [contents(training(store_path, split[0], 0, masked_lm).epoch(epoch)) for epoch in (0, 1)]
+@pytest.mark.parametrize("masking", [MASKED, None])
+def test_loader_processes_change_nothing(store_path, split, masking):
+    expected = [contents(training(store_path, split[0], 0, masking).epoch(epoch)) for epoch in (0, 1)]
     for num_workers in (1, 2):
-        with training(store_path, split[0], num_workers, masked_lm) as batches:
-            assert [contents(batches.epoch(epoch)) for epoch in (0, 1)] == expected
-
-
-def test_loader_processes_live_through_epochs(store_path, split):
-    with training(store_path, split[0], 2) as batches:
-        list(batches.epoch(0))
-        before = [process.pid for process in batches._source._processes]
-        list(batches.epoch(1))
-        assert [process.pid for process in batches._source._processes] == before
+        with training(store_path, split[0], num_workers, masking) as batches:
+            assert contents(batches.epoch(0)) == expected[0]
+            before = [process.pid for process in batches._source._processes]
+            assert contents(batches.epoch(1)) == expected[1]
+            assert [process.pid for process in batches._source._processes] == before
 
 
 def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split):
@@ -155,14 +145,6 @@ def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_w
         assert seen == whole
 
 
-def test_abandoned_iteration_leaves_nothing_in_the_next(store_path, split):
-    expected = contents(training(store_path, split[0]).epoch(3))
-    with training(store_path, split[0], 2) as batches:
-        for _ in batches.epoch(0):
-            break
-        assert contents(batches.epoch(3)) == expected
-
-
 def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(store_path, split):
     with training(store_path, split[0], 1) as batches:
         replaced = batches.epoch(0)
@@ -174,33 +156,12 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(stor
         assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
 
 
-def test_batches_hold_no_more_sequences_than_asked(store_path, split):
-    batch = BATCH.model_copy(update={"batch_size": 2})
-    steps = list(training(store_path, split[0], batch=batch).epoch(0))
-    assert max(part.records.numel() for step in steps for part in step) == 2
-    assert sorted(by_record(steps)) == split[0].tolist()
-
-
-def test_position_after_the_last_step_is_the_next_epoch(store_path, split):
-    batches = training(store_path, split[0])
-    last = list(batches.epoch(0))[-1]
-    assert (last.next_epoch, last.next_step) == (1, 0)
-
-
 def test_steps_are_known_without_reading_a_sequence(store_path, split, monkeypatch):
     monkeypatch.setattr(Store, "sequence", None)
     batches = training(store_path, split[0])
     plans = [batches.plan(epoch) for epoch in range(3)]
-    assert [batches.steps_per_epoch(epoch) for epoch in range(3)] == [plan.num_steps for plan in plans]
     assert batches.total_steps(3) == sum(plan.num_steps for plan in plans)
     assert plans[0].fill_share > 0.8
-
-
-def test_cropping_is_counted_from_the_lengths(store_path, split):
-    lengths = Store(store_path).lengths[split[0]].astype(int)
-    cropped = training(store_path, split[0]).cropped
-    assert cropped.sequences == (lengths > MAX_LENGTH).sum() > 0
-    assert cropped.residues == np.maximum(lengths - MAX_LENGTH, 0).sum()
 
 
 def test_training_crops_are_windows_of_their_sequence_and_move_with_the_epoch(store_path, split):
@@ -223,25 +184,8 @@ def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
         assert batch.max_seqlen == batch.cu_seqlens.diff().max()
         assert (batch.tokens[batch.positions == 0] == CLS).all()
         assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
+        assert torch.equal(batch.target_positions, (batch.targets != IGNORED_TARGET).nonzero()[:, 0])
         batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
-
-
-def test_autoencoder_targets_are_the_residues_themselves(store_path, split):
-    for batch in (batch for step in training(store_path, split[0], masked_lm=None).epoch(0) for batch in step):
-        if not batch.records.numel():
-            continue  # a filler
-        special = (batch.tokens == CLS) | (batch.tokens == EOS)
-        assert (batch.targets == torch.where(special, IGNORED_TARGET, batch.tokens)).all()
-
-
-def test_masked_lm_masks_about_its_share_and_each_sequence(store_path, split):
-    steps = list(training(store_path, split[0]).epoch(0))
-    found = by_record(steps)
-    assert all(any(target != IGNORED_TARGET for target in targets) for _, targets in found.values())
-    assert sum(step.num_targets for step in steps) / sum(step.num_tokens for step in steps) == pytest.approx(
-        0.15, abs=0.02
-    )
-    assert any(MASK in tokens for tokens, _ in found.values())
 
 
 def test_filler_counts_for_nothing(store_path, split):
@@ -284,18 +228,7 @@ def test_validation_is_the_same_every_time_and_for_any_number_of_workers(store_p
     assert together == once
 
 
-def test_validation_crops_at_the_start(store_path, split):
-    store = Store(store_path)
-    for record, (tokens, _) in by_record(list(validation(store_path, split[1], None).steps())).items():
-        assert decode(tokens) == store.sequence(record)[:MAX_LENGTH].tobytes().decode()
-
-
 def test_validation_takes_no_more_batches_than_asked(store_path, split):
-    batches = validation(store_path, split[1], max_batches=2)
-    assert len(batches) == len(list(batches.steps())) == 2
-
-
-def test_validation_of_nothing_has_no_steps(store_path):
-    batches = validation(store_path, np.empty(0, dtype=np.int64))
-    assert len(batches) == 0
-    assert list(batches.steps()) == []
+    for indices, number in ((split[1], 2), (split[1][:0], 0)):
+        batches = validation(store_path, indices, max_batches=2)
+        assert len(batches) == len(list(batches.steps())) == number

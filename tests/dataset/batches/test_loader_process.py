@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import DataError
 from dataset.batches.loader_process import LoaderProcess, LoaderProcessLost
-from dataset.batches.masking import MaskingShares
 from dataset.batches.preparation import PreparationSettings, prepare_batch
 from dataset.store.reader import Store
-from tests.dataset.stores import damage_record, make_store
+from tests.dataset.stores import make_store
+from train_config.schema import MaskedLMSection
 
-SETTINGS = PreparationSettings(200, 1, True, MaskingShares(0.15, 0.8, 0.1))
+SETTINGS = PreparationSettings(200, 1, True, MaskedLMSection())
 DEADLINE_S = 20.0
 
 WORKER = """
@@ -66,7 +65,7 @@ def wait_for_end(pid: int) -> bool:
 
 
 def assert_same(prepared, expected):
-    for name in ("tokens", "targets", "cu_seqlens"):
+    for name in ("tokens", "targets", "cu_seqlens", "target_positions"):
         assert (getattr(prepared, name) == getattr(expected, name)).all()
 
 
@@ -91,25 +90,6 @@ def test_process_imports_neither_torch_nor_ray():
     program = f"import sys, dataset.batches.loader_process; print({found})"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "set()"
-
-
-def test_damaged_record_is_refused_here_with_the_words_of_the_store(tmp_path):
-    path = make_store(tmp_path)
-    damage_record(path, 3)
-    process = LoaderProcess(path, SETTINGS)
-    process.request(0, np.array([3]))
-    with pytest.raises(DataError, match=r"data\.mdb: damaged") as caught:
-        process.reply()
-    assert "\n" not in str(caught.value)
-    process.close()
-
-
-def test_missing_store_is_refused_here(tmp_path):
-    process = LoaderProcess(tmp_path / "nothing", SETTINGS)
-    process.request(0, np.array([0]))
-    with pytest.raises(DataError, match="nothing"):
-        process.reply()
-    process.close()
 
 
 def test_fault_of_the_program_arrives_with_its_traceback(process):
@@ -143,28 +123,11 @@ def test_ctrl_c_does_not_end_the_process(process):
         os.kill(process.pid, signal.SIGINT)
 
 
-def test_closing_ends_the_process(process):
-    process.close()
-    assert not is_running(process.pid)
-    process.close()
-
-
 def test_process_that_nobody_refers_to_ends(store_path):
     process = LoaderProcess(store_path, SETTINGS)
     pid = process.pid
     del process
     assert not is_running(pid)
-
-
-def test_killed_worker_leaves_no_loader_process(store_path):
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(store_path)], stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    pid = int(worker.stdout.readline())
-    assert is_running(pid)
-    worker.kill()
-    worker.wait()
-    worker.stdout.close()
-    assert wait_for_end(pid)
 
 
 def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(store_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.batches.random_bits import keyed_bits, positional_bits, splitmix64, threshold
@@ -22,14 +21,6 @@ def test_outputs_are_those_of_the_reference_splitmix64():
         4593380528125082431,
         16408922859458223821,
     ]
-
-
-@settings(deadline=None)
-@given(seed=numbers, epoch=numbers, records=st.lists(numbers, min_size=1, max_size=20), data=st.data())
-def test_bits_of_a_record_do_not_depend_on_its_company(seed, epoch, records, data):
-    index = data.draw(st.integers(0, len(records) - 1))
-    together = keyed_bits(1, seed, epoch, np.array(records))[index]
-    assert together == keyed_bits(1, seed, epoch, np.array([records[index]]))[0]
 
 
 def test_each_of_purpose_seed_epoch_and_record_changes_the_bits():

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.fasta.alphabet import STORE_ALPHABET, all_stored, bad_to_x, clean, first_bad
-
-
-@given(st.text(STORE_ALPHABET).map(str.encode))
-def test_letters_of_the_alphabet_stay_as_they_are(residues):
-    assert all_stored(residues)
-    assert clean(residues) == (residues, False, False, 0, 0)
-    assert bad_to_x(residues) == residues
+from dataset.fasta.alphabet import all_stored, bad_to_x, clean
 
 
 @given(st.binary(max_size=50))
@@ -31,13 +24,3 @@ def test_any_bytes_become_storable_by_x(residues):
 )
 def test_only_one_final_stop_is_dropped(raw, residues, stop_dropped, num_bad):
     assert clean(raw) == (residues, False, stop_dropped, 0, num_bad)
-
-
-def test_j_becomes_x_in_either_case_and_is_counted():
-    assert clean(b"mJKj") == (b"MXKX", True, False, 2, 0)
-
-
-def test_the_first_bad_letter_is_found():
-    assert first_bad(b"MK-L.") == 2
-    with pytest.raises(ValueError, match="every residue"):
-        first_bad(b"MKL")

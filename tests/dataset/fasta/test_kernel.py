@@ -1,17 +1,57 @@
-"""The compiled part gives what dnaio and xxhash give."""
+"""The compiled reader gives what dnaio gives, and what is read by lines, or leaves text that is not plain."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import dnaio
+import numpy as np
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from common import compiled_code
+from common.errors import DataError
 from dataset.fasta import kernel as fasta_kernel
+from dataset.fasta import read_ahead
 from dataset.fasta import reader as fasta
-from dataset.fasta.kernel import Kernel, load_kernel
-from dataset.fasta.plain_fasta import PlainFasta
+from dataset.fasta.kernel import HashSet64, Kernel, PlainFasta, load_kernel
+from dataset.fasta.reader import FastaSource
+from dataset.fasta.records import Records
 from dataset.store.conversion import convert
 from train_config.schema import IngestSection
+
+plain_header = st.text("ab |>#.:", max_size=8)
+plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
+plain_text = st.lists(st.tuples(plain_header, st.lists(plain_line, max_size=4)), min_size=1, max_size=8).map(
+    lambda records: "".join(f">{header}\n" + "".join(f"{line}\n" for line in lines) for header, lines in records)
+)
+odd_piece = st.sampled_from(
+    ["", "\n", "\r", "\r\n", " ", "\t", "#", "\n#", "\n >", ">", "\0", "\x01", "\xe9", "\x85", "@"]
+)
+
+
+@st.composite
+def fasta_text(draw: st.DrawFn) -> bytes:
+    """Plain FASTA with a piece put in anywhere that may make it unusual, and perhaps without the last line feed.
+
+    One piece alone: which of two faults is named depends on how much is read at a time.
+    """
+    text = draw(plain_text)
+    at = draw(st.integers(0, len(text)))
+    text = text[:at] + draw(odd_piece) + text[at:]
+    return text.removesuffix(draw(st.sampled_from(["", "\n"]))).encode()
+
+
+def read(path: Path) -> list[tuple[bytes, bytes]] | str:
+    """The records, or the message of the refusal."""
+    try:
+        batches = list(FastaSource([str(path)]).batches())
+    except DataError as error:
+        return str(error)
+    return [pair for batch in batches for pair in zip(batch.headers, batch.sequences, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +59,73 @@ def kernel() -> Kernel:
     return load_kernel() or pytest.skip("needs a C++ compiler")
 
 
+@settings(max_examples=120, deadline=None)
+@given(text=fasta_text(), chunk_bytes=st.integers(1, 40))
+def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(tmp_path_factory, kernel, text, chunk_bytes):
+    path = tmp_path_factory.mktemp("text") / "in.fasta"
+    path.write_bytes(text)
+    with patch.object(read_ahead, "CHUNK_BYTES", chunk_bytes):
+        found = read(path)
+    with patch.object(fasta, "load_kernel", lambda: None):
+        assert found == read(path)
+    if not isinstance(found, str):
+        with dnaio.open(path) as reader:
+            assert found == [(record.name.encode(), record.sequence.encode()) for record in reader]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=plain_text, sizes=st.lists(st.integers(1, 30), min_size=1))
+def test_plain_text_is_parsed_wherever_chunks_end(kernel, text, sizes):
+    plain, content = PlainFasta(kernel), text.encode()
+    ends = np.minimum(np.cumsum(sizes * len(content)), len(content)).tolist()
+    found = list(plain.records(memoryview(content[start:end]) for start, end in pairwise([0, *ends]) if start < end))
+    assert plain.unparsed == b""
+    joined = Records.joined(found)
+    same = Records.of(joined.headers.split(), joined.sequences)
+    assert len(joined) == text.count("\n>") + 1
+    assert joined.headers.text == same.headers.text
+    assert joined.ids.text == same.ids.text
+    for name in ("lengths", "id_hashes", "hashes"):
+        assert getattr(joined, name).tolist() == getattr(same, name).tolist()
+        assert getattr(joined, name).dtype == getattr(same, name).dtype
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">a\nMK\r\n",
+        ">a\nMK V\n",
+        ">a\nMK \n",
+        ">a\n\nMK\n",
+        ">a\n#MK\n",
+        ">a\xe9\nMK\n",
+        ">a\tb\nMK\n",
+        "MK\n",
+        ">a\n\n",
+        "\n>a\nM\n",
+    ],
+    ids=repr,
+)
+def test_what_is_not_plain_is_left_as_it_was(kernel, text):
+    plain = PlainFasta(kernel)
+    assert list(plain.records([memoryview(text.encode())])) == []
+    assert plain.unparsed == text.encode()
+
+
+def test_a_file_without_headers_is_not_taken_into_memory_whole(kernel, monkeypatch):
+    monkeypatch.setattr(fasta_kernel, "LONGEST_RECORD_BYTES", 100)
+    plain = PlainFasta(kernel)
+    chunks = iter([memoryview(text) for text in (b">a\nMK\n>b\n", *[b"MKV" * 20] * 9)])
+    (records,) = plain.records(chunks)
+    assert records.headers.split() == [b"a"]
+    assert plain.unparsed == b">b\n" + b"MKV" * 40
+
+
 def test_hashes_of_any_length_are_those_of_xxhash(kernel):
     sequence = b"MKVLAGDEST" * 60
     lengths = [*range(600), len(sequence)]
     text = b"".join(b">%d\n%b\n" % (length, sequence[:length]) for length in lengths).replace(b"\n\n", b"\n")
-    plain = PlainFasta(kernel)
-    records = plain.feed(memoryview(text + b">last\n"))
+    records = Records.joined(list(PlainFasta(kernel).records([memoryview(text)])))
     assert records.hashes.tolist() == [xxhash.xxh3_64_intdigest(sequence[:length]) for length in lengths]
     assert records.id_hashes.tolist() == [xxhash.xxh3_64_intdigest(b"%d" % length) for length in lengths]
 
@@ -32,7 +133,7 @@ def test_hashes_of_any_length_are_those_of_xxhash(kernel):
 @pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
 def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
     text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
-    records = PlainFasta(kernel).feed(memoryview(text + b">last\n"))
+    records = Records.joined(list(PlainFasta(kernel).records([memoryview(text)])))
     assert records.all_stored is stored
 
 
@@ -49,6 +150,31 @@ def test_a_store_holds_the_same_with_and_without_it(tmp_path, kernel, sample, mo
     assert checksums[0] == checksums[1]
 
 
-def test_there_is_no_kernel_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(compiled_code, "load", lambda source, **constants: None)
-    assert fasta_kernel.load_kernel() is None
+# Few distinct values with equal low bits, so that probing and duplicates inside one call are met often.
+colliding = st.integers(0, 5).map(lambda high: high << 40) | st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture(scope="module", params=["set", "compiled"])
+def set_kernel(request, kernel) -> Kernel | None:
+    return None if request.param == "set" else kernel
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(colliding, max_size=40), max_size=6))
+def test_a_hash_is_fresh_exactly_once(set_kernel, calls):
+    table, seen = HashSet64(set_kernel), set()
+    for values in calls:
+        fresh = table.add(np.array(values, dtype=np.uint64))
+        expected = []
+        for value in (max(value, 1) for value in values):  # 0 and 1 are one hash to it
+            expected.append(value not in seen)
+            seen.add(value)
+        assert fresh.tolist() == expected
+
+
+def test_growth_forgets_nothing(set_kernel):
+    table = HashSet64(set_kernel)
+    values = np.random.default_rng(0).integers(1, 2**64 - 1, size=600_000, dtype=np.uint64)
+    for part in np.array_split(values, 50):
+        assert table.add(part).all()
+    assert not table.add(values).any()

@@ -36,7 +36,3 @@ def test_the_id_is_the_first_word_of_the_header_as_a_string_has_it(record):
     columns = of([record])
     assert columns.ids.split() == [(record[0].decode().split() or [""])[0].encode()]
     assert columns.ids.joined() == columns.ids.split()[0]
-
-
-def test_a_separator_of_ascii_ends_an_id_too():
-    assert Records.of([b"a\x1cb"], [b"MK"]).ids.split() == [b"a"]

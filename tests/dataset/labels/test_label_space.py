@@ -115,7 +115,6 @@ def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):
     "text",
     [
         "{",
-        '{"kind": "multiclass"}',
         '{"kind": "multiclass", "id2label": {"0": "a"}, "label2id": {"b": 0}}',
         '{"kind": "other", "id2label": {"0": "a"}, "label2id": {"a": 0}}',
         '{"kind": "multiclass", "id2label": null, "label2id": {}}',

@@ -24,11 +24,7 @@ nothing_blank = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).f
 
 
 def read(
-    *sources: Path | str,
-    content: str = "protein",
-    with_labels: bool = True,
-    held_out: tuple[Path, ...] = (),
-    **settings,
+    *sources: Path, content: str = "protein", with_labels: bool = True, held_out: tuple[Path, ...] = (), **settings
 ) -> LabelledRecords:
     return read_labelled(
         [str(source) for source in sources],
@@ -67,9 +63,7 @@ def test_a_table_gives_ids_texts_labels_and_weights_in_order(tmp_path, suffix):
     rows = [("name", "sequence", "w", "label"), ("b c", " MKV ", "1", "x"), ("a", "mkl", "0.5", " y ")]
     path = write_table(tmp_path / f"in{suffix}", *rows)
     records = read(path, id_column="name", weight_column="w")
-    assert records.ids == ["b c", "a"]
-    assert records.texts == ["MKV", "MKL"]
-    assert records.labels == ["x", "y"]
+    assert (records.ids, records.texts, records.labels) == (["b c", "a"], ["MKV", "MKL"], ["x", "y"])
     assert records.weights.tolist() == [1.0, 0.5]
     assert records.weights.dtype == np.float32
     assert records.parts is None
@@ -83,8 +77,7 @@ def test_a_header_pattern_or_word_is_the_label(tmp_path, compressed):
     path = tmp_path / ("in.fasta.gz" if compressed else "in.fasta")
     path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
     by_pattern = read(path, header_pattern=LOCATION)
-    assert by_pattern.ids == ["Q1", "Q2", "Q3"]
-    assert by_pattern.texts == ["MKVLA", "MK", "ML"]
+    assert (by_pattern.ids, by_pattern.texts) == (["Q1", "Q2", "Q3"], ["MKVLA", "MK", "ML"])
     assert by_pattern.labels == ["Cell.membrane", "Cytoplasm-Nucleus", "Nucleus"]
     assert by_pattern.place(2) == f"record 'Q3' ({path}, line 6, record 3 'Q3')"
     assert read(path, header_field=1).labels == ["Cell.membrane-M", "Cytoplasm-Nucleus-U", "Nucleus-S"]
@@ -133,11 +126,8 @@ def test_many_files_are_read_in_order_and_rows_stay_apart(tmp_path):
     assert records.ids == ["row1", "row2", "row3", "row4"]
     assert records.labels == ["x", "y", "z", "x"]
     assert records.parts == ["training"] * 3 + ["validation"]
-    assert [records.place(index).split("/")[-1] for index in (1, 2, 3)] == [
-        "a.csv, row 2)",
-        "b.tsv, row 1)",
-        "c.csv, row 1)",
-    ]
+    places = [records.place(index).split("/")[-1] for index in (1, 2, 3)]
+    assert places == ["a.csv, row 2)", "b.tsv, row 1)", "c.csv, row 1)"]
     assert [Path(file.path).name for file in records.source] == ["a.csv", "b.tsv"]
     assert [Path(file.path).name for file in records.held_out_source] == ["c.csv"]
 
@@ -146,6 +136,9 @@ def test_a_folder_stands_for_its_tables_and_fasta_files(tmp_path):
     for name in ("b.csv", "a.fasta.gz", "c.parquet", "notes.txt", ".d.csv"):
         (tmp_path / name).touch()
     assert [path.name for path in find_labelled_files([str(tmp_path)])] == ["a.fasta.gz", "b.csv", "c.parquet"]
+    (tmp_path / "in.xlsx").touch()
+    assert "in.xlsx: this kind of file is not read; save it as CSV" in refusal(tmp_path / "in.xlsx")
+    assert "no such file" in refusal(tmp_path / "missing.csv")
 
 
 def test_the_split_column_says_who_is_held_out(tmp_path):
@@ -169,15 +162,8 @@ def test_files_to_be_labelled_need_no_labels(tmp_path, name):
 def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
     rows = [("a", "MK", "x"), ("a", "ML", "y"), ("b", "M-K", "x"), ("c", " ", "x"), ("d", "MV", ""), ("e", "MA", "NaN")]
     path = write_table(tmp_path / "in.csv", ("id", "sequence", "label"), *rows, ("f", "M1", "z"), ("g", "*", "z"))
-    records = read(
-        path,
-        id_column="id",
-        duplicate_ids="rename",
-        bad_characters="skip",
-        empty_sequences="skip",
-        empty_texts="skip",
-        missing_labels="skip",
-    )
+    skipping = dict.fromkeys(["bad_characters", "empty_sequences", "empty_texts", "missing_labels"], "skip")
+    records = read(path, id_column="id", duplicate_ids="rename", **skipping)
     assert records.ids == ["a", "a.2"]
     assert records.labels == ["x", "y"]
     assert records.counts.records_read == 8
@@ -192,20 +178,15 @@ def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
 
 def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_path):
     rows = [("MK", "1"), ("M-", "2"), ("ML", "fast"), ("MV", ""), ("MA", "3")]
-    path = write_fasta(
-        tmp_path / "in.fasta", [(f"id{number} {label}", text) for number, (text, label) in enumerate(rows)]
-    )
+    path = write_fasta(tmp_path / "in.fasta", [(f"id{n} {label}", text) for n, (text, label) in enumerate(rows)])
     with pytest.raises(DataError) as raised:
         read(path, kind="regression", header_field=1)
     summary, *lines = raised.value.problems
-    assert summary == (
-        "3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1 record without a label"
-    )
-    assert [line.split(": ")[0].removeprefix(f"{path}, ") for line in lines] == [
-        "line 4, column 2, record 2 'id1'",
-        "line 5, record 3 'id2'",
-        "line 7, record 4 'id3'",
-    ]
+    assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1")
+    for line, place in zip(
+        lines, ("4, column 2, record 2 'id1'", "5, record 3 'id2'", "7, record 4 'id3'"), strict=True
+    ):
+        assert line.startswith(f"{path}, line {place}")
 
 
 def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
@@ -216,91 +197,58 @@ def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
     assert counted(records) == {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
 
 
+NUMBERS, WEIGHT = {"kind": "regression"}, {"weight_column": "label"}
+TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
+TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
+
+
 @pytest.mark.parametrize(
     ("settings", "rows", "message"),
     [
-        ({"weight_column": "w"}, [("MK", "x")], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_c"),
+        ({"weight_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_column"),
+        ({}, ["MK x", " x"], "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give --data"),
+        ({"content": "text"}, ["\n x"], "in.csv, row 1: column 'sequence' is empty"),
+        ({}, ["MK x", "ML "], "in.csv, row 2: no label in column 'label'; complete or remove the record, or give --"),
+        ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or holds a line break"),
+        ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': the id 'é' stands already in in.csv, row 1;"),
+        ({}, ["MKé x"], "in.csv, row 1, character 3: the character 'é' is not in the alphabet"),
         (
-            {},
-            [("MK", "x"), ("", "x")],
-            "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give",
+            NUMBERS | {"id_column": "sequence"},
+            ["ML fast"],
+            "row 1, record 'ML': column 'label': 'fast' is not a",
         ),
-        ({"content": "text"}, [("\n ", "x")], "in.csv, row 1: column 'sequence' is empty"),
-        ({}, [("MK", "x"), ("ML", " ")], "in.csv, row 2: no label in column 'label'"),
-        ({"id_column": "label"}, [("MK", "a\nb")], "row 1: the id in column 'label' is empty or holds a line break"),
-        (
-            {"id_column": "label"},
-            [("MK", "é"), ("ML", "b"), ("MV", "é")],
-            "in.csv, row 3, record 'é': the id 'é' stands already in in.csv, row 1; make ids unique, or give "
-            "--data.ingest.duplicate_ids first (or rename)",
-        ),
-        ({}, [("MKé", "x")], "in.csv, row 1, character 3: the character 'é' is not in the alphabet"),
-        (
-            {"kind": "regression", "id_column": "sequence"},
-            [("MK", "1"), ("ML", "fast")],
-            "row 2, record 'ML': column 'label': 'fast' is not a number; mend it, or write nan in its place and give "
-            "--data.labels.missing_labels skip",
-        ),
-        ({"kind": "regression"}, [("MK", "1_0")], "row 1: column 'label': '1_0' is not a number"),
-        ({"kind": "regression"}, [("MK", "-inf")], "row 1: column 'label': an infinite number can't be"),
-        (
-            {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"},
-            [("0", "1"), ("1", "2")],
-            "row 2: column 'label': '2' is neither 0 nor 1",
-        ),
-        (
-            {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"},
-            [("0", "1"), ("nan", "2")],
-            "row 2: no label in column 'sequence'; complete or remove the record, or give --data.labels.mi",
-        ),
-        ({"kind": "per_residue"}, [("MK", "HH"), ("MKV", "HE")], "row 2: 2 labels for 3 residues"),
-        ({"weight_column": "label"}, [("MK", "1"), ("ML", "-2")], "row 2: the weight '-2' is no finite number of 0"),
-        ({"weight_column": "label", "label_columns": ["sequence"]}, [("MK", "nan")], "row 1: the weight 'nan' is no f"),
+        (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
+        (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
+        (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
+        (TWO_NUMBERS, ["0 1", "nan 2"], "row 2: no label in column 'sequence'; complete or remove the record, or give"),
+        ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
+        (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
+        (WEIGHT | {"label_columns": ["sequence"]}, ["MK nan"], "row 1: the weight 'nan' is no finite number"),
         (
             {"split": "column", "split_column": "label"},
-            [("MK", "train"), ("ML", "holdout")],
-            "row 2: the split 'holdout' is not known; write one of train, training, valid",
+            ["MK holdout"],
+            "row 1: the split 'holdout' is not known;",
         ),
-        (
-            {"missing_labels": "skip"},
-            [("MK", ""), ("ML", "")],
-            "no records are left after applying the policies of data.ingest and data.labels: in.csv, row 1: no label",
-        ),
+        ({"missing_labels": "skip"}, ["MK "], "no records are left after applying the policies of data.ingest and da"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_place(tmp_path, settings, rows, message):
-    path = write_table(tmp_path / "in.csv", ("sequence", "label"), *rows)
-    assert message in refusal(path, **settings)
+    cells = [tuple(row.rsplit(" ", 1)) for row in rows]
+    assert message in refusal(write_table(tmp_path / "in.csv", ("sequence", "label"), *cells), **settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "records", "message"),
+    ("settings", "headers", "message"),
     [
-        (
-            {"header_pattern": r"loc=(\w+)"},
-            [("a x", "MK"), ("b", "ML")],
-            r"in.fasta, line 1, record 1 'a': data.labels.header_pattern 'loc=(\\w+)' finds no label in the header "
-            r"'a x'; complete or remove the record",
-        ),
-        (
-            {"header_field": 2},
-            [("a x z", "MK"), ("b x", "ML")],
-            "in.fasta, line 3, record 2 'b': data.labels.header_field 2 finds no label in the header 'b x'",
-        ),
-        (
-            {"header_field": 1, "kind": "per_residue"},
-            [("a HHH", "MK")],
-            "in.fasta, line 1, record 1 'a': 3 labels for 2 residues",
-        ),
-        (
-            {"header_field": 1},
-            [("a x", "MK"), ("b x", "MK"), ("a y", "ML")],
-            "in.fasta, line 5, record 3 'a': the id 'a' stands already in in.fasta, line 1, record 1 'a'; make ids ",
-        ),
+        ({"header_pattern": "loc=(.)"}, ["a x"], "line 1, record 1 'a': data.labels.header_pattern 'loc=(.)' finds no"),
+        ({"header_field": 2}, ["a x z", "b x"], "line 3, record 2 'b': data.labels.header_field 2 finds no label in"),
+        ({"header_field": 1, "kind": "per_residue"}, ["a HHH"], "in.fasta, line 1, record 1 'a': 3 labels for 2 resid"),
+        ({"header_field": 1}, ["a x", "a y"], "line 3, record 2 'a': the id 'a' stands already in in.fasta, line 1, r"),
     ],
 )
-def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, records, message):
-    assert message in refusal(write_fasta(tmp_path / "in.fasta", records), **settings)
+def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, headers, message):
+    path = write_fasta(tmp_path / "in.fasta", [(header, "MK") for header in headers])
+    assert message in refusal(path, **settings)
 
 
 @pytest.mark.parametrize("content", ["protein", "text"])
@@ -330,10 +278,7 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
         ({"header_pattern": "(x"}, "header_pattern '(x' is no regular expression: missing )"),
         ({"header_pattern": "x"}, "header_pattern 'x' has no group: put (?P<label>...)"),
         ({"header_field": 1, "weight_column": "w"}, "data.labels.weight_column is for tables, and in.fasta is read as"),
-        (
-            {"header_field": 1, "kind": "regression", "label_columns": ["a", "b"]},
-            "label_columns is for tables",
-        ),
+        (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns is for tables"),
         ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' stands there twice"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),
     ],
@@ -341,9 +286,3 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
 def test_settings_that_do_not_fit_are_errors_of_the_settings(tmp_path, settings, message):
     path = write_fasta(tmp_path / "in.fasta", [("a x", "MK")])
     assert message in refusal(path, error=ConfigError, **settings)
-
-
-def test_files_of_other_kinds_are_refused_by_name(tmp_path):
-    (tmp_path / "in.xlsx").write_bytes(b"PK")
-    assert "in.xlsx: this kind of file is not read; save it as CSV" in refusal(tmp_path / "in.xlsx")
-    assert "no such file" in refusal(tmp_path / "missing.csv")

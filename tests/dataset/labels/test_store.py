@@ -47,17 +47,14 @@ def test_damage_is_noticed_when_a_store_is_opened(tmp_path, table, name):
         LabelledStore(path, verify="full")
 
 
-def test_sequences_of_another_store_are_refused(tmp_path, table):
+def test_sequences_of_another_store_and_other_folders_are_refused(tmp_path, table):
     path = made(data_of(table), tmp_path).path
     other = made(data_of(proteins(tmp_path, *"xyxy", name="other.csv")), tmp_path).path
     shutil.rmtree(path / "sequences")
     shutil.copytree(other / "sequences", path / "sequences")
     with pytest.raises(DataError, match=r"not the sequences that labels\.json was made for"):
         LabelledStore(path)
-
-
-def test_what_is_no_labelled_store_is_refused(tmp_path, table):
     with pytest.raises(DataError, match="no such folder; give the folder of a labelled store"):
         LabelledStore(tmp_path / "missing")
     with pytest.raises(DataError, match=r"not a labelled store, it has no labels\.json"):
-        LabelledStore(made(data_of(table), tmp_path).path / "sequences")
+        LabelledStore(path / "sequences")

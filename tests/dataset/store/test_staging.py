@@ -52,11 +52,3 @@ def test_a_node_without_room_is_refused_before_copying(store_path, tmp_path, mon
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: usage(10, 9, 1))
     with pytest.raises(ResourceError, match="no room left"):
         stage_store(store_path, tmp_path / "local")
-
-
-def test_another_store_of_the_same_name_is_staged_beside(store_path, tmp_path, sample):
-    from tests.dataset.store_fixtures import make_store
-
-    (tmp_path / "other").mkdir()
-    other = make_store(tmp_path / "other", sample[:10])
-    assert stage_store(store_path, tmp_path / "local") != stage_store(other, tmp_path / "local")

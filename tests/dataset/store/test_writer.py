@@ -26,9 +26,11 @@ sys.exit(run(main, sys.argv[2:]))
 @pytest.mark.parametrize("transaction_bytes", [1, 300_000])
 def test_a_map_that_is_full_grows_by_itself(tmp_path, sample, monkeypatch, transaction_bytes):
     monkeypatch.setattr(store_writer, "TRANSACTION_BYTES", transaction_bytes)
-    store = Store(make_store(tmp_path, sample, map_size_bytes=1 << 16), verify="full")
+    monkeypatch.setattr(store_writer, "MAP_BYTES", 1 << 16)
+    store = Store(make_store(tmp_path, sample), verify="full")
     assert [store.sequence(index).tobytes().decode() for index in range(len(store))] == [text for _, text in sample]
     store.verify_blocks()
+    assert sorted(path.name for path in store.path.iterdir()) == [DATA_FILE, "manifest.json"]
 
 
 def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample):
@@ -40,7 +42,3 @@ def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample):
     assert "no room left to write it" in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"]
-
-
-def test_a_store_has_no_lock_file(tmp_path):
-    assert sorted(path.name for path in make_store(tmp_path, [("a", "MK")]).iterdir()) == [DATA_FILE, "manifest.json"]

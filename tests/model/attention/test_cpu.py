@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from common import compiled_code
-from model.attention import cpu as module
 from model.attention.cpu import cpu_attention, kernel_takes
 from model.attention.rotary import rotary_tables, rotate
 
@@ -125,8 +124,7 @@ def test_heads_may_lie_in_a_wider_tensor():
     assert torch.equal(out, cpu_attention(query.clone(), key.clone(), value.clone(), offsets([9, 20]), 0.5))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_changes_no_bit(threads):
+def test_the_number_of_threads_changes_no_bit():
     *inputs, d_out = heads(LENGTHS, 8)
 
     def run(count: int) -> list[Tensor]:
@@ -138,7 +136,7 @@ def test_the_number_of_threads_changes_no_bit(threads):
 
     before = torch.get_num_threads()
     try:
-        assert all(map(torch.equal, run(threads), run(2)))
+        assert all(map(torch.equal, run(1), run(3)))
     finally:
         torch.set_num_threads(before)
 
@@ -148,32 +146,12 @@ def test_offsets_that_are_none_are_refused_before_any_memory_is_touched(wrong):
     query, key, value, _ = heads([9], 8)
     with pytest.raises(ValueError, match="cu_seqlens"):
         cpu_attention(query, key, value, torch.tensor(wrong, dtype=torch.int32), 1.0)
-
-
-def test_rotary_tables_that_end_too_early_are_refused():
-    query, key, value, _ = heads([9], 8)
     with pytest.raises(ValueError, match="rotary tables"):
         cpu_attention(query, key, value, offsets([9]), 1.0, rotary_tables(frequencies(8), 8))
 
 
-def test_no_memory_is_kept_for_a_backward_that_will_not_come(monkeypatch):
-    calls = []
-    call = module._call
-    monkeypatch.setattr(module, "_call", lambda *arguments: (calls.append(arguments), call(*arguments)))
-    query, key, value, _ = heads([9], 8)
-    cpu_attention(query, key, value, offsets([9]), 1.0)
-    assert calls[0][3] is None
-
-
-@pytest.mark.parametrize(
-    ("query", "key"),
-    [
-        (torch.empty(4, 2, 7), torch.empty(4, 2, 7)),
-        (torch.empty(4, 2, 8, dtype=torch.float16), torch.empty(4, 2, 8, dtype=torch.float16)),
-        (torch.empty(4, 4, 8), torch.empty(4, 2, 8)),
-        (torch.empty(4, 2, 8, device="meta"), torch.empty(4, 2, 8, device="meta")),
-    ],
-    ids=["odd head", "fp16", "grouped queries", "another device"],
-)
-def test_what_the_kernel_does_not_take_is_left_to_others(query, key):
-    assert not kernel_takes(query, key)
+def test_what_the_kernel_does_not_take_is_left_to_others():
+    query = torch.empty(4, 4, 8)
+    assert kernel_takes(query, query) and not kernel_takes(query, query[:, :2])
+    for other in (query[..., :7], query.half(), query.to("meta")):
+        assert not kernel_takes(other, other)

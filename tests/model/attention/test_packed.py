@@ -38,18 +38,10 @@ def test_each_sequence_attends_to_itself_alone(lengths, causal, scaling):
         start += length
 
 
-def test_gradients_stay_within_their_sequence():
-    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
-    out = attend(q, k, v, torch.tensor([0, 4, 9], dtype=torch.int32))
-    out[:, :4].sum().backward()
-    assert all(tensor.grad[:, :, 4:].eq(0).all() for tensor in (q, k, v))
-    assert v.grad[:, :, :4].ne(0).any()
-
-
 def test_dropout_drops_scores():
-    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    q = torch.randn(1, 2, 9, 8)
     cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)
-    assert not torch.equal(attend(q, k, v, cu_seqlens, dropout=0.5), attend(q, k, v, cu_seqlens))
+    assert not torch.equal(attend(q, q, q, cu_seqlens, dropout=0.5), attend(q, q, q, cu_seqlens))
 
 
 @pytest.mark.parametrize("kwargs", [{"sliding_window": 4}, {"softcap": 30.0}])
@@ -57,10 +49,6 @@ def test_what_packed_attention_cant_honour_is_refused(kwargs):
     q = torch.randn(1, 2, 9, 8)
     with pytest.raises(ValueError, match="supports neither"):
         attend(q, q, q, torch.tensor([0, 9], dtype=torch.int32), **kwargs)
-
-
-def test_a_plain_call_without_sequence_bounds_is_refused():
-    q = torch.randn(1, 2, 9, 8)
     with pytest.raises(ValueError, match="cu_seqlens"):
         packed_attention(nn.Identity(), q, q, q, None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
 
 import pytest
 import torch
@@ -12,11 +11,11 @@ from common.errors import ConfigError
 from dataset.tokens.esm import pack_sequences
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import build_backbone, load_network
+from tests.model.small_models import save_masked_lm
 from tests.model.support import (
     assert_near,
     masked_batch,
     random_sequences,
-    save_network,
     segments,
 )
 from train_config.schema import BackboneSection
@@ -27,7 +26,6 @@ SHARES = [0.15, 0.0, 0.9, 0.3, 0.5, 0.0]
 
 @pytest.fixture(scope="module")
 def reference():
-    """A network with Hugging Face's own attention."""
     return load_network(BackboneSection(source="esm2_t6_8M", layers=2), seed=3).eval()
 
 
@@ -55,7 +53,7 @@ def test_packed_features_equal_one_at_a_time(reference, packed, batch):
 
 @pytest.mark.parametrize("changes", [{"position_embedding_type": "absolute"}, {"emb_layer_norm_before": True}])
 def test_esm1b_variants_match_one_at_a_time(tmp_path, batch, changes):
-    network = save_network(tmp_path / "network", max_position_embeddings=140, **changes)
+    network = save_masked_lm(tmp_path / "network", "esm", max_position_embeddings=140, **changes)
     backbone = build_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0).eval()
     with torch.no_grad():
         together = segments(backbone(batch), batch)
@@ -63,18 +61,8 @@ def test_esm1b_variants_match_one_at_a_time(tmp_path, batch, changes):
 
 
 def test_a_protein_beyond_the_absolute_positions_is_refused(tmp_path):
-    save_network(tmp_path / "network", position_embedding_type="absolute", max_position_embeddings=20)
+    save_masked_lm(tmp_path / "network", "esm", position_embedding_type="absolute", max_position_embeddings=20)
     backbone = build_backbone(BackboneSection(source=str(tmp_path / "network")), seed=0)
     backbone(pack_sequences(random_sequences([16])))
     with pytest.raises(ConfigError, match=r"data\.max_length to at most 16"):
         backbone(pack_sequences(random_sequences([17])))
-
-
-def test_real_proteins_match_one_at_a_time(reference, packed, shared_data):
-    with gzip.open(shared_data / "deeploc_valid.fasta.gz", "rt") as lines:
-        records = "".join(line if line.startswith(">") else line.strip() for line in lines).split(">")
-    sequences = [record.split("\n", 1)[1][:300] for record in records[1:4]]
-    batch = masked_batch(sequences, [0.15] * 3)
-    with torch.no_grad():
-        together = segments(packed(batch), batch)
-    assert_near(together, features_alone(reference, batch))

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from transformers import EsmConfig
 
 from model.backbones.facts import backbone_facts, facts_of
 from model.backbones.loading import build_backbone
-from tests.model.small_models import save_small_model
+from tests.model.small_models import small_config
 from train_config.schema import BackboneSection
 
 
@@ -22,16 +21,7 @@ def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source):
 )
 @pytest.mark.parametrize("frozen", [False, True])
 def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, frozen, tmp_path):
-    config = EsmConfig(
-        vocab_size=33, mask_token_id=32, pad_token_id=1, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-        intermediate_size=40, max_position_embeddings=70, **{"position_embedding_type": "rotary"} | change,
-    )  # fmt: skip
+    config = small_config("esm", max_position_embeddings=70, **change)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     built = facts_of(build_backbone(BackboneSection(source=str(tmp_path)), 0, 33, empty=True))
     assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=frozen), 33) == built
-
-
-def test_a_folder_of_another_architecture_is_built_to_be_known(tmp_path):
-    save_small_model(tmp_path, "qwen2")
-    facts = backbone_facts(BackboneSection(source=str(tmp_path), frozen=True), 33)
-    assert facts.kind == "Qwen2Model" and facts.causal and not facts.unused and facts.linear

@@ -12,15 +12,17 @@ from torch import nn
 from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
 from model.backbones.architectures import PACKED
-from model.backbones.base import PackedBackbone, layer_groups
+from model.backbones.base import PackedBackbone, decayed_rates
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
+from model.backbones.lora import linear_layers
 from model.backbones.source import ALWAYS_PADDED
 from tests.model.small_models import PAD, POSITIONS, features_alone, small_model, token_batch
 from tests.model.support import assert_near, segments
 
 ARCHITECTURES = ["esm", *PACKED, "t5"]
 CAUSAL = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 ROTARY = ["esm", "esmc", "llama", "mistral", "qwen2", "qwen3"]
 
 
@@ -83,8 +85,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(re
     for checkpointing in (False, True):
         backbone = wrapped(reference, gradient_checkpointing=checkpointing).train()
         seen: list[int] = []
-        modules = layer_groups(backbone)[1][0].modules()
-        linear = next(module for module in modules if type(module).__name__ in ("Linear", "Conv1D"))
+        linear = next(layer for name, layer in linear_layers(backbone.model).items() if ".0." in name)
         linear.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         torch.manual_seed(0)
         backbone(batch).square().mean().backward()
@@ -111,13 +112,12 @@ def test_a_backbone_knows_its_size_and_direction(name, packed):
     assert torch.allclose(packed(whole)[:20], packed(start), atol=1e-5) == packed.causal
 
 
-def test_layers_are_listed_from_the_embeddings_up_and_have_every_parameter(packed):
-    embeddings, *layers = layer_groups(packed)
-    assert len(layers) == packed.num_layers
-    listed = [p for group in (embeddings, *layers) for module in group for p in module.parameters()]
-    assert {id(p) for p in listed} == {id(p) for p in packed.parameters()}
-    table = packed.model.get_input_embeddings().weight
-    assert any(table is p for module in embeddings for p in module.parameters())
+def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_after_it(packed):
+    rates = decayed_rates(packed, 0.5)
+    assert rates.keys() == set(packed.parameters())
+    assert set(rates.values()) == {0.5, 0.25, 0.125}
+    assert rates[packed.model.get_input_embeddings().weight] == 0.125
+    assert rates[list(packed.model.parameters())[-1]] == 0.5
 
 
 def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
@@ -125,13 +125,6 @@ def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
     wrapper = HuggingFaceBackbone(type(model)(model.config))
     assert model.config._attn_implementation == "sdpa"
     assert wrapper.config._attn_implementation == "esmeray_packed"
-
-
-def test_dropout_of_scores_is_drawn_in_training_alone(batch):
-    backbone = wrapped(small_model("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5))
-    with torch.no_grad():
-        assert not torch.equal(backbone.train()(batch), backbone(batch))
-        assert torch.equal(backbone.eval()(batch), backbone(batch))
 
 
 @pytest.mark.parametrize(
@@ -142,14 +135,7 @@ def test_dropout_of_scores_is_drawn_in_training_alone(batch):
         ("gpt2", {}, POSITIONS),
         ("mistral", {"sliding_window": 20}, 20),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, 20),
-        (
-            "llama",
-            {
-                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-                "max_position_embeddings": 20,
-            },
-            20,
-        ),
+        ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 20}, 20),
     ],
 )
 def test_a_sequence_beyond_the_positions_or_windows_is_refused(kind, changes, longest):
@@ -161,11 +147,6 @@ def test_a_sequence_beyond_the_positions_or_windows_is_refused(kind, changes, lo
         assert_near(segments(backbone(fits), fits), features_alone(model, fits))
     with pytest.raises(ConfigError, match=rf"data\.max_length to at most {longest - 2}"):
         backbone(token_batch([longest + 1]))
-
-
-@pytest.mark.parametrize("kind", ROTARY)
-def test_rotary_positions_have_no_end(kind):
-    assert wrapped(small_model(kind, **({"sliding_window": None} if kind == "mistral" else {}))).longest is None
 
 
 @torch.no_grad()

@@ -25,11 +25,12 @@ from tests.model.small_models import (
     PAD,
     VOCABULARY_SIZE,
     features_alone,
+    save_masked_lm,
     save_small_model,
     small_config,
     token_batch,
 )
-from tests.model.support import assert_near, save_network, segments
+from tests.model.support import assert_near, segments
 from train_config.schema import BackboneSection
 
 SMALL = {"layers": 2, "hidden_size": 32, "heads": 4}
@@ -73,19 +74,6 @@ def test_drawn_weights_have_the_size_asked_for_and_depend_on_the_seed_alone(kind
         assert wide.model.get_input_embeddings().weight.shape[0] == 300 and wide.config.pad_token_id == 7
 
 
-@pytest.mark.parametrize("kind", ["esm2_t6_8M", "bert", "t5", "a folder"])
-def test_an_empty_backbone_has_the_shapes_of_the_one_that_is_built(kind, tmp_path):
-    section = BackboneSection(source=kind, **SMALL)
-    if kind == "a folder":
-        save_small_model(tmp_path, "qwen2")
-        section = BackboneSection(source=str(tmp_path))
-    built, empty = build_backbone(section, 0, 33, pad=1), build_backbone(section, 0, 33, pad=1, empty=True)
-    assert all(parameter.is_meta for parameter in empty.parameters())
-    assert {n: (p.shape, p.requires_grad) for n, p in empty.named_parameters()} == {
-        n: (p.shape, p.requires_grad) for n, p in built.named_parameters()
-    }
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "qwen2", "t5", "esm"])
 @torch.no_grad()
 def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path, batch):
@@ -116,13 +104,6 @@ def test_a_network_without_an_attention_mask_is_refused(tmp_path):
         build(tmp_path, padded=True)
 
 
-def test_a_decoder_made_of_an_encoder_is_refused(tmp_path):
-    save_small_model(tmp_path, "bert", is_decoder=True)
-    with pytest.raises(ConfigError, match="is a decoder"):
-        build(tmp_path)
-    assert build(tmp_path, padded=True).causal
-
-
 @pytest.mark.parametrize(("kind", "head"), [("bert", BertForMaskedLM), ("t5", T5ForConditionalGeneration)])
 def test_weights_under_a_language_model_head_are_found(kind, head, tmp_path):
     whole = head(small_config(kind))
@@ -133,7 +114,7 @@ def test_weights_under_a_language_model_head_are_found(kind, head, tmp_path):
 
 def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
     """Published ESM-2 weights hold a copy for each layer, rounded to fp16, which is what they were trained with."""
-    network = save_network(tmp_path)
+    network = save_masked_lm(tmp_path, "esm")
     rounded = network.esm.rotary_embeddings.inv_freq.half().float()
     path = tmp_path / "model.safetensors"
     state = {name: tensor for name, tensor in load_file(path).items() if "inv_freq" not in name}
@@ -174,12 +155,8 @@ def _change_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "error", "message"),
     [
-        (
-            "bert",
-            {"model_type": "made_up"},
-            ConfigError,
-            "'made_up', which transformers does not have",
-        ),
+        ("bert", {"model_type": "made_up"}, ConfigError, "'made_up', which transformers does not have"),
+        ("bert", {"is_decoder": True}, ConfigError, "is a decoder"),
         ("bert", {"model_type": None}, ConfigError, "names no model_type"),
         ("bert", {"quantization_config": {"bits": 4}}, ConfigError, "are quantized"),
         ("bert", {"hidden_size": "many"}, ConfigError, "is no config of a bert"),
@@ -197,17 +174,14 @@ def test_a_config_that_its_weights_do_not_fit_is_refused(tmp_path, kind, changes
     assert "\n" not in str(refusal.value)
 
 
-def test_truncated_weights_are_refused(tmp_path):
+def test_a_folder_of_an_adapter_or_of_damaged_weights_is_refused(tmp_path):
     save_small_model(tmp_path, "esm")
-    path = tmp_path / "model.safetensors"
+    path, adapter = tmp_path / "model.safetensors", tmp_path / "adapter_config.json"
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(DataError, match="can't be read"):
         build(tmp_path)
-
-
-def test_an_adapter_is_not_taken_for_a_model(tmp_path):
-    save_small_model(tmp_path, "bert")
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/elses"}')
+    _change_config(tmp_path, model_type="bert")
+    adapter.write_text('{"base_model_name_or_path": "someone/elses"}')
     with pytest.raises(ConfigError, match="holds an adapter"):
         build(tmp_path)
 

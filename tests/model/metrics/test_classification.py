@@ -239,9 +239,6 @@ def test_r2_of_numbers_that_vary_little_is_not_rounded():
 def test_a_prediction_of_nan_is_refused():
     with pytest.raises(DivergenceError, match="1 of 2 records are NaN"):
         classification_metrics("binary", np.array([[0.5, 0.5], [np.nan, 0.5]]), np.array([0, 1]))
-
-
-def test_logits_are_refused():
     with pytest.raises(ValueError, match="no probabilities"):
         classification_metrics("binary", np.array([[-3.0, 4.0]]), np.array([0]))
 
@@ -276,10 +273,3 @@ def test_residues_are_drawn_by_whole_records():
     alone = bootstrap_intervals("per_residue", scores, targets, samples=200, seed=0)["accuracy"]
     together = bootstrap_intervals("per_residue", scores, targets, samples=200, seed=0, groups=records)["accuracy"]
     assert (together[1] - together[0]) > 3 * (alone[1] - alone[0])
-
-
-def test_weights_count_in_resamplings():
-    predictions, targets = case_of("multiclass")
-    certain = (predictions.argmax(axis=1) == targets).astype(float)
-    intervals = bootstrap_intervals("multiclass", predictions, targets, samples=20, seed=0, weights=certain)
-    assert intervals["accuracy"] == (1.0, 1.0)

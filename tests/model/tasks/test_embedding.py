@@ -12,8 +12,7 @@ from common.errors import DataError
 from dataset.tokens.esm import pack_sequences
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network
-from model.backbones.prepacked import PrepackedLinear
-from model.tasks.embedding import embed, optimize_for_inference
+from model.tasks.embedding import PrepackedLinear, embed, optimize_for_inference
 from tests.model.support import random_sequences
 from train_config.schema import BackboneSection
 
@@ -50,15 +49,7 @@ def test_bf16_with_prepacked_layers_points_the_same_way_for_each_protein(backbon
     assert nn.functional.cosine_similarity(embed(optimized, SEQUENCES), expected).min() >= 0.999
 
 
-def test_fp32_layers_are_left_as_they_are(backbone):
-    optimize_for_inference(backbone, torch.float32)
-    assert not any(isinstance(module, PrepackedLinear) for module in backbone.modules())
-
-
-def test_no_sequences_give_no_rows(backbone):
+def test_no_sequences_give_no_rows_and_what_is_no_residue_is_refused(backbone):
     assert embed(backbone, []).shape == (0, backbone.hidden_size)
-
-
-def test_what_is_no_residue_is_refused(backbone):
     with pytest.raises(DataError, match="sequence 1 "):
         embed(backbone, ["ACD", "AC1"])

@@ -8,8 +8,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import ConfigError
 from dataset.tokens.base import EsmSequenceTokenizer
-from dataset.tokens.esm import pack_sequences
-from model.backbones.architectures import MASKED_LM_HEADS, masked_lm_class
+from dataset.tokens.esm import encode, pack_sequences
+from model.backbones.architectures import MASKED_LM_HEADS
 from model.backbones.residues import residue_backbone, residue_tokenizer
 from model.cost.memory import count_autoencoder_parameters, count_masked_lm_parameters
 from model.export.backbone import export
@@ -17,7 +17,7 @@ from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.embedding import embed, optimize_for_inference
 from model.tasks.masked_lm import MaskedLM
 from tests.dataset.tokenizer_folders import FOR_PROTEINS
-from tests.model.small_models import save_small_model, small_config
+from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import (
     TINY_AUTOENCODER,
     assert_near,
@@ -36,18 +36,6 @@ DRAWN = {"layers": 2, "hidden_size": 32, "heads": 4}
 def section(task, source, **settings):
     backbone = BackboneSection(source=str(source), **settings)
     return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
-
-
-def save_masked_lm(folder, kind, **changes):
-    """Write a small masked language model, its heads' biases off their constants."""
-    config = small_config(kind, **changes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = masked_lm_class(config)(config).eval()
-        for parameter in network.parameters():
-            parameter.data += 0.05 * torch.randn_like(parameter)
-    network.save_pretrained(folder)
-    return network
 
 
 @torch.no_grad()
@@ -80,12 +68,7 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_it
     opened = AutoModelForMaskedLM.from_pretrained(exported).eval()
     with torch.no_grad():
         assert_near(segments(model.logits(batch), batch), logits_alone(opened, rows))
-    assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == rows_of(SEQUENCES)[0].tolist()
-
-
-def rows_of(sequences):
-    batch = pack_sequences(sequences)
-    return segments(batch.tokens, batch)
+    assert AutoTokenizer.from_pretrained(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
 
 
 def test_a_head_that_a_folder_lacks_is_drawn_from_the_seed(tmp_path):

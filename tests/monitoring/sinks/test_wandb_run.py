@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from monitoring.sinks.wandb_names import wandb_values
+from monitoring.sinks.wandb_follower import wandb_values
 from monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from run_folder.paths import RunFolder
 from tests.conftest import REPOSITORY
@@ -166,7 +166,7 @@ def test_alerts_of_this_start_are_sent_and_a_run_per_worker_has_its_own_figures(
     assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
     assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
     sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
-    assert [(a.title, a.text) for a in sent] == [("memory nearly full", "GPU 0 is full")]
+    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")]
 
 
 def test_disabled_starts_and_writes_nothing(tmp_path, mark):

@@ -2,7 +2,7 @@ import numpy as np
 from matplotlib import image
 
 from monitoring.watch import curves
-from monitoring.watch.curves import draw_curves, smooth
+from monitoring.watch.curves import draw_curves
 
 
 def records(steps: int = 50) -> list[dict]:
@@ -56,9 +56,3 @@ def test_curves_of_a_classifier_have_macro_f1_beside_the_accuracy(monkeypatch):
     assert labels == ["accuracy (last 0.900)", "macro F1 (last 0.500)", "MCC (last 0.400)"]
     of_labels = validation_of(monkeypatch, [{"step": 0, **figures}]).lines
     assert [line.get_label() for line in of_labels][1:] == ["macro F1 (last 0.500)", "micro F1 (last 0.900)"]
-
-
-def test_smoothing_is_the_mean_of_the_finite_points_before():
-    values = np.array([1.0, 2.0, np.nan, 4.0])
-    np.testing.assert_allclose(smooth(values, 2), [1.0, 1.5, 2.0, 4.0])
-    np.testing.assert_allclose(smooth(values, 1)[[0, 1, 3]], [1.0, 2.0, 4.0])

@@ -84,7 +84,7 @@ def test_header_tells_how_far_and_how_long(run):
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda folder: None, "its folder is not there yet"),
+        (lambda folder: None, "not begun"),
         (lambda folder: folder.mkdir(), "it has no config.yaml yet"),
         (lambda folder: Run(folder), "starting  no step is done yet"),
         (lambda folder: Run(folder).started(), "starting"),

@@ -1,7 +1,10 @@
 import time
 
+import pytest
+
 from monitoring.watch.run_watcher import RunWatcher
 from run_folder.metrics_log import MetricsLog
+from run_folder.paths import RunFolder
 from tests.monitoring.samples import append, sample, sample_file
 
 
@@ -28,24 +31,28 @@ def wait_until(condition, timeout_s=10.0) -> None:
         time.sleep(0.01)
 
 
-def test_sinks_get_every_record_and_are_closed_once(tmp_path):
-    path = tmp_path / "m.jsonl"
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path.parent, tmp_path.name)
+
+
+def test_sinks_get_every_new_record_and_are_closed_once(run):
+    append(run.metrics, {"kind": "train", "step": 1})
     sink = Recorder()
-    watcher = RunWatcher(path, [sink], poll_s=0.01).start()
-    with MetricsLog(path) as log:
-        log.append({"kind": "train", "step": 1})
-        wait_until(lambda: sink.steps == [1])
+    watcher = RunWatcher(run, [sink], poll_s=0.01)
+    with MetricsLog(run.metrics) as log:
         log.append({"kind": "train", "step": 2})
+        wait_until(lambda: sink.steps == [2])
+        log.append({"kind": "train", "step": 3})
         watcher.close()
-    assert sink.steps == [1, 2]
+    assert sink.steps == [2, 3]
     assert sink.closed == 1
 
 
-def test_broken_sink_is_reported_once_and_disturbs_no_other(tmp_path):
-    path = tmp_path / "m.jsonl"
+def test_broken_sink_is_reported_once_and_disturbs_no_other(run):
     broken, honest, warnings = Recorder(fails_at=2), Recorder(), []
-    watcher = RunWatcher(path, [broken, honest], poll_s=0.01, warn=warnings.append).start()
-    append(path, *({"kind": "train", "step": step} for step in (1, 2, 3)))
+    watcher = RunWatcher(run, [broken, honest], poll_s=0.01, warn=warnings.append)
+    append(run.metrics, *({"kind": "train", "step": step} for step in (1, 2, 3)))
     watcher.close()
     assert honest.steps == [1, 2, 3]
     assert broken.steps == [1]
@@ -53,38 +60,27 @@ def test_broken_sink_is_reported_once_and_disturbs_no_other(tmp_path):
     assert "broken sink" in warnings[0]
 
 
-def test_history_is_not_given_again(tmp_path):
-    path, sink = tmp_path / "m.jsonl", Recorder()
-    append(path, {"kind": "train", "step": 1})
-    watcher = RunWatcher(path, [sink], poll_s=0.01).start()
-    append(path, {"kind": "train", "step": 2})
-    watcher.close()
-    assert sink.steps == [2]
-
-
-def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(tmp_path):
-    path, alerts = tmp_path / "m.jsonl", tmp_path / "alerts.jsonl"
+def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(run):
     recorder = Recorder()
 
     class Alarm(Recorder):
         def write(self, record):
             if record["kind"] == "train":
-                append(alerts, {"kind": "alert", "step": record["step"] + 100})
+                append(run.alerts, {"kind": "alert", "step": record["step"] + 100})
 
-    watcher = RunWatcher(path, [Alarm(), recorder], alerts=alerts, poll_s=60.0).start()
-    append(path, {"kind": "train", "step": 1})
+    watcher = RunWatcher(run, [Alarm(), recorder], poll_s=60.0)
+    append(run.metrics, {"kind": "train", "step": 1})
     watcher.close()
     assert recorder.steps == [1, 101]
 
 
-def test_samples_of_all_workers_reach_the_sinks_and_silence_is_heard(tmp_path):
-    sink, samples = Recorder(), tmp_path / "monitoring"
-    ticks = []
+def test_samples_of_all_workers_reach_the_sinks_and_silence_is_heard(run):
+    sink, ticks = Recorder(), []
     sink.tick = lambda: ticks.append(1)
-    watcher = RunWatcher(tmp_path / "m.jsonl", [sink], samples=samples, poll_s=0.01).start()
+    watcher = RunWatcher(run, [sink], poll_s=0.01)
     wait_until(lambda: len(ticks) > 2)
     assert sink.steps == [] and len(ticks) > 2
-    append(sample_file(samples, 0), sample(0, 1, step=3), sample(0, 2, step=3))
-    append(sample_file(samples, 1), sample(1, 1, step=4))
+    append(sample_file(run.monitoring, 0), sample(0, 1, step=3), sample(0, 2, step=3))
+    append(sample_file(run.monitoring, 1), sample(1, 1, step=4))
     watcher.close()
     assert sorted(sink.steps) == [3, 3, 4]

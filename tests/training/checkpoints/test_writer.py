@@ -1,5 +1,3 @@
-import threading
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ def test_checkpoint_reads_back_and_verifies(tmp_path):
     writer(store).write([("shards/a.pt", state)], a_manifest(3))
     (folder,) = store.complete()
     assert folder.verify().position.step == folder.step == 3
-    assert store.latest() == "step-00000003"
+    assert (tmp_path / "latest").read_text() == "step-00000003\n"
     loaded = load_tensors(folder.path / "shards/a.pt")
     assert torch.equal(loaded["weights"], state["weights"])
     assert not list(tmp_path.glob("*.partial"))
@@ -40,20 +38,14 @@ def test_checkpoint_exists_only_when_every_rank_has_written(tmp_path):
 
 def test_state_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
     store = CheckpointStore(tmp_path)
-    weights = torch.zeros(1000)
-    copy = copy_to_host({"weights": weights})
+    weights = torch.zeros(1_000_000)
+    copy = copy_to_host({"weights": weights[:10]})
     weights.fill_(1.0)
-    writer(store, asynchronous=True).write([("a.pt", copy)], a_manifest(1))
-    for thread in threading.enumerate():
-        if thread.name == "checkpoint-writer":
-            thread.join()
+    writing = writer(store, asynchronous=True)
+    writing.write([("a.pt", copy)], a_manifest(1))
+    writing.wait()
     assert not load_tensors(store.complete()[0].path / "a.pt")["weights"].any()
-
-
-def test_view_does_not_drag_its_storage_into_the_file(tmp_path):
-    whole = torch.zeros(1_000_000)
-    torch.save(copy_to_host(whole[:10]), tmp_path / "a.pt")
-    assert (tmp_path / "a.pt").stat().st_size < 10_000
+    assert (store.complete()[0].path / "a.pt").stat().st_size < 10_000, "a view does not drag its storage along"
 
 
 def test_last_and_best_are_kept(tmp_path):
@@ -77,14 +69,14 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "a.pt").write_bytes((folder / "a.pt").read_bytes()[:-1]), "the manifest says"),
-        (lambda folder: (folder / "a.pt").write_bytes(bytes((folder / "a.pt").stat().st_size)), "SHA-256"),
+        (lambda folder: (folder / "a.pt").write_bytes((folder / "a.pt").read_bytes()[:-1]), "size or SHA-256"),
+        (lambda folder: (folder / "a.pt").write_bytes(bytes((folder / "a.pt").stat().st_size)), "size or SHA-256"),
         (lambda folder: (folder / "a.pt").unlink(), "missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest"),
         (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "digest"),
         (
             lambda folder: replace_in(folder / "manifest.json", '"format_version": 2', '"format_version": 1'),
-            "version 1",
+            "not of format version 2 .*format_version",
         ),
     ],
     ids=["truncated", "changed", "missing", "no manifest", "manifest changed", "older version"],

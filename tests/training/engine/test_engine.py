@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from common.errors import ConfigError, ResourceError
-from dataset.batches.loader import TrainingBatches
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import TrainingSteps
+from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
 from tests.dataset.store_fixtures import make_store
@@ -49,9 +52,8 @@ def test_a_step_of_the_masked_language_model_does_not_look_for_its_targets(proce
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
     config = tiny_config(tmp_path)
     engine = make_engine(1)
-    batches = TrainingBatches(
-        store, np.arange(3), data=config.data, batch=config.batch, masked_lm=MaskedLMSection(), seed=0
-    )
+    settings = PreparationSettings(config.data.max_length, 0, random_crops=True, masking=MaskedLMSection())
+    batches = TrainingSteps(ResidueSource(Store(store), settings), np.arange(3), batch=config.batch, seed=0)
     with batches, Operators() as operators:
         for batch in next(batches.epoch(0)):
             engine.backward(engine(batch).loss_sum, 1)
@@ -121,15 +123,6 @@ def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tm
     assert decaying["eps"] == 1e-3
 
 
-def test_placement_is_checked_at_the_first_call_alone(process_group, monkeypatch):
-    checks = []
-    monkeypatch.setattr("training.engine.engine.check_placement", lambda *arguments: checks.append(arguments))
-    engine = make_engine(2)
-    for _ in range(2):
-        train_step(engine)
-    assert len(checks) == 1
-
-
 def test_bf16_keeps_buffers_in_fp32(process_group):
     engine = make_engine(2, "bf16", task="autoencoder")
     assert {b.dtype for b in engine.module.buffers() if b.is_floating_point()} == {torch.float32}
@@ -150,18 +143,13 @@ def test_fp16_without_gpu_is_refused(process_group):
         make_engine(2, "fp16")
 
 
-def test_settings_that_the_config_owns_are_refused(tmp_path):
+def test_settings_that_can_not_be_used_are_refused(tmp_path):
     path = tmp_path / "zero.yaml"
     path.write_text("train_batch_size: 3\n")
-    with pytest.raises(ConfigError, match="train_batch_size"):
-        deepspeed_settings(TrainingSection(), DeepSpeedSection(config=str(path)))
-
-
-def test_missing_settings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.yaml can't be read"):
-        deepspeed_settings(TrainingSection(), DeepSpeedSection(config=str(tmp_path / "none.yaml")))
-
-
-def test_offload_without_zero_is_refused():
-    with pytest.raises(ConfigError, match="stage 1 to 3"):
-        deepspeed_settings(TrainingSection(), DeepSpeedSection(stage=0, offload_optimizer=True))
+    for section, message in [
+        ({"config": str(path)}, "train_batch_size"),
+        ({"config": str(tmp_path / "none.yaml")}, r"none\.yaml can't be read"),
+        ({"stage": 0, "offload_optimizer": True}, "stage 1 to 3"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            deepspeed_settings(TrainingSection(), DeepSpeedSection(**section))

@@ -5,11 +5,8 @@ import torch
 
 from common.errors import ResourceError
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from train_config.monitoring_schema import MemoryGuardSection
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
-from training.engine.memory_guard import MemoryGuard, NewStartError
-from training.engine.memory_meter import MemoryMeter
 from training.loop.worker import train_worker
 
 FITS_TOKENS = 150
@@ -18,47 +15,6 @@ FITS_TOKENS = 150
 
 def out_of_memory() -> torch.OutOfMemoryError:
     return torch.OutOfMemoryError("injected: CUDA out of memory")
-
-
-def guard_in(folder, max_halvings=3, told=None) -> MemoryGuard:
-    meter = MemoryMeter(torch.device("cpu"))
-    told = [] if told is None else told
-    section = MemoryGuardSection(max_halvings=max_halvings)
-    return MemoryGuard(section, meter, folder / "guard.json", lambda message, parts: told.append(parts))
-
-
-class OneWorker:
-    """A control group of one."""
-
-    rank = 0
-
-    def from_rank_0(self, text: str) -> str:
-        return text
-
-
-class TestGuard:
-    def test_parts_double_are_told_once_each_and_kept(self, tmp_path):
-        told = []
-        guard = guard_in(tmp_path, told=told)
-        guard.halve("out")
-        guard.halve("out")
-        again = guard_in(tmp_path)
-        assert again.restore(OneWorker())
-        assert (told, again.parts) == ([2, 4], 4)
-
-    def test_new_start_is_worth_another_try_until_the_halvings_are_used_up(self, tmp_path):
-        guard = guard_in(tmp_path, max_halvings=1)
-        assert isinstance(guard.start_anew("out"), NewStartError)
-        assert NewStartError.retryable
-        with pytest.raises(ResourceError) as refused:
-            guard.start_anew("out")
-        assert not refused.value.retryable
-
-    def test_damaged_file_counts_as_none(self, tmp_path):
-        (tmp_path / "guard.json").write_text('{"parts"')
-        guard = guard_in(tmp_path)
-        assert not guard.restore(OneWorker())
-        assert guard.parts == 1
 
 
 def forward_needs_memory(monkeypatch, from_call=3) -> list[int]:

@@ -40,36 +40,6 @@ def test_collective_inside_the_backward_pass_counts_once_as_communication(now):
     assert (figures["backward_s"], figures["communication_s"]) == pytest.approx((3.0, 1.0))
 
 
-def test_collective_outside_a_pass_is_not_counted(now):
-    clock = StepClock(log_every_steps=1)
-    with clock.phase("checkpoint"), clock.collective():
-        now[0] += 1.0
-    clock.stepped(tokens=1)
-    figures = clock.read()
-    assert (figures["checkpoint_s"], figures["communication_s"]) == (1.0, 0.0)
-
-
-def test_figures_are_means_since_the_last_reading(now):
-    clock = StepClock(log_every_steps=2)
-    for seconds in (1.0, 3.0):
-        clock.start()
-        with clock.phase("forward"):
-            now[0] += seconds
-        clock.stepped(tokens=10)
-    assert clock.read()["forward_s"] == pytest.approx(2.0)
-    assert clock.read()["forward_s"] == 0.0
-
-
-def test_phase_that_fails_ends(now):
-    clock = StepClock(log_every_steps=1)
-    with pytest.raises(MemoryError), clock.phase("forward"):
-        raise MemoryError
-    with clock.phase("backward"):
-        now[0] += 1.0
-    clock.stepped(tokens=1)
-    assert clock.read()["backward_s"] == pytest.approx(1.0)
-
-
 class FakeEvent:
     """A CUDA event on a device that passes events only when it is let."""
 

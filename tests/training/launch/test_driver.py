@@ -162,9 +162,3 @@ def test_run_that_began_with_an_earlier_default_of_the_warm_up_is_the_same_run(f
     run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
     assert command(config) == 0
     assert "run tiny is finished" in capsys.readouterr().out
-
-
-def test_new_run_with_a_warm_up_as_long_is_refused_before_ray_starts(tmp_path):
-    config = settings(tmp_path, write_fasta(tmp_path / "a.fasta", seed=0), training={"max_steps": 5, "warmup_steps": 5})
-    with pytest.raises(ConfigError, match=r"warmup_steps \(5\) must be less than the 5 steps"):
-        train(config)

@@ -1,8 +1,6 @@
-import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from dataset.batches.splitting import split_records
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from tests.runs import tiny_config
@@ -12,18 +10,6 @@ from training.tasks.registry import task_plan
 from training.tasks.residues.plan import estimate_size, size_of_store
 
 WORKERS = Workers(count=2, cpus_each=1, use_gpu=False)
-
-
-def test_size_of_a_store_counts_what_is_trained_on(store_path, tmp_path):
-    config = tiny_config(tmp_path)
-    store = Store(store_path)
-    size = size_of_store(store, config.data)
-    assert size.exact
-    assert size.sequences < len(store)
-    assert size.tokens <= size.sequences * 64
-    training_lengths = store.lengths[split_records(store.sequence_hashes, config.data.validation_share)[0]]
-    assert size.cropped_sequences == np.count_nonzero(training_lengths > 62)
-    assert size.cropped_residues > 0
 
 
 def test_estimate_is_near_what_the_store_then_holds(tmp_path):
@@ -60,10 +46,8 @@ def test_plan_says_steps_and_memory(tmp_path):
 @pytest.mark.parametrize("end", [{"max_steps": 9}, {"max_steps": None, "epochs": 3}])
 def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
     training = tiny_config(tmp_path, training={**end, "warmup_steps": 9}).training
-    ((name, value),) = ((name, value) for name, value in end.items() if value)
-    with pytest.raises(
-        ConfigError, match=rf"warmup_steps \(9\) must be less than the 9 steps that training\.{name} {value} "
-    ):
+    name = list(end)[-1]
+    with pytest.raises(ConfigError, match=rf"warmup_steps \(9\) must be less than the 9 steps of training\.{name}"):
         check_warm_up(training, 9)
     check_warm_up(training, 10)
     check_warm_up(training.model_copy(update={"warmup_steps": None}), 1)

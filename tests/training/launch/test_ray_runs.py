@@ -24,7 +24,8 @@ from train_config.loading import dump_config
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointStore
 
-TIMEOUT_S = 180
+TIMEOUT_S = 600
+"""A step takes long on a machine that others keep busy."""
 SLOW_STEPS = {
     "batch": {"tokens": 2048, "global_tokens": 8192},
     "model": {"backbone": {"layers": 2, "hidden_size": 64, "heads": 4}},
@@ -36,7 +37,7 @@ SLOW_STEPS = {
 
 LOOP_FIGURES = ["rss_bytes", "cpu_percent", "step_s", "data_wait_s", "forward_s", "backward_s", "optimizer_s"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def start(
@@ -58,8 +59,7 @@ def start(
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    return output
+    return process.communicate(timeout=TIMEOUT_S)[0]
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
@@ -106,7 +106,7 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(undisturbed):
     assert AutoModel.from_pretrained(run.export).config.hidden_size == 64
     assert run.curves.read_bytes().startswith(b"\x89PNG")
     assert yaml.safe_load(run.config.read_text())["batch"]["tokens"] == 2048
-    assert CheckpointStore(run.checkpoints).latest() == "step-00000020"
+    assert (run.checkpoints / "latest").read_text() == "step-00000020\n"
     assert json.loads((run.path / "outcome.json").read_text())["status"] == "finished"
     run_id = run.wandb_run_id.read_text()
     files = list(run.path.glob("wandb/offline-run-*/*.wandb"))
@@ -156,7 +156,6 @@ def test_memory_that_ran_out_while_workers_wait_is_made_do_with_after_a_new_star
     assert train_losses(config) == pytest.approx(train_losses(undisturbed[0]), rel=1e-5)
 
 
-@pytest.mark.timeout(900)  # it starts the run four times
 def test_run_that_is_terminated_and_whose_driver_and_worker_are_killed_resumes_to_the_same_result(
     undisturbed, ray_address, tmp_path
 ):

@@ -21,13 +21,6 @@ def test_before_training_a_signal_raises(signum):
     assert stop.behind(KeyboardInterrupt()) == signum, "Ray's waits make a plain interrupt of it"
 
 
-def test_exit_is_a_signal_where_its_code_is_the_number_of_one():
-    stop = StopSignals()
-    assert stop.behind(SystemExit(signal.SIGTERM)) == signal.SIGTERM
-    assert stop.behind(SystemExit(1)) is None
-    assert stop.behind(KeyboardInterrupt()) == signal.SIGINT
-
-
 def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
     cleaned = []
     with pytest.raises(Interrupted), StopSignals():
@@ -72,11 +65,3 @@ def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(
         monkeypatch.setattr(signals, "REPEAT_S", 0.0)
         send(signal.SIGTERM)
         assert stop.expired
-
-
-def test_handlers_are_put_back(monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as stop:
-        assert stop.remaining_s(99.0) == 99.0
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before

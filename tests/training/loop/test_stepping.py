@@ -107,15 +107,6 @@ def test_gradient_and_sums_are_those_of_whole_batches(engine, passes, tmp_path):
     assert float(sums._sums["loss"]) == TOTAL
 
 
-def test_later_batches_are_taken_in_parts_without_being_tried_whole(tmp_path):
-    engine = Engine(forward_fits=10)
-    stepper = stepper_of(engine, tmp_path)
-    stepper.forward_backward(STEP, 32)
-    engine.forward_fits, engine.passes = 1000, []
-    stepper.forward_backward(STEP, 32)
-    assert engine.passes == [8, 8, 8, 8]
-
-
 @pytest.mark.parametrize("reduces", ["never", "late", "early"])
 @pytest.mark.parametrize("runs_out", [1, 2])
 def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
@@ -143,14 +134,6 @@ def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path):
     assert engine.collectives == 0
 
 
-@pytest.mark.parametrize("fits", [{"forward_fits": 10}, {"backward_fits": 10}], ids=["forward", "backward"])
-def test_several_workers_take_the_step_again_while_nobody_waits(fits, tmp_path):
-    engine = Engine(world_size=2, reduces="late", **fits)
-    stepper_of(engine, tmp_path).forward_backward(STEP, 32)
-    assert engine.passes == [8, 8, 8, 8]
-    assert engine.gradient == TOTAL
-
-
 @pytest.mark.parametrize("where", ["forward_fits", "backward_fits"])
 def test_single_sequence_that_does_not_fit_is_refused_by_its_length(where, tmp_path):
     engine = Engine(**{where: 10})
@@ -175,8 +158,3 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
     engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
-
-
-def test_without_a_guard_running_out_is_raised():
-    with pytest.raises(torch.OutOfMemoryError):
-        Stepper(Engine(forward_fits=1), Others(), StepClock(1)).forward_backward(STEP, 32)

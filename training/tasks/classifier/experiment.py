@@ -1,8 +1,6 @@
 """The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
 
-In: a labelled store (:mod:`dataset.labels.store`), the run's tokenizer. Out: packed batches with labels, and metrics
-of an evaluation that are computed from the predictions of all workers together, not from means of each.
-
+Metrics of an evaluation are computed from the predictions of all workers together, not from means of each.
 Shape legend: N sequences, C labels.
 """
 
@@ -27,10 +25,9 @@ from dataset.labels.store import LabelledStore, stage_sequences
 from dataset.packed_batch import PackedBatch, has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
-from model.backbones.base import layer_groups
+from model.backbones.base import decayed_rates
 from model.export.classifier import export_classifier
 from model.metrics.classification import classification_metrics
-from model.parameter_groups import decayed_rates
 from model.tasks.base import TaskModel, TaskOutput, targets_of
 from model.tasks.classifier import Classifier, build_classifier
 from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
@@ -91,8 +88,7 @@ class ClassifierExperiment(Experiment):
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         """Compute the features of a frozen backbone, or find them, and take batches of these.
 
-        Raises:
-            ConfigError: sequences are cropped at random, so that no features could be kept of them.
+        Raises ConfigError where sequences are cropped at random, so that no features can be kept of them.
         """
         backbone, data = self._config.model.backbone, self._config.data
         if not (backbone.frozen and backbone.cache_features):
@@ -142,7 +138,7 @@ class ClassifierExperiment(Experiment):
         if decay == 1.0:
             return {}
         assert isinstance(model, Classifier)
-        return dict(decayed_rates(layer_groups(model.backbone), decay))
+        return dict(decayed_rates(model.backbone, decay))
 
     def evaluate(
         self, engine: TrainingEngine, control: ControlGroup, stop_requested: Callable[[], bool]

@@ -1,9 +1,6 @@
 """Features of a frozen backbone, computed by all workers before the first step and kept for every run after it.
 
-In: a classifier whose backbone is frozen, labelled records. Out: a :class:`~dataset.batches.feature_store.FeatureStore`
-that has all of them. Each worker computes a share of what is missing and writes it shard by shard; what an interrupted
-run has written stays.
-
+Each worker computes a share of what is missing and writes it shard by shard; what an interrupted run has written stays.
 Shape legend: N sequences, T tokens of a batch, D channels.
 """
 
@@ -70,23 +67,10 @@ def ensure_features(
 ) -> tuple[FeatureStore, float]:
     """Compute what is missing, all workers together, and open all there is. Every worker calls it.
 
-    Args:
-        model: whose backbone is frozen; left as it is.
-        source: gives the tokens of records, without chance.
-        records: (N,) whose sequences are wanted.
-        hashes: of every record of the source, by its sequence.
-        path: folder of this fingerprint.
-        amp_dtype: precision of the forward pass.
-        max_tokens: token budget of a batch.
-        context: rank and device.
-        control: of all workers.
-
-    Returns:
-        The features, and the share of the records whose features were there already.
-
-    Raises:
-        DataError: what is there is damaged.
-        ResourceError: the disk is full or can't be written.
+    ``records`` (N,) are those wanted of the source, which crops without chance; ``hashes`` are of all its sequences,
+    ``path`` is the folder of this fingerprint, ``max_tokens`` the budget of a batch. Returns the features and the share
+    of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
+    disk can't be written.
     """
     distinct, first, uses = np.unique(hashes[records], return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)

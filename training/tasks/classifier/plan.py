@@ -1,6 +1,5 @@
 """The data of a classifier before training: prepared, counted, and held against the model that is to take it.
 
-In: the config. Out: the labelled store with its tokens, how much there is to train on, how many parameters that takes.
 Imports neither torch nor transformers, so that a plan and a refusal are there at once.
 """
 
@@ -106,11 +105,7 @@ class ClassifierPlan(TaskPlan):
         )
 
     def _check_network(self, facts: BackboneFacts, longest: int, special: int) -> None:
-        """Refuse what the backbone can't take, before any worker has started.
-
-        Raises:
-            ConfigError: sequences of so many tokens, or ZeRO-3.
-        """
+        """Raise ConfigError for sequences of more tokens than the backbone takes, or ZeRO-3 that it can't have."""
         if facts.longest is not None and longest > facts.longest:
             raise ConfigError(
                 f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {facts.longest}: "

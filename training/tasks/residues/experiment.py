@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
-from dataset.batches.loader import TrainingBatches, ValidationBatches
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
-from dataset.batches.steps import TrainingSteps
+from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.store.reader import Store
 from dataset.store.staging import stage_once
 from model.backbones.residues import residue_tokenizer
@@ -32,17 +32,18 @@ class ResidueExperiment(Experiment):
         self._store = Store(path)
         self.checksum = self._store.checksum
         training, held_out = split_records(self._store.sequence_hashes, config.data.validation_share)
-        common: dict[str, Any] = {
-            "data": config.data,
-            "batch": config.batch,
-            "masked_lm": self.masking(config.model),
-            "rank": context.rank,
-            "world_size": context.world_size,
-        }
-        batches = TrainingBatches(self._store.path, training, seed=config.run.seed, **common)
-        self.batches, self.cropped = batches, batches.cropped
-        self.validation = ValidationBatches(
-            self._store.path, held_out, max_batches=config.training.evaluation_batches, **common
+        data, masking = config.data, self.masking(config.model)
+        place = {"rank": context.rank, "world_size": context.world_size}
+        settings = PreparationSettings(data.max_length, config.run.seed, random_crops=True, masking=masking)
+        source = ResidueSource(self._store, settings, data.num_workers, data.prefetch)
+        self.batches = TrainingSteps(source, training, batch=config.batch, seed=config.run.seed, **place)
+        self.cropped = source.count_cropped(training)
+        self.validation = ValidationSteps(
+            ResidueSource(self._store, PreparationSettings(data.max_length, 0, random_crops=False, masking=masking)),
+            held_out,
+            batch=config.batch,
+            max_batches=config.training.evaluation_batches,
+            **place,
         )
 
     @staticmethod

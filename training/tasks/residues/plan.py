@@ -31,11 +31,7 @@ class ResiduePlan(TaskPlan):
     @staticmethod
     @abstractmethod
     def count_parameters(section: ModelSection) -> ParameterCount:
-        """Return the model's parameters, and those to train.
-
-        Raises:
-            ConfigError: the model is impossible.
-        """
+        """Return the model's parameters, and those to train; ConfigError for an impossible model."""
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         self._parameters()  # refuses an impossible model before the data is read
@@ -79,11 +75,7 @@ def size_of_store(store: Store, data: DataSection) -> DataSize:
 
 
 def estimate_size(data: DataSection) -> DataSize:
-    """Estimate the size of training on the source, reading no more than the head of the files.
-
-    Raises:
-        DataError: a file is missing or damaged in what was read.
-    """
+    """Estimate the size of training on the source, reading no more than the head of the files."""
     if len(data.source) == 1 and (Path(data.source[0]) / MANIFEST_FILE).is_file():
         return size_of_store(Store(data.source[0]), data)
     lengths, share_read = _head_lengths(data)

@@ -1,4 +1,8 @@
-"""The embedded sample of labelled texts: what customers of a shop want, in a sentence or two.
+"""The embedded labelled samples: proteins by their location in the cell, messages to a shop by their intent.
+
+Proteins are those of :mod:`dataset.store.sample` with the signals written in by which cells sort them, whatever their
+family: so a family says nothing, and a model has to find the signals. Signals wear off by substitutions, some beyond
+recognition, and KDEL, which counts at the end alone, also stands inside proteins of every location.
 
 A message is one of its intent's requests with words for its blanks, maybe with a remark that says nothing of the
 intent (some quote another request), a greeting and a slip of the keyboard. Some requests belong to two intents.
@@ -8,10 +12,102 @@ Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.store.sample import sample_records
+
+_WORN_AT_MOST = 0.5
+_MISLEADING = 0.2
+_HELIX_TURN = 3.6
+_SEGMENT = 20
+"""Residues that span a membrane."""
+
+
+def located_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
+    random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
+    for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
+        location = _LOCATIONS[int((random.random() > _CUMULATIVE).sum())]
+        if random.random() < _MISLEADING:
+            sequence = _written(sequence, "KDEL", _inside(sequence, 4, random))
+        for signal, start in _SIGNALS[location](sequence, random):
+            sequence = _written(sequence, _worn(signal, random), start)
+        yield f"{location}_{number:05d}", sequence
+
+
+_Signals = list[tuple[str, int]]
+"""Signals and where each begins."""
+
+
+def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
+    """A nuclear localisation signal like KKKRK of SV40 (Kalderon et al. 1984)."""
+    signal = "P" + _drawn("KKR", 5, random)
+    return [(signal, _inside(sequence, len(signal), random))]
+
+
+def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
+    """Hydrophobic segments, one in each of equal parts of the sequence."""
+    part = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
+    starts = range(1, len(sequence) - part + 2, part)
+    return [
+        (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((part - _SEGMENT) * random.random())) for start in starts
+    ]
+
+
+def _out_of_the_cell(sequence: str, random: np.random.Generator) -> _Signals:
+    """A signal peptide: positive, hydrophobic, and the AXA before the cut (von Heijne 1983)."""
+    core = _drawn("LLLLAVIF", 8 + int(6 * random.random()), random)
+    return [("M" + _drawn("KRNS", 2, random) + core + _drawn("GSTP", 2, random) + f"A{_drawn('LSTQ', 1, random)}A", 0)]
+
+
+def _kept_in_the_reticulum(sequence: str, random: np.random.Generator) -> _Signals:
+    """A signal peptide, and KDEL at the end (Munro and Pelham 1987)."""
+    return [*_out_of_the_cell(sequence, random), (_drawn("KKKHR", 1, random) + "DEL", len(sequence) - 4)]
+
+
+def _into_the_mitochondrion(sequence: str, random: np.random.Generator) -> _Signals:
+    """A helix at the start with arginines on one side and no acids (von Heijne 1986)."""
+    turns = [math.cos(2 * math.pi * at / _HELIX_TURN) for at in range(16 + int(10 * random.random()))]
+    return [("M" + "".join(_drawn("RRK" if turn > 0.5 else "LASLAGSV", 1, random) for turn in turns), 0)]
+
+
+_SIGNALS: dict[str, Callable[[str, np.random.Generator], _Signals]] = {
+    "cytoplasm": lambda _sequence, _random: [],
+    "nucleus": _to_the_nucleus,
+    "membrane": _into_the_membrane,
+    "secreted": _out_of_the_cell,
+    "mitochondrion": _into_the_mitochondrion,
+    "endoplasmic_reticulum": _kept_in_the_reticulum,
+}
+_LOCATIONS = tuple(_SIGNALS)
+_CUMULATIVE = np.cumsum([0.26, 0.20, 0.18, 0.14, 0.12])
+
+
+def _worn(signal: str, random: np.random.Generator) -> str:
+    """A signal with substitutions: few as a rule, up to half of it."""
+    share = _WORN_AT_MOST * random.random() ** 3
+    replaced = _drawn(AMINO_ACIDS, len(signal), random)
+    worn = random.random(len(signal)) < share
+    return "".join(new if change else old for old, new, change in zip(signal, replaced, worn, strict=True))
+
+
+def _written(sequence: str, signal: str, start: int) -> str:
+    return sequence[:start] + signal + sequence[start + len(signal) :]
+
+
+def _inside(sequence: str, length: int, random: np.random.Generator) -> int:
+    """Start of ``length`` residues that are neither the first nor at the end."""
+    return 1 + int((len(sequence) - length - 1) * random.random())
+
+
+def _drawn(letters: str, count: int, random: np.random.Generator) -> str:
+    return "".join(letters[int(place * len(letters))] for place in random.random(count))
+
 
 _REQUESTS = {
     "track_order": ("where is my {item}", "when will the {item} arrive", "{ask} has my {parcel} been shipped yet",
