@@ -1,8 +1,6 @@
 """Advice from measured facts: the one place that says what limits a run and which setting to change.
 
-In: :class:`Facts`, of which each caller fills in what it measured (a search its best trial, a benchmark its stages, a
-GPU log its utilisation, an alert a share). Out: :class:`Advice`, the costliest first, each with a finding that carries
-its number and with actions that name the setting by its key. A new rule is a line in :data:`RULES`.
+Each caller fills in what it measured of :class:`Facts`. A new rule is a line in :data:`RULES`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """metrics.jsonl: what a run measured, one JSON object a line; its writer and its reader.
 
-Training rank 0 writes it, everything else (progress line, W&B, curves) reads it, so that none of them can disturb a
-step. A record has a ``kind`` ("train", "validation" or "event"), a ``step`` and a ``time`` (Unix seconds); what else it
-has is for those who write and show it. NaN and infinities, which JSON lacks, become null, and the record then carries
-``"nonfinite": true``. The files of samples and alerts are of the same make, with records of kinds of their own
-("sample", "alert"), of which one step may have many.
+Training rank 0 writes it, everything else (progress line, W&B, curves) reads it. A record has a ``kind`` ("train",
+"validation" or "event"), a ``step`` and a ``time`` (Unix seconds). NaN and infinities, which JSON lacks, become null,
+and the record then carries ``"nonfinite": true``. The files of samples and alerts are of the same make, with records of
+kinds of their own ("sample", "alert"), of which one step may have many.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from common.errors import DataError
@@ -37,17 +35,9 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 
 
 def decode_record(line: bytes) -> Record:
-    """Return the record of a line.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the record of a line. Raises ValueError where it is none."""
     record = json.loads(line)
-    if (
-        not isinstance(record, dict)
-        or not isinstance(record.get("kind"), str)
-        or not isinstance(record.get("step"), int)
-    ):
+    if not (isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)):
         raise ValueError("not an object with kind and step")
     if record["kind"] in _TIMED and not isinstance(record.get("time"), int | float):
         raise ValueError("no time")
@@ -57,8 +47,7 @@ def decode_record(line: bytes) -> Record:
 def read_metrics(path: Path | str) -> list[Record]:
     """All records of the file, in order. A partial last line, left by a killed writer, is passed over.
 
-    Raises:
-        DataError: a line before the last is not a JSON object, or the file can't be read.
+    Raises DataError where a line before the last is not a record, or the file can't be read.
     """
     return [record for _, record in _lines_with_records(Path(path))]
 
@@ -101,9 +90,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> int:

@@ -1,7 +1,7 @@
 """Followers of the files that a run writes: one file of records, and all of a run merged by time.
 
-They only read, stop at nothing, and hold little of a file in memory: a file may appear late, end in a partial line, be
-replaced by a resumed run, or be out of reach for a while. A line that can't be read is counted and passed over.
+They only read, and hold little of a file in memory: a file may appear late, end in a partial line, be replaced by a
+resumed run, or be out of reach for a while. A line that can't be read is counted and passed over.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ class RecordTail:
 class RunTail:
     """Follows the metrics, samples and alerts of a run.
 
-    Args:
-        run: its folder.
-        live: only what is written from now on.
-        warn: called with one line where a file can't be read, once for each cause.
+    ``live`` gives only what is written from now on. ``warn`` is called with one line where a file can't be read, once
+    for each cause.
     """
 
     def __init__(self, run: RunFolder, live: bool = False, warn: Callable[[str], None] = logger.warning) -> None:

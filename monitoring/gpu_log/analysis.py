@@ -1,8 +1,4 @@
-"""Analysis of a GPU log: utilisation, idle share, memory, throttling, and advice about them.
-
-In: a log from :func:`monitoring.gpu_log.reader.read_gpu_log`. Out: a :class:`GpuSummary` for each GPU; its advice comes
-from :mod:`monitoring.advice`.
-"""
+"""Analysis of a GPU log: utilisation, idle share, memory and throttling of each GPU, and advice about them."""
 
 from __future__ import annotations
 

@@ -24,14 +24,9 @@ _MOST_POINTS = 3000
 
 
 class Panel(NamedTuple):
-    """One metric over time.
+    """One metric over time: ``scale`` is the title's unit in the column's; the maximum of ``limit`` is drawn as a line.
 
-    Attributes:
-        title: with the unit.
-        metric: column to draw.
-        scale: of the column's unit in the title's.
-        limit: column whose maximum is drawn as a line.
-        shaded: stretches of :attr:`GpuSummary.spans_s` to shade.
+    ``shaded`` names stretches of :attr:`GpuSummary.spans_s`.
     """
 
     title: str

@@ -1,11 +1,8 @@
 """Memory, CPU, disk and network of the machine and of processes, by psutil.
 
 What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a
-container, memory is that of its cgroup where this is tighter than the machine's; disk and network are the machine's, or
-what the container sees of them.
-
-Resident memory of a worker is summed over it and the processes that it started (its loaders). Pages that they share
-(code, the mapped store, what a fork has not written to since) are counted in each of them, as ``top`` does.
+container, memory is that of its cgroup where this is tighter than the machine's. Resident memory of a worker is summed
+over it and the processes that it started (its loaders); pages that they share are counted in each, as ``top`` does.
 """
 
 from __future__ import annotations
@@ -55,11 +52,7 @@ class Rates:
 
 
 class HostSampler:
-    """Reads the machine.
-
-    Args:
-        clock: seconds; for tests.
-    """
+    """Reads the machine. ``clock`` gives seconds; for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._io = Rates(clock)
@@ -81,12 +74,7 @@ class HostSampler:
 
 
 class ProcessSampler:
-    """Reads processes and all that they started, each once.
-
-    Args:
-        processes: default: this one.
-        clock: seconds; for tests.
-    """
+    """Reads processes (by default this one) and all that they started, each once."""
 
     def __init__(
         self, processes: Sequence[psutil.Process] | None = None, clock: Callable[[], float] = time.monotonic

@@ -1,7 +1,6 @@
 """Names, units and meanings of the sampled metrics: the list that Prometheus, dashboards and docs share.
 
-:func:`find` gives the metric of a full name (``gpu/3/power_w``: metric ``gpu/{gpu}/power_w`` of GPU 3). ``{gpu}`` is
-NVML's index on its machine, ``{worker}`` the rank.
+``{gpu}`` is NVML's index on its machine, ``{worker}`` the rank.
 """
 
 from __future__ import annotations

@@ -115,11 +115,8 @@ def describe_throttling(reasons: int) -> list[str]:
 class NvmlDevices:
     """The GPUs of this machine; not for several threads at once.
 
-    None where NVML can't be used, which is no cause for a warning on a machine that has no GPU.
-
-    Args:
-        warn: called with one line, once for each cause, when NVML can't be used or a GPU can't be read any more.
-        clock: seconds; for tests.
+    None where NVML can't be used. ``warn`` is called with one line, once for each cause, when it should be usable or a
+    GPU can't be read any more. ``clock`` gives seconds; for tests.
     """
 
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:

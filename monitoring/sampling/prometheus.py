@@ -1,9 +1,7 @@
-"""Figures to Prometheus, through the port that Ray opens on each machine for it.
+"""Metrics to Prometheus, through the port that Ray opens on each machine for it.
 
-Values by name become one gauge a metric (:mod:`monitoring.sampling.metric_names`), named
-``ray_esmeray_...`` by the time Prometheus sees it, with the tags ``worker`` and ``host``, and ``gpu`` where there is
-one for each. Ray hands values on every few seconds and forgets them when the worker's process ends. Where Ray does not
-run in this process (torchrun, a single process), there is nothing to export to.
+A metric is one gauge, ``ray_esmeray_...`` by the time Prometheus sees it, with the tags ``worker`` and ``host``, and
+``gpu`` where there is one for each. Where Ray does not run in this process, there is nothing to export to.
 """
 
 from __future__ import annotations
@@ -26,12 +24,7 @@ def ray_is_running() -> bool:
 
 
 class PrometheusExporter:
-    """The gauges of one worker.
-
-    Args:
-        worker: its rank.
-        host: name of its machine.
-    """
+    """The gauges of one worker, by its rank, on its machine."""
 
     def __init__(self, worker: int, host: str) -> None:
         self._tags = {"worker": str(worker), "host": host}

@@ -2,10 +2,8 @@
 
 A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
 noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``figures``: values by the names of
-:mod:`monitoring.sampling.metric_names`. The same values go to Prometheus. W&B, alerts and the live view follow
-the file.
-
-Nothing here raises into the run or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
+:mod:`monitoring.sampling.metric_names`. Nothing here raises into the run or waits for a GPU's kernels: what fails is
+one warning, and the rest is sampled.
 """
 
 from __future__ import annotations

@@ -43,11 +43,7 @@ def new_run_id() -> str:
 class WandbFollowers:
     """The processes of one run: one, or one for each worker (``wandb.runs``).
 
-    Args:
-        section: mode, runs and timeouts.
-        run: its folder, with config.yaml and the W&B run's id.
-        workers: how many the run has.
-        warn: called with the one warning that W&B may cause.
+    ``warn`` is called with the one warning that W&B may cause.
     """
 
     def __init__(

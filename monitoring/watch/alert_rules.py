@@ -25,10 +25,10 @@ UNTHROTTLED_S = 60.0
 FINITE_RECORDS = 3
 """Finite losses in a row after which the loss counts as finite again."""
 LEAK_EPOCHS = 5
-"""Epochs whose peaks are compared; the first of a process, in which caches fill, is left out. An even number of steps
-from peak to peak: peaks that only go up and down have a median of none."""
+"""Epochs whose peaks are compared, without a process's first, in which caches fill. Odd, so that peaks that only go up
+and down have a median growth of none."""
 LEAK_FLOOR_BYTES = 16 << 20
-"""Growth in an epoch that is never told from the allocator's own."""
+"""Growth in an epoch that may be the allocator's own."""
 GIB = 1 << 30
 
 

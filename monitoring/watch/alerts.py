@@ -68,13 +68,7 @@ class _Latch:
 
 
 class Alerts:
-    """Turns records into alerts.
-
-    Args:
-        settings: thresholds.
-        interval_s: seconds between samples.
-        clock: seconds; for tests.
-    """
+    """Turns records into alerts; samples come every ``interval_s``. ``clock`` gives seconds; for tests."""
 
     def __init__(self, settings: AlertsSection, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules: list[Rule] = rules(settings)
@@ -133,10 +127,7 @@ class Alerts:
 class AlertSink:
     """Writes the run's alerts.jsonl; a sink of :class:`~monitoring.watch.run_watcher.RunWatcher`.
 
-    Args:
-        path: alerts.jsonl; made with the first alert. What an earlier start of the run left raised is cleared.
-        settings: thresholds.
-        interval_s: seconds between samples.
+    ``path`` is made with the first alert. What an earlier start of the run left raised is cleared.
     """
 
     def __init__(self, path: Path, settings: AlertsSection, interval_s: float) -> None:

@@ -37,12 +37,9 @@ LOWEST_METRIC = -1.0
 
 
 def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:
-    """Draw the curves of a run to ``path``, a PNG, which is replaced only when the new one is complete.
+    """Draw the records of metrics.jsonl to ``path``, a PNG, which is replaced only when the new one is complete.
 
-    Args:
-        records: of metrics.jsonl, in order. Where a step occurs twice (resumed), the last counts.
-        path: the PNG.
-        title: heading, such as the run's name.
+    Where a step occurs twice (resumed), the last counts.
     """
     kinds = _by_kind(records)
     figure = new_figure(11, 6.4, title)

@@ -151,20 +151,15 @@ class RunState:
         return None if self.has_ended or not self.steps else self.pace.seconds_left(self.total_steps)
 
     def step_split(self) -> dict[str, float]:
-        """Return the seconds of a step that each part takes, by the last steps, or else the workers' samples.
+        """Return the seconds of a step that each part takes; "other" is what no part covers.
 
-        "other" is what no part covers; checkpoints lie between steps.
+        Checkpoints lie between steps.
         """
         whole = self.pace.mean("step_s")
         if whole is None:
             return {}
-        split: dict[str, float] = {}
-        for part in STEP_PARTS:
-            sampled = [worker.metrics.get(f"worker/{rank}/{part}_s") for rank, worker in self.workers.items()]
-            known = [value for value in sampled if value is not None]
-            value = self.pace.mean(f"{part}_s")
-            if value is not None or known:
-                split[part] = sum(known) / len(known) if value is None else value
+        means = {part: self.pace.mean(f"{part}_s") for part in STEP_PARTS}
+        split = {part: mean for part, mean in means.items() if mean is not None}
         within = sum(value for part, value in split.items() if part != "checkpoint")
         return {**split, "other": max(0.0, whole - within)}
 

@@ -34,13 +34,8 @@ class Sink(Protocol):
 class RunWatcher:
     """Follows a run in a daemon thread.
 
-    What is in the files at this moment is history, which sinks don't get.
-
-    Args:
-        run: its folder.
-        sinks: where each record goes, in this order.
-        poll_s: seconds between looks at the files.
-        warn: what to call with the line that says that a sink was dropped, or a file is damaged.
+    What is in the files at this moment is history, which sinks don't get; each new record goes to them in order.
+    ``warn`` is called with the line that says that a sink was dropped, or a file is damaged.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Curves and bars made of characters, for terminals.
-
-In: numbers. Out: :class:`rich.text.Text`, as wide as asked.
-"""
+"""Curves and bars made of characters, for terminals."""
 
 from __future__ import annotations
 
@@ -42,12 +39,7 @@ def stacked_bar(parts: Sequence[tuple[float, str]], width: int) -> Text:
 def chart(values: Sequence[float | None], width: int, height: int, colour: str, low: float | None = None) -> Text:
     """A curve of filled columns, ``height`` lines high; each column is the mean of its share of the values.
 
-    Args:
-        values: in order; None and NaN leave gaps.
-        width: columns.
-        height: lines.
-        colour: of the columns.
-        low: what an empty column stands for. Default: a little under the smallest.
+    None and NaN leave gaps. ``low`` is what an empty column stands for; by default a little under the smallest value.
     """
     columns = _columns(values, width)
     known = [value for value in columns if value is not None]

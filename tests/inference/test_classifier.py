@@ -11,7 +11,6 @@ from common.errors import ConfigError, ResourceError
 from dataset.labels.label_space import LabelSpace
 from inference.classifier import ClassifierPipeline, Predictions
 from inference.exported import config_of, model_folder
-from model.backbones.lora import is_adapted
 from model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from model.tasks.losses import probabilities
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
@@ -101,9 +100,9 @@ def test_an_adapter_is_merged():
     model, _ = tiny_classifier(**lora)
     with torch.no_grad():
         expected = torch.cat([model.logits(shared().pack([text])) for text in PROTEINS]).softmax(-1)
-    assert is_adapted(model.backbone)
+    assert hasattr(model.backbone.model, "peft_config")
     made = pipeline(model_settings=lora)
-    assert not is_adapted(made.model.backbone)
+    assert not hasattr(made.model.backbone.model, "peft_config")
     np.testing.assert_allclose(made.predict(PROTEINS).probabilities, expected.numpy(), rtol=0, atol=1e-5)
 
 

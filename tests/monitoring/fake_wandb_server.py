@@ -1,7 +1,6 @@
 """A W&B server for tests, on 127.0.0.1, that answers what wandb 0.31 needs to record a run.
 
-``behaviour`` can be changed at any time: "answer"; "silent" takes a request and never answers; "unauthorised" answers
-401.
+``behaviour`` can be changed at any time: "answer", or "unauthorised", which answers 401.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ class FakeWandbServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behaviour = "answer"
-        self.stopping = threading.Event()
         self.requests: list[str] = []
         self.history: list[dict[str, Any]] = []
         """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
@@ -51,7 +49,6 @@ def fake_wandb_server() -> Iterator[FakeWandbServer]:
     try:
         yield server
     finally:
-        server.stopping.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -63,10 +60,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.server.behaviour == "silent":
-            self.server.stopping.wait()
-            self.close_connection = True
-            return
         if self.server.behaviour == "unauthorised":
             self._answer(401, {"errors": [{"message": "permission denied"}]})
             return
@@ -116,13 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         summary = {key: value for row in rows for key, value in row.items()}
         counts = {"historyLineCount": len(rows), "eventsLineCount": 0, "logLineCount": 0}
         tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
-        described: dict[str, Any] = {
-            "displayName": "n",
-            "config": "{}",
-            "tags": [],
-            "notes": None,
-            "wandbConfig": '{"t": 1}',
-        }
+        described = {"displayName": "n", "config": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
         return {"id": "cg==", "name": "r", "summaryMetrics": json.dumps(summary), **counts, **tails, **described}
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:

@@ -27,13 +27,7 @@ IDLE, POWER_CAP, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x20, 0x40
 
 
 class Machine:
-    """The state of G GPUs in each of S seconds, each (G, S); healthy until a test changes it.
-
-    Args:
-        seconds: of work.
-        gpus: how many.
-        seed: of the noise.
-    """
+    """The state of G GPUs in each of S seconds, each (G, S); healthy until a test changes it."""
 
     def __init__(self, seconds: int = 300, gpus: int = 1, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)

@@ -53,10 +53,6 @@ def test_advice_is_ordered_by_cost():
     assert _topics(Facts(idle=0.1, utilisation=0.4, memory=0.3)) == ["utilisation", "idle", "memory unused"]
 
 
-def test_a_healthy_gpu_needs_no_advice():
-    assert _topics(Facts(utilisation=0.97, idle=0.01, power=0.9, memory=0.8, thermal=0.0, power_capped=0.01)) == []
-
-
 def test_a_compared_setting_is_advised_only_where_its_whole_interval_says_so():
     faster, noise = (Comparison("training.amp_dtype", "none", "bf16", 2.0, low, 2.2) for low in (1.9, 0.9))
     assert "2.00 times (1.90 to 2.20)" in str(advise(Facts(compared=(faster,)))[0])

@@ -33,14 +33,6 @@ def test_records_of_all_files_come_by_time(run):
     assert times(tail.poll()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_samples_of_one_step_are_all_given(run):
-    path = sample_file(run.monitoring, 0)
-    tail = RunTail(run)
-    append(path, sample(0, 1, step=7), sample(0, 2, step=7))
-    append(path, sample(0, 3, step=7))
-    assert times(tail.poll()) == [1, 2, 3]
-
-
 @pytest.mark.parametrize("live", [True, False])
 def test_worker_that_appears_late_is_given_from_its_first_sample(run, live):
     append(sample_file(run.monitoring, 0), sample(0, 1))
@@ -94,19 +86,6 @@ def test_history_of_any_length_takes_little_memory(run, live):
 
 def steps(records: Iterable[Record]) -> list[int]:
     return [record["step"] for record in records]
-
-
-def test_file_that_appears_late_and_grows_in_pieces_is_followed(tmp_path):
-    path = tmp_path / "m.jsonl"
-    tail = RecordTail(path)
-    assert steps(tail.poll()) == []
-    line = encode_record(train(1, 1))
-    with path.open("wb", buffering=0) as file:
-        file.write(line[:5])
-        assert steps(tail.poll()) == []
-        file.write(line[5:])
-        assert steps(tail.poll()) == [1]
-        assert steps(tail.poll()) == []
 
 
 def test_what_is_present_is_left_out_and_steps_repeated_by_a_resumed_run_are_given(tmp_path):

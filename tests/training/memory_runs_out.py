@@ -23,7 +23,6 @@ FAILING_PASS = 15
 
 
 def loop_without_memory(arguments: dict[str, Any]) -> None:
-    """What Ray Train runs in each worker."""
     config = Config.model_validate(arguments["config"])
     ran_out_before = RunFolder(config.run.storage_path, config.run.name).memory_guard.exists()
     if ray.train.get_context().get_world_rank() == 1 and not ran_out_before:

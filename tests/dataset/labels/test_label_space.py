@@ -22,6 +22,7 @@ several_names = st.lists(names, min_size=2, max_size=30).filter(lambda labels: l
 @given(labels=several_names)
 def test_names_come_back_from_their_targets(labels):
     space = LabelSpace.of(labels, "multiclass", ["label"])
+    assert LabelSpace.of(labels[::-1], "multiclass", ["label"]) == space, "in any order of the records"
     targets = space.encode(labels)
     assert targets.dtype == np.int64
     assert [space.names[code] for code in targets] == labels
@@ -46,13 +47,6 @@ def test_letters_come_back_from_their_targets(labels):
     space = LabelSpace.of(labels, "per_residue", ["label"])
     targets = space.encode(labels)
     assert "".join(space.names[code] if code >= 0 else "." for code in targets) == "".join(labels)
-
-
-@settings(deadline=None)
-@given(labels=several_names, data=st.data())
-def test_the_order_of_records_does_not_change_what_a_number_stands_for(labels, data):
-    reordered = data.draw(st.permutations(labels))
-    assert LabelSpace.of(reordered, "multiclass", []) == LabelSpace.of(labels, "multiclass", [])
 
 
 @pytest.mark.parametrize(
@@ -87,10 +81,6 @@ def test_an_unseen_label_is_named_with_its_record(kind, training, labels, label,
     assert (str(again), again.label, again.index) == (str(raised.value), label, index)
 
 
-def test_of_two_classes_the_second_by_name_is_the_positive_one():
-    assert LabelSpace.of(["yes", "no", "yes"], "binary", ["label"]).names == ("no", "yes")
-
-
 def test_unseen_labels_may_be_left_without_a_target():
     classes = LabelSpace("multiclass", ("a", "b"))
     assert classes.encode(["b", "z"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET]
@@ -101,29 +91,20 @@ def test_unseen_labels_may_be_left_without_a_target():
 
 
 def test_the_mappings_are_those_that_hugging_face_knows(tmp_path):
-    space = LabelSpace("binary", ("no", "yes"))
+    space = LabelSpace.of(["yes", "no", "yes"], "binary", ["label"])
     space.save(tmp_path)
     assert LabelSpace.load(tmp_path) == space
-    assert json.loads((tmp_path / "label_mappings.json").read_text()) == {
-        "kind": "binary",
-        "id2label": {"0": "no", "1": "yes"},
-        "label2id": {"no": 0, "yes": 1},
-    }
+    mappings = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+    assert json.loads((tmp_path / "label_mappings.json").read_text()) == {"kind": "binary", **mappings}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '{"kind": "multiclass", "id2label": {"0": "a"}, "label2id": {"b": 0}}',
-        '{"kind": "other", "id2label": {"0": "a"}, "label2id": {"a": 0}}',
-        '{"kind": "multiclass", "id2label": null, "label2id": {}}',
-    ],
-)
-def test_damaged_mappings_are_refused(tmp_path, text):
-    (tmp_path / "label_mappings.json").write_text(text)
-    with pytest.raises(DataError, match=r"label_mappings\.json: damaged"):
-        LabelSpace.load(tmp_path)
+def test_damaged_mappings_are_refused(tmp_path):
+    mapping = '{{"kind": "{}", "id2label": {}, "label2id": {{"a": 0}}}}'
+    unequal, other_kind = mapping.format("multiclass", '{"0": "b"}'), mapping.format("other", '{"0": "a"}')
+    for text in ("{", "[]", unequal, other_kind, mapping.format("multiclass", "null")):
+        (tmp_path / "label_mappings.json").write_text(text)
+        with pytest.raises(DataError, match=r"label_mappings\.json: damaged"):
+            LabelSpace.load(tmp_path)
     (tmp_path / "label_mappings.json").unlink()
     with pytest.raises(DataError, match="can't be read: No such file"):
         LabelSpace.load(tmp_path)

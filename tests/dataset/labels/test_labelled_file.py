@@ -106,16 +106,13 @@ def test_numbers_are_a_regression_target(tmp_path):
     assert read(tmp_path / "in.fasta", kind="regression", header_field=1).labels.tolist() == [[0.5]]
 
 
-@pytest.mark.parametrize("source", ["header", "column"])
-def test_each_residue_has_a_letter_and_that_of_a_dropped_stop_goes_with_it(tmp_path, source):
+def test_each_residue_has_a_letter_and_that_of_a_dropped_stop_goes_with_it(tmp_path):
     rows = [("MKVL", "HH.E"), ("MK*", "CCH"), ("MJ", "C?")]
-    if source == "header":
-        path = write_fasta(tmp_path / "in.fasta", [(f"id{n} {labels}", text) for n, (text, labels) in enumerate(rows)])
-    else:
-        path = write_table(tmp_path / "in.csv", ("sequence", "label"), *rows)
-    records = read(path, kind="per_residue", header_field=1)
-    assert list(zip(records.texts, records.labels, strict=True)) == [("MKVL", "HH.E"), ("MK", "CC"), ("MX", "C?")]
-    assert counted(records) == {"stops_dropped": 1, "j_to_x": 1}
+    fasta = write_fasta(tmp_path / "in.fasta", [(f"id{n} {labels}", text) for n, (text, labels) in enumerate(rows)])
+    for path in (fasta, write_table(tmp_path / "in.csv", ("sequence", "label"), *rows)):
+        records = read(path, kind="per_residue", header_field=1)
+        assert list(zip(records.texts, records.labels, strict=True)) == [("MKVL", "HH.E"), ("MK", "CC"), ("MX", "C?")]
+        assert counted(records) == {"stops_dropped": 1, "j_to_x": 1}
 
 
 def test_many_files_are_read_in_order_and_rows_stay_apart(tmp_path):
@@ -141,22 +138,12 @@ def test_a_folder_stands_for_its_tables_and_fasta_files(tmp_path):
     assert "no such file" in refusal(tmp_path / "missing.csv")
 
 
-def test_the_split_column_says_who_is_held_out(tmp_path):
-    rows = [("MK", "x", name) for name in ("train", "Valid", "dev", " test ", "val", "validation", "training")]
-    path = write_table(tmp_path / "in.csv", ("sequence", "label", "set"), *rows)
-    parts = ["training", "validation", "validation", "test", "validation", "validation", "training"]
-    assert read(path, split="column", split_column="set").parts == parts
-
-
-@pytest.mark.parametrize("name", ["in.csv", "in.fasta"])
-def test_files_to_be_labelled_need_no_labels(tmp_path, name):
-    if name == "in.csv":
-        path = write_table(tmp_path / name, ("sequence",), ("MK",), ("ML",))
-    else:
-        path = write_fasta(tmp_path / name, [("row1", "MK"), ("row2", "ML")])
-    records = read(path, with_labels=False, weight_column="w", split="column", split_column="s")
-    assert (records.ids, records.texts) == (["row1", "row2"], ["MK", "ML"])
-    assert (records.labels, records.weights, records.parts) == (None, None, None)
+def test_files_to_be_labelled_need_no_labels(tmp_path):
+    fasta = write_fasta(tmp_path / "in.fasta", [("row1", "MK"), ("row2", "ML")])
+    for path in (fasta, write_table(tmp_path / "in.csv", ("sequence",), ("MK",), ("ML",))):
+        records = read(path, with_labels=False, weight_column="w", split="column", split_column="s")
+        assert (records.ids, records.texts) == (["row1", "row2"], ["MK", "ML"])
+        assert (records.labels, records.weights, records.parts) == (None, None, None)
 
 
 def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
@@ -164,15 +151,10 @@ def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
     path = write_table(tmp_path / "in.csv", ("id", "sequence", "label"), *rows, ("f", "M1", "z"), ("g", "*", "z"))
     skipping = dict.fromkeys(["bad_characters", "empty_sequences", "empty_texts", "missing_labels"], "skip")
     records = read(path, id_column="id", duplicate_ids="rename", **skipping)
-    assert records.ids == ["a", "a.2"]
-    assert records.labels == ["x", "y"]
+    assert (records.ids, records.labels) == (["a", "a.2"], ["x", "y"])
     assert records.counts.records_read == 8
-    assert counted(records) == {
-        "records_skipped_bad_characters": 2,
-        "records_skipped_empty": 2,
-        "records_skipped_missing_label": 2,
-        "ids_renamed": 1,
-    }
+    skipped = [f"records_skipped_{why}" for why in ("bad_characters", "empty", "missing_label")]
+    assert counted(records) == {"ids_renamed": 1, **dict.fromkeys(skipped, 2)}
     assert records.place(1) == f"record 'a.2' ({path}, row 2)"
 
 

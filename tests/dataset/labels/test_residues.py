@@ -31,16 +31,12 @@ def files(folder: Path, labels: list = LABELS, mask: list | None = None) -> dict
     return named if mask is None else named | {"mask_file": str(write_fasta(folder / "mask.fasta", mask))}
 
 
-def test_labels_find_their_sequences_by_id_and_masked_residues_are_not_known(tmp_path, sequences):
+def test_labels_find_their_sequences_by_id_with_masks_and_who_is_held_out(tmp_path, sequences):
     records: LabelledRecords = read(sequences, **files(tmp_path))
     assert list(zip(records.ids, records.labels, strict=True)) == [("a", "CHE"), ("b", "HHEC"), ("c", "EE")]
     assert read(sequences, **files(tmp_path, mask=MASK)).labels == [".HE", "HHEC", "E."]
-
-
-def test_headers_of_labels_say_who_is_held_out(tmp_path, sequences):
-    records = read(sequences, **files(tmp_path), **BY_HEADER)
-    assert records.parts == ["training", "validation", "test"]
-    assert read(sequences, **files(tmp_path)).parts is None
+    assert records.parts is None
+    assert read(sequences, **files(tmp_path), **BY_HEADER).parts == ["training", "validation", "test"]
 
 
 @pytest.mark.parametrize(

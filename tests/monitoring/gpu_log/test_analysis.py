@@ -78,12 +78,6 @@ def test_short_and_unspecific_throttling_is_found(tmp_path):
     assert found == [{"heat"}, {"heat"}, {"power limit"}]
 
 
-def test_several_troubles_are_all_found(tmp_path):
-    cool, hot = summaries(gpu_traces.troubled(), tmp_path)
-    assert topics(cool) == {"idle", "memory full"}
-    assert topics(hot) == {"idle", "memory full", "heat"}
-
-
 def test_memory_load_and_errors_are_judged(tmp_path):
     little, slow, cold, broken = Machine(), Machine(), Machine(), Machine()
     little.memory[:] = 0.35

@@ -72,7 +72,9 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {"one": disk})
     monkeypatch.setattr(psutil, "net_io_counters", lambda: net)
     sampler = HostSampler(clock=lambda: now)
-    assert not [name for name in sampler.read() if "per_s" in name]
+    first = sampler.read()
+    assert not [name for name in first if "per_s" in name]
+    assert first["mem/host_used_bytes"] + first["mem/host_available_bytes"] == first["mem/host_total_bytes"]
     now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the network's counter of sent bytes began anew
     rates = {name: value for name, value in sampler.read().items() if "per_s" in name}
     assert rates == {
@@ -82,40 +84,11 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     }
 
 
-def test_bytes_on_a_volume_of_a_disk_are_counted_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_BLOCKS", tmp_path)
-    (tmp_path / "sda" / "device").mkdir(parents=True)
-    (tmp_path / "dm-0").mkdir()
-    disks = {"sda": Bytes(500, 100), "dm-0": Bytes(500, 100)}
-    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: disks)
-    assert host._disks() == [disks["sda"]]
-    (tmp_path / "sda" / "device").rmdir()
-    assert len(host._disks()) == 2, "in a container that shows no devices, all there is"
-
-
-def test_machine_without_disks_or_network_has_no_such_figures(monkeypatch):
-    monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {})
-    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
-    sampler = HostSampler()
-    sampler.read()
-    assert {name.split("/")[0] for name in sampler.read()} <= {"mem", "cpu"}
-
-
-def test_cpu_of_the_machine_is_known_from_the_second_reading_on():
-    sampler = HostSampler()
-    assert "cpu/percent" not in sampler.read()
-    assert 0 <= sampler.read()["cpu/percent"] <= 100
-
-
-def test_memory_used_and_available_are_the_whole():
-    figures = HostSampler().read()
-    used, available = figures["mem/host_used_bytes"], figures["mem/host_available_bytes"]
-    assert used + available == figures["mem/host_total_bytes"]
-    assert used > 0
-
-
 def test_tighter_limit_of_a_container_counts(cgroups):
     (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
+    (cgroups / "cgroup" / "memory.max").write_text(f"{100 * GIB}\n")
+    (cgroups / "cgroup" / "memory.current").write_text("0\n")
+    assert memory_of_this_machine() == Memory(8 * GIB, 6 * GIB), "a looser limit"
     (cgroups / "cgroup" / "memory.max").write_text(f"{2 * GIB}\n")
     (cgroups / "cgroup" / "memory.current").write_text(f"{GIB}\n")
     (cgroups / "cgroup" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\n")
@@ -141,10 +114,3 @@ def test_limit_of_the_older_cgroups_counts(cgroups):
     (own / "memory.usage_in_bytes").write_text(f"{2 * GIB}\n")
     (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0\n")
     assert memory_of_this_machine() == Memory(GIB, GIB // 2)
-
-
-def test_looser_limit_or_none_leaves_the_machines_memory(cgroups):
-    (cgroups / "proc" / "self" / "cgroup").write_text("0::/\n")
-    (cgroups / "cgroup" / "memory.max").write_text(f"{100 * GIB}\n")
-    (cgroups / "cgroup" / "memory.current").write_text("0\n")
-    assert memory_of_this_machine() == Memory(8 * GIB, 6 * GIB)

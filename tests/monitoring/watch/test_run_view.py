@@ -81,20 +81,6 @@ def test_header_tells_how_far_and_how_long(run):
     assert "12.3k tokens/s" in text
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda folder: None, "not begun"),
-        (lambda folder: folder.mkdir(), "it has no config.yaml yet"),
-        (lambda folder: Run(folder), "starting  no step is done yet"),
-        (lambda folder: Run(folder).started(), "starting"),
-    ],
-)
-def test_run_that_has_not_begun_is_shown_as_such(tmp_path, make, word):
-    make(tmp_path / "mine")
-    assert word in shown(RunState(tmp_path / "mine"), now=BEGUN + 1)
-
-
 def test_view_goes_from_nothing_to_the_end(tmp_path):
     state = RunState(tmp_path / "mine")
     assert "not begun" in shown(state)
@@ -167,15 +153,6 @@ def test_rewound_run_forgets_what_is_void(run):
     assert len(state.steps) == 20
 
 
-def test_repeated_steps_of_a_resumed_run_count_once(run):
-    run.started().metrics(*(train(step) for step in range(1, 31)))
-    run.metrics(*(train(step, loss=1.0) for step in range(21, 26)))
-    state = RunState(run.path)
-    state.update()
-    assert [record["step"] for record in state.steps] == list(range(1, 26))
-    assert state.steps[-1]["loss"] == 1.0
-
-
 def test_time_between_two_attempts_is_no_part_of_a_step(run):
     run.started().metrics(*(train(step) for step in range(1, 31)))
     run.metrics({"kind": "event", "step": 30, "event": "resumed", "time": BEGUN + 5000})
@@ -198,17 +175,11 @@ def test_devices_are_shown_with_load_memory_and_why_they_are_slow(run):
     }
     run.started().metrics(train(1)).sample(0, figures, time=BEGUN + 1)
     text = shown(RunState(run.path), now=BEGUN + 2, width=160)
-    assert "GPU 0" in text
-    assert "93%" in text
-    assert "40.0G" in text
-    assert "88°C 512W" in text
-    assert "hardware thermal slowdown" in text
-    assert "GPU 1" in text
-    assert "37%" in text
+    for words in ("GPU 0", "93%", "40.0G", "88°C 512W", "hardware thermal slowdown", "GPU 1", "37%"):
+        assert words in text
 
 
-@pytest.mark.parametrize("width", [80, 95, 96, 160])
-@pytest.mark.parametrize("rate", [0.0, 2.4e9])
+@pytest.mark.parametrize(("width", "rate"), [(80, 2.4e9), (96, 2.4e9), (160, 0.0)])
 def test_disk_is_shown_whole_at_any_width(run, width, rate):
     figures = {
         "mem/host_total_bytes": 1024.0 * GIB,
@@ -270,36 +241,12 @@ def test_split_of_a_step_adds_up(run):
         assert words in text
 
 
-def test_parts_that_the_loop_does_not_log_come_from_the_samples(run):
-    run.started().metrics(train(1))
-    run.sample(0, {"worker/0/forward_s": 0.2}, time=BEGUN).sample(1, {"worker/1/forward_s": 0.1}, time=BEGUN)
-    state = RunState(run.path)
-    state.update()
-    assert state.step_split()["forward"] == pytest.approx(0.15)
-
-
-def test_loss_that_is_not_finite_is_shown_as_such(run):
-    run.started().metrics(train(1), train(2, loss=float("nan"), skipped_steps=1))
-    text = shown(RunState(run.path))
-    assert "NaN" in text
-    assert "1 skipped" in text
-
-
 def test_markup_in_a_runs_files_is_text(run):
     run.files.config.write_text("run: {name: '[red]x[/red]'}\n")
     run.started().metrics(train(1)).alert("memory", "raised", "[bold]98[/bold]", BEGUN)
     text = shown(RunState(run.path))
     assert "[red]x[/red]" in text
     assert "[bold]98[/bold]" in text
-
-
-@pytest.mark.parametrize("content", ["run: [", "", "just text", "\x00"])
-def test_half_written_config_is_read_again_later(run, content):
-    run.started().metrics(train(1)).files.config.write_text(content)
-    state = RunState(run.path)
-    assert "step 1/100" in shown(state)
-    run.files.config.write_text("run: {name: whole}\n")
-    assert "whole" in shown(state)
 
 
 def test_folder_that_can_not_be_read_for_a_while_is_said(run, monkeypatch):
@@ -318,7 +265,7 @@ def test_folder_that_can_not_be_read_for_a_while_is_said(run, monkeypatch):
     assert "step 1/100" in text
 
 
-@pytest.mark.parametrize("width", [60, 95, 96, 200])
+@pytest.mark.parametrize("width", [60, 96, 200])
 def test_nothing_is_wider_than_the_terminal(run, width):
     figures = {"gpu/0/util": 93.0, "mem/host_total_bytes": 64.0 * GIB, "cpu/percent": 3.0}
     run.started().metrics(*(train(step) for step in range(1, 90))).sample(0, figures, time=BEGUN)
@@ -327,27 +274,19 @@ def test_nothing_is_wider_than_the_terminal(run, width):
     assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize("width", [1, 7, 40])
-@pytest.mark.parametrize("share", [None, float("nan"), -1.0, 0.0, 0.499, 0.999, 1.0, 7.0])
-def test_bar_is_as_wide_as_asked(share, width):
-    assert len(bar(share, width, "blue")) == width
+def test_half_written_config_is_read_again_later(run):
+    run.started().metrics(train(1)).files.config.write_text("run: [")
+    state = RunState(run.path)
+    assert "step 1/100" in shown(state)
+    run.files.config.write_text("run: {name: whole}\n")
+    assert "whole" in shown(state)
 
 
-@pytest.mark.parametrize("values", [[1, 1, 1], [0.1, 0.2, 99.0], [1e-9] * 7, [5.0]])
-def test_stacked_bar_is_filled(values):
-    assert len(stacked_bar([(value, "red") for value in values], 31)) == 31
-
-
-def test_chart_falls_with_its_values():
-    first, last = chart([4.0, 3.0, 2.0, 1.0], 4, 2, "blue").plain.split("\n")
-    assert first == "█▆  " or first[0] == "█"
-    assert first[-1] == " "
-    assert last[0] == "█"
-    assert last[-1] in "▁▂"
-
-
-@pytest.mark.parametrize("values", [[], [None], [float("nan"), None], [2.0], [0.0, 0.0], [1.0, None, 1.0]])
-def test_chart_of_anything_has_its_size(values):
+@pytest.mark.parametrize("values", [[], [None], [2.0], [float("nan"), 0.5, 1.0, 7.0]])
+def test_charts_of_anything_have_their_size(values):
+    for share in values:
+        assert len(bar(share, 7, "blue")) == 7
+    assert len(stacked_bar([(0.1, "red"), (0.2, "red"), (99.0, "red")], 31)) == 31
     lines = chart(values, 12, 3, "blue").plain.split("\n")
     assert len(lines) == 3
     assert max(map(len, lines)) <= 12

@@ -14,7 +14,6 @@ from training.checkpoints.resuming import check_resume, check_worker_count, is_f
 
 @pytest.fixture
 def begun(tmp_path):
-    """A run that was started once."""
     config = tiny_config(tmp_path)
     run = run_folder(config)
     run.path.mkdir()

@@ -1,5 +1,3 @@
-"""DeepSpeed's operators are compiled in a folder that no killed process leaves locked."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Memory that runs out, by injection and by a limit: the losses are those of a run in which it does not."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Memory that runs out on one of two workers: neither waits for the other for ever, and no loss changes."""
-
 import pytest
 import torch.distributed as dist
 
@@ -33,13 +31,11 @@ def train_rank(rank: int, runs: list[tuple[dict, str | None]], store_path: str) 
 
 
 def train(pair: WorkerPair, store_path: str, *runs: tuple[Config, str | None]) -> None:
-    """The runs one after the other, each with its fault."""
     run_folder(runs[0][0]).path.mkdir(parents=True, exist_ok=True)
     pair.run(train_rank, [(config.model_dump(), fault) for config, fault in runs], store_path)
 
 
 def config_for(folder, **changes) -> Config:
-    """Four micro-batches a step, two on each worker."""
     base = {
         "model": {"task": "masked_lm"},
         "batch": {"global_tokens": 1024},
@@ -50,7 +46,6 @@ def config_for(folder, **changes) -> Config:
 
 @pytest.fixture(scope="module")
 def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
-    """Runs by name."""
     folder = tmp_path_factory.mktemp("trained")
     runs = [("undisturbed", {}, None), ("forward", {}, "forward")]
     for stage, amp_dtype, offload in ENGINES:
@@ -70,7 +65,6 @@ def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
 
 
 def parts(config: Config) -> list[tuple[int, int]]:
-    """The guard's events, as step and parts."""
     return [(event["step"], event["parts"]) for event in events(config, "memory_guard")]
 
 

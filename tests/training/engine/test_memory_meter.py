@@ -1,5 +1,3 @@
-"""Peak memory is what was really in use since the reset; a limit on the CPU stands in for a device's memory."""
-
 from __future__ import annotations
 
 import psutil

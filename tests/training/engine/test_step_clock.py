@@ -1,5 +1,3 @@
-"""Where the time of a step goes."""
-
 import pytest
 import torch
 
@@ -8,7 +6,6 @@ from training.engine.step_clock import PHASES, StepClock
 
 @pytest.fixture
 def now(monkeypatch) -> list[float]:
-    """A clock that stands still; its one item is the time."""
     time = [100.0]
     monkeypatch.setattr("training.engine.step_clock.time.perf_counter", lambda: time[0])
     return time

@@ -1,5 +1,3 @@
-"""What the driver refuses before anything of a run is written and before Ray starts; a dry run refuses alike."""
-
 from __future__ import annotations
 
 import gzip
@@ -33,7 +31,6 @@ def write_fasta(path: Path, seed: int) -> str:
 
 
 def finish(config: Config) -> None:
-    """Train to the end, as the driver would on Ray."""
     run = run_folder(config)
     run.path.mkdir(parents=True)
     run.config.write_text(dump_config(with_absolute_paths(config, run)))
@@ -42,7 +39,6 @@ def finish(config: Config) -> None:
 
 @pytest.fixture(scope="module")
 def finished(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A finished run on a FASTA file; the settings that the command line gave it."""
     folder = tmp_path_factory.mktemp("finished")
     config = settings(folder, write_fasta(folder / "clean.fasta", seed=0))
     finish(config)
@@ -66,7 +62,6 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(run: RunFolder) -> dict[str, str]:
-    """Every file of the run's folder but the lock, and what is in it."""
     files = (path for path in run.path.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

@@ -1,5 +1,3 @@
-"""Whole runs by train_ray.py on a real Ray cluster: two workers, ZeRO-2, and what happens when processes are killed."""
-
 import json
 import os
 import re
@@ -43,7 +41,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def start(
     config: Config, address: str, *overrides: str, program: tuple[str, ...] = ("train_ray.py",)
 ) -> subprocess.Popen:
-    """train_ray.py with this config, as a user starts it, or a program that takes its options."""
     file = Path(config.run.storage_path) / "config.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_config(config))
@@ -83,7 +80,6 @@ def worker_process(config: Config, rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(ray_address, tmp_path_factory) -> tuple[Config, str]:
-    """A run that nothing happened to, and what it printed."""
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"), **SLOW_STEPS)
     watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
     process = start(config, ray_address, "--wandb.mode", "offline", *watched)

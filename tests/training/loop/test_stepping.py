@@ -1,5 +1,3 @@
-"""The order in which a step's batches are taken, with and without memory enough."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Two processes train what one trains: losses and weights, fp32, 1e-5."""
-
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ def train_rank(rank: int, config: dict, store_path: str) -> None:
 
 
 def train_with(workers: int, config: Config, store_path: str, pair: WorkerPair) -> None:
-    """Train with one worker, which is this process in its own process group, or with two."""
     (Path(config.run.storage_path) / config.run.name).mkdir(parents=True, exist_ok=True)
     if workers == 1:
         train_worker(config, WorkerContext(), store_path)

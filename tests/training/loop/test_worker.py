@@ -1,5 +1,3 @@
-"""The loop of one worker, in this process, without Ray."""
-
 import hashlib
 import json
 import pickle
@@ -35,7 +33,6 @@ def train(config, store_path) -> Outcome:
 
 @pytest.fixture(scope="module")
 def undisturbed(process_group, store_path, tmp_path_factory):
-    """A run that was never stopped: its losses and weights."""
     config = tiny_config(tmp_path_factory.mktemp("undisturbed"))
     train(config, store_path)
     return config
@@ -52,13 +49,11 @@ def stopped(process_group, store_path, tmp_path_factory):
 
 @pytest.fixture
 def stopped_at_6(stopped, tmp_path):
-    """A copy of the stopped run, to be resumed."""
     shutil.copytree(run_folder(stopped).path, tmp_path / "tiny")
     return stopped.model_copy(update={"run": stopped.run.model_copy(update={"storage_path": str(tmp_path)})})
 
 
 def stop_after(config, store_path, step) -> None:
-    """Train until this step, as a driver that hears Ctrl-C would have it."""
     run = run_folder(config)
     run.path.mkdir(parents=True, exist_ok=True)
 
@@ -115,7 +110,6 @@ def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
 
 
 def damage(folder) -> None:
-    """Change one bit."""
     path = next(folder.rglob("*optim_states.pt"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -157,7 +151,6 @@ def test_stop_during_an_evaluation_is_heard(store_path, tmp_path):
 
 
 def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
-    """Even with a manifest that vouches for it."""
     marker = tmp_path / "ran"
 
     class Payload:
@@ -175,7 +168,6 @@ def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
 
 
 def vouch_for(folder, path) -> None:
-    """Make the manifest agree with what the file holds now."""
     manifest = CheckpointFolder(folder).manifest()
     content = path.read_bytes()
     name = str(path.relative_to(folder))
@@ -189,7 +181,6 @@ def validations(config) -> list[dict]:
 
 
 def spoil(monkeypatch, steps) -> None:
-    """Make the loss NaN in these steps (from 0)."""
     honest = TrainingEngine.backward
     calls = {"step": 0}
     honest_step = TrainingEngine.step

@@ -1,5 +1,3 @@
-"""A classifier learns from labelled files, is judged over all workers exactly, and its export predicts the same."""
-
 from __future__ import annotations
 
 import json
@@ -47,7 +45,6 @@ def write_table(path: Path, header: str, rows: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Path:
-    """150 proteins of three classes that their composition tells apart."""
     draw = random.Random(0)
     rows = []
     for number in range(150):
@@ -62,7 +59,6 @@ def config_of(folder: Path, table: Path, **changes: dict) -> Config:
 
 
 def prepared(config: Config) -> Path:
-    """The data, and the folder of a run that was accepted."""
     run = run_folder(config)
     plan = ClassifierPlan(config)
     path = plan.prepare(run.stores)
@@ -98,7 +94,6 @@ def test_it_learns_what_can_be_learnt_and_its_metrics_are_those_of_scikit_learn(
 
 
 def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledStore) -> None:
-    """Of the evaluation that the exported weights come from, over the whole held-out part at once."""
     targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
     chosen = predicted.argmax(1)
     expected = {
@@ -115,7 +110,6 @@ def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledS
 
 
 def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
-    """Targets and predicted probabilities of the validation."""
     texts = [labelled.text(index) for index in labelled.validation.tolist()]
     return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
 
@@ -166,7 +160,6 @@ def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_
 
 
 def copy_of(config: Config, folder: Path) -> RunFolder:
-    """The run's folder, to be changed."""
     shutil.copytree(run_folder(config).path, folder / config.run.name)
     return RunFolder(folder, config.run.name)
 
@@ -368,7 +361,6 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
 
 
 def hit_rate(config: Config) -> float:
-    """What the run's last sample says of its kept features."""
     samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
     return samples[-1]["figures"]["worker/0/feature_cache_hit_rate"]
 

@@ -1,5 +1,3 @@
-"""Every task that a config can name has a driver's and a workers' side."""
-
 from typing import get_args
 
 import pytest
