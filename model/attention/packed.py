@@ -45,7 +45,20 @@ def attend(
     int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
-        return _flash_segments(query, key, value, cu_seqlens, max_seqlen, scaling, causal)
+        out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
+            query,
+            key,
+            value,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            scale=scaling,
+            window_size=(-1, 0) if causal else (-1, -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(out_THd, Tensor)
+        return out_THd
     if not causal and dropout == 0.0 and kernel_takes(query, key):
         return cpu_attention(query, key, value, cu_seqlens, scaling)
     return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
@@ -107,26 +120,6 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
         and head <= _LARGEST_FLASH_HEAD
         and head % _FLASH_HEAD_MULTIPLE == 0
     )
-
-
-def _flash_segments(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, scaling: float, causal: bool
-) -> Tensor:
-    """One kernel for all sequences, with no synchronisation."""
-    out_THd = varlen_attn(
-        query,
-        key,
-        value,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        scale=scaling,
-        window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    assert isinstance(out_THd, Tensor)
-    return out_THd
 
 
 @torch.compiler.disable

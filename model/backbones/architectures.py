@@ -132,17 +132,6 @@ def is_causal(config: Any) -> bool:
 def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
     """One of :data:`model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
     layers, hidden_size, heads = drawn_size(section)
-    if section.source == "bert":
-        return BertConfig(
-            vocab_size=vocabulary_size,
-            pad_token_id=pad,
-            hidden_size=hidden_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=4 * hidden_size,
-            max_position_embeddings=_BERT_POSITIONS,
-            attention_probs_dropout_prob=0.0,  # dropped scores would rule out the kernels of packed attention
-        )
     if section.source == "t5":
         return T5Config(
             vocab_size=vocabulary_size,
@@ -154,18 +143,19 @@ def _drawn_config(section: BackboneSection, vocabulary_size: int, pad: int) -> P
             d_ff=gated_inner_size(hidden_size),
             feed_forward_proj="gated-gelu",
         )
+    size: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "pad_token_id": pad,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    if section.source == "bert":  # dropped scores would rule out the kernels of packed attention
+        size |= {"max_position_embeddings": _BERT_POSITIONS, "attention_probs_dropout_prob": 0.0}
+        return BertConfig(**size, intermediate_size=4 * hidden_size)
+    size |= {"num_key_value_heads": heads, "intermediate_size": gated_inner_size(hidden_size)}
     kind: Any = {"qwen2": Qwen2Config, "llama": LlamaConfig}[section.source]
-    return kind(
-        vocab_size=vocabulary_size,
-        pad_token_id=pad,
-        bos_token_id=None,
-        eos_token_id=None,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=gated_inner_size(hidden_size),
-    )
+    return kind(**size, bos_token_id=None, eos_token_id=None)
 
 
 def _folder_config(section: BackboneSection) -> PreTrainedConfig:

@@ -114,13 +114,9 @@ def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
     """One EsmLayer: pre-norm attention and feed-forward, each added to its input."""
     attention, output = layer.attention, layer.attention.output
     attended_TD = _self_attention(attention.self, attention.LayerNorm(hidden_TD), layout)
-    hidden_TD = _add(output.dropout, output.dense(attended_TD), hidden_TD)
+    hidden_TD = hidden_TD + output.dropout(output.dense(attended_TD))
     inner = functional.gelu(layer.intermediate.dense(layer.LayerNorm(hidden_TD)))
-    return _add(layer.output.dropout, layer.output.dense(inner), hidden_TD)
-
-
-def _add(dropout: nn.Dropout, update_TD: Tensor, hidden_TD: Tensor) -> Tensor:
-    return hidden_TD + dropout(update_TD)
+    return hidden_TD + layer.output.dropout(layer.output.dense(inner))
 
 
 def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:

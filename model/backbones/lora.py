@@ -57,11 +57,6 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     backbone.lora_export = section.export
 
 
-def is_adapted(backbone: PackedBackbone) -> bool:
-    """Whether the backbone has an adapter that is not merged."""
-    return next(_adapted_layers(backbone.model), None) is not None
-
-
 def merge(backbone: PackedBackbone) -> None:
     """Add each update to the weights that it adapts and remove the adapter, in place; nothing if there is none.
 

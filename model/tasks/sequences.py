@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from common.errors import DataError
 from dataset.packed_batch import PackedBatch
-from dataset.tokens.esm import RESIDUE_TABLE, UNK, packed_from_tokens, sequence_lengths, tokenize_residue_texts
+from dataset.tokens.esm import packed_from_tokens, sequence_lengths, tokenize_residue_texts
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-
-_RESIDUES = frozenset(chr(code) for code in range(RESIDUE_TABLE.size) if RESIDUE_TABLE[code] != UNK)
 
 
 def pack_in_order(sequences: Iterable[str], max_tokens: int) -> Iterator[PackedBatch]:
@@ -33,19 +31,10 @@ def pack_in_order(sequences: Iterable[str], max_tokens: int) -> Iterator[PackedB
 def _pack(sequences: list[str], first: int) -> PackedBatch:
     tokens_T = tokenize_residue_texts(sequences)
     if tokens_T is None:
-        raise DataError(_refusal(sequences, first))
+        wrong = next(index for index, text in enumerate(sequences) if tokenize_residue_texts([text]) is None)
+        place = next(place for place, letter in enumerate(sequences[wrong]) if tokenize_residue_texts([letter]) is None)
+        raise DataError(
+            f"sequence {first + wrong} (counted from 0) has {sequences[wrong][place]!r} at position {place + 1}, which "
+            "is no residue of the ESM alphabet; use upper-case letters, and X for an unknown residue"
+        )
     return packed_from_tokens(tokens_T, sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE)
-
-
-def _refusal(sequences: list[str], first: int) -> str:
-    """Where among the sequences, of which the first has this index, the first character stands that is no residue."""
-    index, place, character = next(
-        (index, place, character)
-        for index, sequence in enumerate(sequences, first)
-        for place, character in enumerate(sequence, 1)
-        if character not in _RESIDUES
-    )
-    return (
-        f"sequence {index} (counted from 0) has {character!r} at position {place}, which is no residue of "
-        "the ESM alphabet; use upper-case letters, and X for an unknown residue"
-    )

@@ -21,7 +21,7 @@ from inference.classifier_profile import (
     measure_whole,
     trace,
 )
-from inference.labelled import LabelledTexts, kept_rows
+from inference.labelled import LabelledTexts
 from model.metrics.classification import classification_metrics
 from tools._profile_classifier.report import best_row, draw_comparison
 
@@ -95,7 +95,7 @@ class Profiler:
         metrics: dict[str, float] = {}
         targets = self._texts.targets
         if targets.size:
-            rows = kept_rows(predictions)
+            rows = predictions.kept_residues()
             kept = targets if rows is None else targets[rows]
             metrics = classification_metrics(self._pipeline.label_space.kind, predictions.probabilities, kept)
         self._profile["steps"]["whole_file"] = {**facts, "figures": metrics}

@@ -10,7 +10,7 @@ import torch
 from common.errors import ConfigError, DataError
 from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import build_backbone
-from model.backbones.lora import adapt, is_adapted, linear_layers, load_adapter, merge, merged_state, save_adapter
+from model.backbones.lora import adapt, linear_layers, load_adapter, merge, merged_state, save_adapter
 from model.backbones.lora_targets import chosen_layers
 from tests.model.support import assert_near, random_sequences
 from train_config.classifier_schema import LoraSection
@@ -79,7 +79,7 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_those_there_are(name):
 def test_a_frozen_backbone_can_not_be_adapted_and_rank_0_adapts_nothing():
     made = backbone(frozen=True)
     adapt(made, LoraSection(rank=0))
-    assert not is_adapted(made)
+    assert not hasattr(made.model, "peft_config")
     with pytest.raises(ConfigError, match=r"frozen .* can't both be set"):
         adapt(made, LoraSection(rank=2))
 
@@ -104,7 +104,7 @@ def test_merging_keeps_the_features_and_removes_the_adapter(source):
     names = backbone(source).state_dict().keys()
     merge(made)
     assert_near(made(BATCH), features)
-    assert made.state_dict().keys() == names and not is_adapted(made) and not trainable(made)
+    assert made.state_dict().keys() == names and not hasattr(made.model, "peft_config") and not trainable(made)
 
 
 def test_the_merged_state_is_that_of_merging_and_changes_nothing():
