@@ -20,7 +20,7 @@ from inference.classifier_profile import (
     measure_whole,
     trace,
 )
-from inference.labelled import LabelledTexts, kept_rows
+from inference.labelled import LabelledTexts
 from model.metrics.classification import classification_metrics
 from tools._profile_classifier.report import best_row, draw_comparison
 
@@ -99,7 +99,7 @@ def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callab
     )
     metrics: dict[str, float] = {}
     if texts.targets.size:
-        rows = kept_rows(predictions)
+        rows = predictions.kept_residues()
         targets = texts.targets if rows is None else texts.targets[rows]
         metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
     return {**facts, "figures": metrics}
