@@ -79,18 +79,26 @@ class Predictions:
         likeliest = self.probabilities.argmax(-1).tolist()
         if kind != "per_residue":
             return [names[index] for index in likeliest]
-        letters = "".join(names[index] for index in likeliest)
-        return [
-            letters[start : start + head] + UNSEEN_RESIDUE * cut + letters[start + head : end]
-            for (start, end), cut in zip(self.spans(), self.cropped.tolist(), strict=True)
-            for head in [head_length(end - start, self.crop)]
-        ]
+        letters = np.array([names[index] for index in likeliest], dtype="<U1")
+        return ["".join(text) for text in self.of_whole_texts(letters, UNSEEN_RESIDUE)]
 
-    def spans(self) -> list[tuple[int, int]]:
-        """First row and the one after the last of each text, for per_residue."""
-        assert self.lengths is not None
-        ends = np.cumsum(self.lengths)
-        return list(zip((ends - self.lengths).tolist(), ends.tolist(), strict=True))
+    def kept_residues(self) -> NDArray[np.bool_] | None:
+        """(residues of the whole texts,) which have a prediction; None where a text has one, not its residues."""
+        if self.lengths is None:
+            return None
+        pieces = [np.ones(0, bool)]
+        for kept, cut in zip(self.lengths.tolist(), self.cropped.tolist(), strict=True):
+            head = head_length(kept, self.crop)
+            pieces += [np.ones(head, bool), np.zeros(cut, bool), np.ones(kept - head, bool)]
+        return np.concatenate(pieces)
+
+    def of_whole_texts(self, values_R: NDArray, missing: str | float) -> list[NDArray]:
+        """The values (R, ...) of each text's residues, with ``missing`` where one was cropped, for per_residue."""
+        kept = self.kept_residues()
+        assert kept is not None and self.lengths is not None
+        whole = np.full((kept.size, *values_R.shape[1:]), missing, dtype=values_R.dtype)
+        whole[kept] = values_R
+        return np.split(whole, np.cumsum(self.lengths + self.cropped))[: len(self)]
 
 
 @dataclass(frozen=True)

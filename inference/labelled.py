@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
-from dataset.batches.cropping import head_length
 from dataset.labels.conversion import ensure_labelled_store
 from dataset.labels.label_space import LabelSpace, UnseenLabelError, has_target
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
@@ -28,9 +26,6 @@ from train_config.classifier_schema import LabelsSection
 from train_config.schema import Config
 from train_config.section import STORES, Overrides
 from training.checkpoints.resuming import check_data
-
-if TYPE_CHECKING:
-    from inference.classifier import Predictions
 
 
 @dataclass(frozen=True)
@@ -111,17 +106,6 @@ def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     if not chosen.any():
         raise DataError("every record that the run was trained on is in the file as well: leave --baselines out")
     return _selected(texts, chosen)
-
-
-def kept_rows(predictions: Predictions) -> NDArray[np.bool_] | None:
-    """(R,) which residues of the whole texts have a prediction; None where a text has one, not its residues."""
-    if predictions.lengths is None:
-        return None
-    pieces: list[NDArray[np.bool_]] = []
-    for kept, cut in zip(predictions.lengths.tolist(), predictions.cropped.tolist(), strict=True):
-        head = head_length(kept, predictions.crop)
-        pieces += [np.ones(head, bool), np.zeros(cut, bool), np.ones(kept - head, bool)]
-    return np.concatenate(pieces)
 
 
 def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: Overrides) -> LabelsSection:

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dataset.batches.cropping import head_length
 from dataset.labels.label_space import LabelSpace
 from inference.classifier import Predictions
 
@@ -60,19 +59,8 @@ def _columns(ids: Sequence[str], found: Predictions, separator: str) -> list[Any
         words.append(found.labels(separator))
     if found.lengths is None:
         return words + list(found.probabilities.T)
-    texts = _residue_rows(found)
+    texts = found.of_whole_texts(found.probabilities, np.nan)
     return words + [[text[:, index] for text in texts] for index in range(found.label_space.num_outputs)]
-
-
-def _residue_rows(found: Predictions) -> list[np.ndarray]:
-    """(residues, C) of each text, NaN where a residue was cropped."""
-    rows = []
-    for (start, end), cut in zip(found.spans(), found.cropped.tolist(), strict=True):
-        kept = found.probabilities[start:end]
-        head = head_length(end - start, found.crop)
-        gap = np.full((cut, kept.shape[1]), np.nan, dtype=np.float32)
-        rows.append(np.concatenate((kept[:head], gap, kept[head:])))
-    return rows
 
 
 def _words(column: Any) -> list[str]:

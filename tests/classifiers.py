@@ -1,7 +1,5 @@
 """Tiny classifiers, and labelled files for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

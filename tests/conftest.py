@@ -1,7 +1,5 @@
 """Fixtures that tests of several parts share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """Tiny runs, and what is read back from their folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -49,7 +47,6 @@ def tiny_config(folder: Path, **changes: dict) -> Config:
 
 
 def run_folder(config: Config) -> RunFolder:
-    """The folder of a tiny run."""
     return RunFolder(config.run.storage_path, config.run.name)
 
 
@@ -65,7 +62,6 @@ def events(config: Config, name: str) -> list[dict]:
 
 
 def exported_weights(config: Config) -> dict[str, torch.Tensor]:
-    """Every tensor of the exported folder."""
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(run_folder(config).export.glob("*.safetensors")):
         weights |= {f"{path.name}/{name}": tensor for name, tensor in load_file(path).items()}

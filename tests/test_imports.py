@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.conftest import REPOSITORY
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -67,9 +67,8 @@ def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experime
 
 def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
     names = sorted(path.stem for path in (REPOSITORY / "tools").glob("[!_]*.py"))
-    for name, (code, heavy, said) in zip(
-        names, called([(f"tools.{name}", ["--help"]) for name in names], tmp_path), strict=True
-    ):
+    helps = called([(f"tools.{name}", ["--help"]) for name in names], tmp_path)
+    for name, (code, heavy, said) in zip(names, helps, strict=True):
         assert (code, heavy) == (0, []), said
         assert f"tools {name}" in said
 

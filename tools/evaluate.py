@@ -129,7 +129,6 @@ def _predicted(
     Of per-residue labels both are of the residues that are left of cropped sequences.
     """
     from inference.baselines import baselines
-    from inference.labelled import kept_rows
     from inference.report import Scored
 
     space = pipeline.label_space
@@ -140,7 +139,7 @@ def _predicted(
         content = config.model.tokenizer.content
         others = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
     targets = texts.targets
-    if (rows := kept_rows(found)) is not None:
+    if (rows := found.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
     counts = {name: number for name, number in texts.counts.items() if number}
     if cropped := int((found.cropped > 0).sum()):

@@ -82,17 +82,12 @@ def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
 
 
 @pytest.mark.parametrize(("amp_dtype", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
-def test_half_precision_gives_nearly_the_same_in_fp32(amp_dtype, tolerance):
+def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(amp_dtype, tolerance):
     found = pipeline(amp_dtype=amp_dtype).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, shared().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
-
-
-def test_casting_keeps_the_frequencies_of_rotary_positions():
-    made = pipeline("qwen2", amp_dtype="bf16")
-    buffers = {name: buffer for name, buffer in made.model.named_buffers() if "inv_freq" in name}
-    assert buffers and all(buffer.dtype == torch.float32 for buffer in buffers.values())
-    assert all(parameter.dtype == torch.bfloat16 for parameter in made.model.parameters())
+    buffers = dict(pipeline("qwen2", amp_dtype=amp_dtype).model.named_buffers())
+    assert {buffer.dtype for name, buffer in buffers.items() if "inv_freq" in name} == {torch.float32}
 
 
 def test_an_adapter_is_merged():

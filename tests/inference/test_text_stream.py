@@ -6,13 +6,9 @@ from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
 
 
-def stream(*paths, content="protein", labels=None, **ingest) -> TextStream:
-    return TextStream(
-        [str(path) for path in paths],
-        LabelsSection(**(labels or {})),
-        TokenizerSection(content=content),
-        IngestSection(**ingest),
-    )
+def stream(*paths, labels=None, **ingest) -> TextStream:
+    sections = LabelsSection(**(labels or {})), TokenizerSection(), IngestSection(**ingest)
+    return TextStream([str(path) for path in paths], *sections)
 
 
 def records(found: TextStream) -> list[tuple[str, str]]:

@@ -1,7 +1,5 @@
 """The tools' command line, run in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -20,19 +20,16 @@ def inputs(tmp_path_factory) -> Path:
 COMMANDS = {
     "predict": ("predict", "model", "proteins.fasta", "--output", "target.csv"),
     "evaluate": ("evaluate", "model", "proteins.fasta", "--output", "target"),
-    "evaluate without --output": ("evaluate", "model", "proteins.fasta"),
     "profile_classifier": ("profile_classifier", "model", "--data", "proteins.fasta", "--output", "target"),
     "analyze_gpu_logs": ("analyze_gpu_logs", "--log", "log.csv", "--output", "target.png"),
     "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
-    "analyze_gpu_logs without --output": ("analyze_gpu_logs", "--log", "log.csv"),
     "benchmark": ("benchmark", "store", "--output", "target"),
     "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
 }
-DEFAULTS = {"evaluate without --output": "evaluation-proteins", "analyze_gpu_logs without --output": "log.png"}
 
 
 def target_of(kind: str) -> str:
-    return DEFAULTS.get(kind) or next(word for word in COMMANDS[kind] if word.startswith("target"))
+    return next(word for word in COMMANDS[kind] if word.startswith("target"))
 
 
 @pytest.fixture

@@ -125,7 +125,9 @@ def test_wrong_usage_is_one_line(command, model, proteins, tmp_path):
         assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_a_missing_column_is_answered_with_the_option_to_give(command, model, tmp_path):
+def test_a_table_without_records_is_refused_and_a_missing_column_with_the_option_to_give(command, model, tmp_path):
+    (tmp_path / "a.csv").write_text("sequence\n")
+    assert command("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv").code == 3
     (tmp_path / "a.csv").write_text("name,protein\nx,MKTA\n")
     predict = ("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv")
     outcome = command(*predict, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
@@ -134,9 +136,3 @@ def test_a_missing_column_is_answered_with_the_option_to_give(command, model, tm
     assert outcome.err.endswith("as --data.labels.id_column name\n")
     outcome = command(*predict)
     assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err
-
-
-def test_a_file_without_records_is_refused(command, model, tmp_path):
-    (tmp_path / "a.csv").write_text("sequence\n")
-    assert command("predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv").code == 3
-    assert not (tmp_path / "out.csv").exists()

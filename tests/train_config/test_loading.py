@@ -120,17 +120,14 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_mistakes_in_the_file_of_a_search(file):
+    for text, message in (
         ("space:\n  tokens: [512, 0]\n", r"run\.yaml:2: space\.tokens: .*greater than 0, got 0"),
         ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: names a value twice: 2, 2"),
         ("search: {}\nbatch:\n  tokens: 512\n", r"run\.yaml:2: batch: no such setting"),
-    ],
-)
-def test_mistakes_in_the_file_of_a_search(file, text, message):
-    with pytest.raises(ConfigError, match=message):
-        load_search(file(text))
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_search(file(text))
 
 
 @pytest.mark.parametrize(
