@@ -12,24 +12,30 @@ Examples:
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from pydantic import BaseModel, Field
 
-from benchmarks.catalogue import MODULES, load_stages, require_packages
 from benchmarks.harness.stage import Stage
-from common.command_line import run
+from common.command_line import TERMINATED, run
+from common.errors import ConfigError
+from common.text import did_you_mean
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
+MODULES = ("conversion", "loading", "tokenizer", "embedding", "memory", "training", "monitoring", "features")
+"""Modules of the stages, in the order in which data flows; a new stage is a name here.
 
-TERMINATED = 143
-"""Exit code after SIGTERM (128 + 15), as shells report it."""
+Importing one loads neither torch nor a peer, so that --list and --help answer at once.
+"""
 
 
 class Arguments(BaseModel):
@@ -63,6 +69,25 @@ def main(argv: list[str]) -> int:
     # Peers' tokenizers and hubs neither report nor ask for anything while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     return _measure(stages, arguments, shlex.join(["python", "-m", "benchmarks", *argv]))
+
+
+def load_stages(names: Sequence[str] = ()) -> list[Stage]:
+    """The stages of these names in the order of the data; all if none is named. Raises ConfigError for another name."""
+    for name in names:
+        if name not in MODULES:
+            raise ConfigError(
+                f"no stage is called {name!r}{did_you_mean(name, MODULES)}; there are {', '.join(MODULES)}"
+            )
+    chosen = [name for name in MODULES if name in names or not names]
+    return [importlib.import_module(f"benchmarks.stages.{name}").STAGE for name in chosen]
+
+
+def require_packages(stages: Sequence[Stage]) -> None:
+    """Refuse to start where a peer is not installed, by a ConfigError that names the first."""
+    for stage in stages:
+        for package in stage.packages:
+            if importlib.util.find_spec(package) is None:
+                raise ConfigError(f"stage {stage.name} needs the package {package}: 'make bench' installs the peers")
 
 
 def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:

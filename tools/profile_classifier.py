@@ -22,9 +22,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from pydantic import Field, PositiveInt
@@ -35,10 +34,6 @@ from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
 from inference.exported import PipelineOptions, config_of, label_space_of, load_pipeline, model_folder
 from train_config.overrides import parse_with_settings
-
-if TYPE_CHECKING:
-    from inference.classifier_profile import Unit
-    from tools._profile_classifier.steps import Profiler
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
 SUMMARY_FILE = "baseline_summary_report.txt"
@@ -75,7 +70,7 @@ def main(argv: list[str]) -> int:
     config = config_of(arguments.model, overrides)
     refuse_existing(output, MADE_BY, arguments.overwrite)
     from tools._profile_classifier.report import summary_lines
-    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, Profiler, known_profile
+    from tools._profile_classifier.steps import DETAILS_FILE, METRICS_FILE, do_steps, known_profile
 
     profile = known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
     if arguments.unlabelled:
@@ -83,30 +78,22 @@ def main(argv: list[str]) -> int:
     else:
         texts = read_texts([arguments.data], config, space, overrides=overrides)
     pipeline = load_pipeline(arguments, config)
+    batches = {
+        "unit": "batch_tokens" if arguments.token_budgets else "batch_size",
+        "values": arguments.token_budgets or arguments.batch_sizes,
+        "warmup_runs": arguments.warmup_runs,
+        "runs": arguments.runs,
+    }
     with made_folder(output, MADE_BY, arguments.overwrite) as building, status_line() as show:
         if profile["steps"]:
             shutil.copytree(output, building, dirs_exist_ok=True)
-        _do_steps(arguments, Profiler(pipeline, texts, building, profile, show), show)
+        do_steps(arguments.steps, batches, pipeline, texts, building, profile, show)
         (building / METRICS_FILE).write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
         summary = "\n".join(summary_lines(profile)) + "\n"
         (building / SUMMARY_FILE).write_text(summary, encoding="utf-8")
     written = f"written: {output}/{METRICS_FILE}, {DETAILS_FILE}, {SUMMARY_FILE}, plots, profiler_traces"
     result_console().print(Text(summary), Text(written), sep="\n")
     return 0
-
-
-def _do_steps(arguments: Arguments, profiler: Profiler, show: Callable[[str], None]) -> None:
-    """Do the steps that are asked for, in their order."""
-    for step in get_args(Step):
-        if step not in arguments.steps:
-            continue
-        show(step)
-        if step == "batch_sizes":
-            unit: Unit = "batch_tokens" if arguments.token_budgets else "batch_size"
-            values = arguments.token_budgets or arguments.batch_sizes
-            profiler.batch_sizes(unit, values, arguments.warmup_runs, arguments.runs)
-        else:
-            getattr(profiler, step)()
 
 
 def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
-from benchmarks.harness.stage import Device
-
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _NOISE = re.compile(r"\((r|tm)\)|processor|cpu|\d+-core|@.*", re.IGNORECASE)
 
@@ -50,11 +48,6 @@ def describe_machine() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
-
-
-def device_of(machine: Machine) -> Device:
-    """What the stages compute on."""
-    return "cuda" if machine.gpu else "cpu"
 
 
 def slugify(name: str) -> str:

@@ -1,8 +1,4 @@
-"""The same ESM-2 for every contender: random weights from a fixed seed, and our way to embed with them.
-
-In: the name of a size. Out: a folder that ``from_pretrained`` reads, and embedders that take sequences and give (N, D)
-float32, the mean over residues, in the order given.
-"""
+"""The same ESM-2 for every contender: random weights from a fixed seed, and our way to embed with them."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from model.backbones.loading import load_network, quiet_transformers
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
+"""Takes N sequences; gives (N, D) float32, the mean over residues, in the order given."""
 
 SEED = 0
 MAX_TOKENS = {"cpu": 2_048, "cuda": 65_536}

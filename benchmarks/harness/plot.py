@@ -39,7 +39,7 @@ def draw_results(results: Results, path: Path) -> None:
 def _bar(axes: Axes, place: int, comparison: ComparisonResult) -> None:
     colour = _COLOURS[comparison.verdict.partition(",")[0]]
     error = [[comparison.ratio - comparison.low], [comparison.high - comparison.ratio]]
-    axes.barh(place, comparison.ratio - 0.1, left=0.1, height=0.62, color=colour)
+    axes.barh(place, comparison.ratio - 0.05, left=0.05, height=0.62, color=colour)
     axes.errorbar(comparison.ratio, place, xerr=error, color=INK, capsize=3, linewidth=1, fmt="none")
     if comparison.floor is not None:
         axes.plot([comparison.floor] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2.2)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.harness.machine import Machine, device_of, revision, versions
+from benchmarks.harness.machine import Machine, revision, versions
 from benchmarks.harness.plot import draw_results
 from benchmarks.harness.protocol import measure_case
 from benchmarks.harness.results import (
@@ -28,7 +28,7 @@ from benchmarks.harness.results import (
     merged,
     read_results,
 )
-from benchmarks.harness.stage import Setting, Stage, WrongWorkError
+from benchmarks.harness.stage import Device, Setting, Stage, WrongWorkError
 from benchmarks.harness.table import interval_text, markdown, quantity, ratio_text
 from common.errors import EsmerayError
 from common.progress import status_line
@@ -62,12 +62,10 @@ def run_stages(stages: Sequence[Stage], run: Run) -> list[str]:
         for number, stage in enumerate(stages, 1):
             try:
                 _run_stage(stage, run, _prefixed(show, f"{number}/{len(stages)} {stage.name}"))
-            except (WrongWorkError, EsmerayError) as error:
+            except Exception as error:  # noqa: BLE001 - one stage that broke must not cost the others their turn
                 broken.append(stage.name)
-                print(f"{stage.name}: {error}", file=sys.stderr)
-            except Exception:  # noqa: BLE001 - one stage that broke must not cost the others their turn
-                broken.append(stage.name)
-                print(f"{stage.name}: broke\n{traceback.format_exc()}", file=sys.stderr)
+                expected = isinstance(error, (WrongWorkError, EsmerayError))
+                print(f"{stage.name}: {error if expected else traceback.format_exc()}", file=sys.stderr)
     return broken
 
 
@@ -77,7 +75,7 @@ def _prefixed(show: Callable[[str], None], prefix: str) -> Callable[[str], None]
 
 def _run_stage(stage: Stage, run: Run, show: Callable[[str], None]) -> None:
     show("preparing")
-    device = device_of(run.machine)
+    device: Device = "cuda" if run.machine.gpu else "cpu"
     # Beside the results, hence on the disk of the repository: the system's temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=run.output, prefix="work-") as folder:
         setting = Setting(device=device, quick=run.quick, folder=Path(folder), fasta=run.fasta, note=show)
@@ -88,9 +86,7 @@ def _run_stage(stage: Stage, run: Run, show: Callable[[str], None]) -> None:
                     measured = measure_case(case, run.quick, _prefixed(show, case.name))
                     _keep(case_result(stage, case, measured, device, origin), run)
         finally:
-            results = read_results(run.output, run.machine)
-            if any(case.stage == stage.name for case in results.cases):
-                draw_results(results, run.output / "results.png")
+            draw_results(read_results(run.output, run.machine), run.output / "results.png")
 
 
 def _origin(stage: Stage, run: Run) -> Origin:

@@ -1,7 +1,6 @@
 """What a benchmark is made of: a stage has cases, a case has contenders that do the same work, and comparisons.
 
-A stage is a module of :mod:`benchmarks.stages` with ``STAGE = Stage(...)``. Its docstring says what is measured and why
-the peer is used so. ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
+``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
 takes it down, and the protocol (:mod:`benchmarks.harness.protocol`) measures in between. Everything is a ratio, better
 when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device.
 """
@@ -45,9 +44,7 @@ class Contender:
 
     Attributes:
         run: does the work once. Of a ``rate``, returns how much real work was done (tokens, sequences, bytes; never
-            padded ones) and is timed; of a ``value``, returns the measured value itself (bytes of memory; tokens/s of a
-            subprocess that times itself).
-        kind: see ``run``. A value is not warmed up here: whoever measures it does that.
+            padded ones) and is timed; of a ``value``, returns the measured value itself and is not warmed up.
         short: a shorter piece of the same work for warming up; ``run`` where it is left out.
         before: done before each ``run`` and not timed (removing what the last one wrote).
     """
@@ -105,12 +102,10 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What is compared."""
         return self.label or self.case
 
     @property
     def peer_name(self) -> str:
-        """What it is compared with."""
         return self.peer.label if isinstance(self.peer, Reference) else self.peer
 
 

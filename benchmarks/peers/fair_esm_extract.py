@@ -1,9 +1,8 @@
 """Mean embeddings by fair-esm 2.0.0, as its scripts/extract.py computes them with ``--include mean``.
 
-In: Hugging Face's ESM-2 weights, and sequences. Out: (N, D) float32, in the order given. FastaBatchedDataset sorts by
-length and bounds batches by padded tokens (``--toks_per_batch``, 4096 by default), the BatchConverter tokenizes, and
-ESM2 runs in fp32 with its language-model head, which the script does not switch off. Only writing one file for each
-protein is left out.
+FastaBatchedDataset sorts by length and bounds batches by padded tokens (``--toks_per_batch``, 4096 by default), the
+BatchConverter tokenizes, and ESM2 runs in fp32 with its language-model head, which the script does not switch off. Only
+writing one file for each protein is left out.
 
 Shape legend: N sequences, D channels.
 """

@@ -7,7 +7,7 @@ the end, a Dataset that unpickles one record at a time, and a collate function t
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,7 @@ _MAP_SIZE_BYTES = 2**36
 
 
 def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
-    """One ``put`` a record into an LMDB, all in one transaction.
-
-    Returns:
-        The number of records.
-    """
+    """One ``put`` a record into an LMDB, all in one transaction; return the number of records."""
     number = 0
     with lmdb.open(str(path), map_size=_MAP_SIZE_BYTES) as environment, environment.begin(write=True) as transaction:
         for identifier, sequence in records:
@@ -57,14 +53,6 @@ class PickleDataset:
     def __getitem__(self, index: int) -> dict[str, Any]:
         with self._environment.begin() as transaction:
             return pickle.loads(transaction.get(str(index).encode(), b""))  # noqa: S301 - what TAPE's users do
-
-    def items(self) -> Iterator[dict[str, Any]]:
-        """All records, in order."""
-        return (self[index] for index in range(len(self)))
-
-    def close(self) -> None:
-        """Close the LMDB."""
-        self._environment.close()
 
 
 def padded_batches(tokenizer: Any, max_length: int) -> Callable[[list[dict[str, Any]]], Any]:

@@ -1,6 +1,5 @@
 """Mean embeddings by transformers' EsmModel: as its documentation shows it, and tuned by hand.
 
-In: a folder with weights, and sequences. Out: (N, D) float32, the mean over residues, in the order given.
 As documented: fp32, a tokenizer that pads, a loop over batches of 16 in the order of the file. Tuned: what a careful
 user gets to without another library: sorted by length, half precision, the batch size that is fastest here.
 
@@ -10,10 +9,9 @@ Shape legend: N sequences, B of a batch, L their tokens with padding, D channels
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +21,7 @@ from transformers import EsmModel
 
 from benchmarks.harness.stage import Device
 from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
+from common.timing import timed
 from model.backbones.loading import quiet_transformers
 
 DOCUMENTED_BATCH = 16
@@ -66,15 +65,12 @@ class TransformersEmbedder:
         order = list(range(len(sequences)))
         if self.tuning.sort_by_length:
             order.sort(key=lambda index: len(sequences[index]), reverse=True)
-        means = [self._means([sequences[index] for index in batch]) for batch in self._batches(order)]
-        means_ND = torch.cat(means).cpu()
+        size = self.tuning.batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        means_ND = torch.cat([self._means([sequences[index] for index in batch]) for batch in batches]).cpu()
         in_order_ND = torch.empty_like(means_ND)
         in_order_ND[order] = means_ND
         return in_order_ND
-
-    def _batches(self, order: list[int]) -> Iterator[list[int]]:
-        for start in range(0, len(order), self.tuning.batch_size):
-            yield order[start : start + self.tuning.batch_size]
 
     @torch.inference_mode()
     def _means(self, sequences: list[str]) -> Tensor:
@@ -82,18 +78,13 @@ class TransformersEmbedder:
         tokens = self._tokenizer(
             sequences, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         ).to(self._device)
-        with self._autocast():
+        with torch.autocast(self._device, dtype=torch.bfloat16, enabled=self.tuning.precision == "bf16 autocast"):
             hidden_BLD = self._model(**tokens).last_hidden_state
         mask_BL = tokens["attention_mask"].clone()
         mask_BL[torch.arange(len(sequences)), mask_BL.sum(1) - 1] = 0  # <eos>
         mask_BL[:, 0] = 0  # <cls>
         mask_BL1 = mask_BL.unsqueeze(-1)
         return (hidden_BLD.float() * mask_BL1).sum(1) / mask_BL1.sum(1)
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.tuning.precision == "bf16 autocast":
-            return torch.autocast(self._device, dtype=torch.bfloat16)
-        return nullcontext()
 
 
 def documented(device: str) -> Tuning:
@@ -107,13 +98,7 @@ def search_tuning(folder: Path, device: Device, sequences: Sequence[str], batch_
     precisions: tuple[Precision, ...] = ("bf16 weights", "bf16 autocast")
     for precision, batch_size in itertools.product(precisions, batch_sizes):
         embedder = TransformersEmbedder(folder, device, Tuning(precision, batch_size, sort_by_length=True))
-        taken_s = min(_seconds(embedder, sequences) for _ in range(2))
+        taken_s = min(timed(partial(embedder, sequences))[1] for _ in range(2))
         if taken_s < best_s:
             best, best_s = embedder.tuning, taken_s
     return best
-
-
-def _seconds(embedder: TransformersEmbedder, sequences: Sequence[str]) -> float:
-    start_s = time.perf_counter()
-    embedder(sequences)  # ends on the CPU, so it waits for the device
-    return time.perf_counter() - start_s

@@ -1,7 +1,14 @@
-"""Runs programs in processes of their own, which inherit nobody's memory, threads or process group."""
+"""Runs programs in processes of their own, and measures the peak memory of a piece of work there.
+
+On the CPU it is the resident memory of the process, whose peak Linux keeps (``VmHWM``) and lets a process reset
+(proc(5), ``clear_refs``), and what its loader processes hold for themselves; on CUDA it is what torch has allocated.
+torch is not imported here: a conversion is measured in a process without it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import json
 import os
@@ -11,14 +18,76 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from benchmarks.programs.memory_meter import MemoryMeter, Peak
+from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _END_TIMEOUT_S = 60.0
 _LAST_CHARACTERS = 2000
 _MARK = "peak of the work: "
+_STATUS = Path("/proc/self/status")
+_RESET_PEAK = "5"
+
+
+class Peak(NamedTuple):
+    """Peak memory of the work: resident, less that at :meth:`MemoryMeter.libraries_loaded`; what torch had allocated on
+    the GPU, None without one; resident with the libraries."""
+
+    host_bytes: int
+    device_bytes: int | None
+    total_bytes: int
+
+    @property
+    def computing_bytes(self) -> int:
+        """Memory of the device that computes."""
+        return self.host_bytes if self.device_bytes is None else self.device_bytes
+
+
+class MemoryMeter:
+    """Measures from :meth:`work_begins` on."""
+
+    def __init__(self) -> None:
+        self._loaded_bytes = 0
+
+    def libraries_loaded(self) -> None:
+        """What the process holds by now does not belong to the work."""
+        self._loaded_bytes = _status_bytes("VmRSS")
+
+    def work_begins(self) -> None:
+        """Forget the peak so far, that of setting up."""
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        if cuda := _cuda():
+            cuda.reset_peak_memory_stats()
+
+    def model_built(self) -> None:
+        """Give back what building left behind, leave the rest out, and begin."""
+        gc.collect()
+        if cuda := _cuda():
+            cuda.empty_cache()
+        ctypes.CDLL(None).malloc_trim(0)
+        self.libraries_loaded()
+        self.work_begins()
+
+    def peak(self) -> Peak:
+        """The peak since the work began."""
+        total = _status_bytes("VmHWM")
+        import psutil  # after the reading: its memory is not the work's
+
+        total += sum(child.memory_full_info().uss for child in psutil.Process().children())
+        cuda = _cuda()
+        return Peak(total - self._loaded_bytes, cuda.max_memory_allocated() if cuda else None, total)
+
+
+def _status_bytes(key: str) -> int:
+    for line in _STATUS.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{_STATUS} has no {key}: memory can be measured on Linux only")
+
+
+def _cuda() -> Any:
+    """``torch.cuda`` where torch is loaded and finds a GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch and torch.cuda.is_available() else None
 
 
 def run_program(command: list[str], environment: Mapping[str, str] | None = None) -> str:

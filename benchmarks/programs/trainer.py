@@ -1,8 +1,8 @@
 """The peer of the training benchmark: transformers.Trainer with DeepSpeed ZeRO-2 and padded batches, as users run it.
 
-In: a workload as JSON, a file for the step lines, a scratch folder, and how sequences are put into batches (``random``,
-the Trainer's default, or ``group_by_length``). EsmForMaskedLM, EsmTokenizer and DataCollatorForLanguageModeling do the
-work; proteins are tokenized before the training starts, as ``datasets.map`` would.
+Sequences are put into batches at ``random``, the Trainer's default, or by ``group_by_length``. EsmForMaskedLM,
+EsmTokenizer and DataCollatorForLanguageModeling do the work; proteins are tokenized before the training starts, as
+``datasets.map`` would.
 
 Shape legend: B sequences of a micro-batch, L their length with padding.
 """
@@ -33,19 +33,9 @@ from transformers import (
 )
 
 from benchmarks.harness.proteins import MAX_RESIDUES
-from benchmarks.programs.memory_meter import MemoryMeter
-from benchmarks.programs.training_workload import (
-    BETAS,
-    CLIPPING,
-    LEARNING_RATE,
-    LOWEST_RATE_SHARE,
-    MASK_SHARE,
-    SEED,
-    WEIGHT_DECAY,
-    StepLine,
-    Workload,
-    write_step,
-)
+from benchmarks.programs import training_workload as recipe
+from benchmarks.programs.processes import MemoryMeter
+from benchmarks.programs.training_workload import StepLine, Workload, write_step
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from training.engine.deepspeed_setup import compiling_alone
 
@@ -135,10 +125,8 @@ class _StepReporter(TrainerCallback):
         logs = keywords["logs"]
         if "loss" not in logs:
             return
-        peak = self._meter.peak()
-        counts = self._trainer.take_counts()
-        line = StepLine(self._seconds, *counts, logs["loss"], peak.computing_bytes, peak.total_bytes)
-        write_step(self._lines, line)
+        memory_bytes = self._meter.peak().computing_bytes
+        write_step(self._lines, StepLine(self._seconds, *self._trainer.take_counts(), logs["loss"], memory_bytes))
 
 
 def deepspeed_settings() -> dict[str, Any]:
@@ -163,17 +151,17 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
         gradient_accumulation_steps=workload.accumulation,
         max_steps=workload.total_steps,
         optim="adamw_torch_fused" if cuda else "adamw_torch",
-        learning_rate=LEARNING_RATE,
+        learning_rate=recipe.LEARNING_RATE,
         lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": LOWEST_RATE_SHARE},
+        lr_scheduler_kwargs={"min_lr_rate": recipe.LOWEST_RATE_SHARE},
         warmup_steps=workload.rate_warmup_steps,
-        adam_beta1=BETAS[0],
-        adam_beta2=BETAS[1],
-        weight_decay=WEIGHT_DECAY,
-        max_grad_norm=CLIPPING,
+        adam_beta1=recipe.BETAS[0],
+        adam_beta2=recipe.BETAS[1],
+        weight_decay=recipe.WEIGHT_DECAY,
+        max_grad_norm=recipe.CLIPPING,
         bf16=True,
         train_sampling_strategy=sampling,
-        seed=SEED,
+        seed=recipe.SEED,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -189,7 +177,7 @@ def train(workload: Workload, lines: str, folder: str, sampling: str) -> None:
         model=EsmForMaskedLM.from_pretrained(workload.weights),
         args=arguments(workload, folder, sampling),
         train_dataset=_TokenizedProteins(workload.fasta, tokenizer),
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.MASK_SHARE),
     )
     trainer.add_callback(_StepReporter(trainer, lines))
     trainer.train()

@@ -1,6 +1,6 @@
 """Esmeray's side of the training benchmark: the loop of :mod:`training.loop.worker`, in a process of its own.
 
-In: a workload as JSON, a file for the step lines, a scratch folder. The loop is the one that every run goes through,
+The loop is the one that every run goes through,
 with its agreement, metrics and learning rate; validation and checkpoints are left out, as they are for the peer.
 """
 
@@ -16,20 +16,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.proteins import MAX_RESIDUES
-from benchmarks.programs.memory_meter import MemoryMeter
+from benchmarks.programs import training_workload as recipe
+from benchmarks.programs.processes import MemoryMeter
 from benchmarks.programs.training_runs import NEVER
-from benchmarks.programs.training_workload import (
-    BETAS,
-    CLIPPING,
-    LEARNING_RATE,
-    LOWEST_RATE_SHARE,
-    MASK_SHARE,
-    SEED,
-    WEIGHT_DECAY,
-    StepLine,
-    Workload,
-    write_step,
-)
+from benchmarks.programs.training_workload import StepLine, Workload, write_step
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.engine.context import WorkerContext
@@ -52,9 +42,9 @@ class _StepReporter:
     def write(self, kind: str, step: int, **metrics: Any) -> None:
         if kind != "train":
             return
-        tokens, peak = metrics["tokens"], self._meter.peak()
-        line = StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], peak.computing_bytes, peak.total_bytes)
-        write_step(self._lines, line)
+        tokens = metrics["tokens"]
+        memory_bytes = self._meter.peak().computing_bytes
+        write_step(self._lines, StepLine(metrics["step_s"], tokens, tokens, metrics["loss"], memory_bytes))
         if step == self._last_step:
             raise _EnoughError
 
@@ -65,22 +55,22 @@ class _StepReporter:
 def run_config(workload: Workload, folder: Path) -> Config:
     return Config.model_validate(
         {
-            "run": {"name": "benchmark", "storage_path": str(folder), "seed": SEED},
+            "run": {"name": "benchmark", "storage_path": str(folder), "seed": recipe.SEED},
             "data": {"source": [workload.fasta], "max_length": MAX_RESIDUES, "validation_share": 0.0},
             "batch": {"tokens": workload.tokens, "global_tokens": workload.tokens * workload.accumulation},
             "model": {
                 "task": "masked_lm",
                 "backbone": {"source": workload.weights},
-                "masked_lm": {"mask_share": MASK_SHARE},
+                "masked_lm": {"mask_share": recipe.MASK_SHARE},
             },
             "training": {
                 "max_steps": workload.total_steps,
-                "learning_rate": LEARNING_RATE,
-                "min_learning_rate_share": LOWEST_RATE_SHARE,
+                "learning_rate": recipe.LEARNING_RATE,
+                "min_learning_rate_share": recipe.LOWEST_RATE_SHARE,
                 "warmup_steps": workload.rate_warmup_steps,
-                "betas": BETAS,
-                "weight_decay": WEIGHT_DECAY,
-                "gradient_clipping": CLIPPING,
+                "betas": recipe.BETAS,
+                "weight_decay": recipe.WEIGHT_DECAY,
+                "gradient_clipping": recipe.CLIPPING,
                 "amp_dtype": "bf16",
                 "evaluate_every_steps": NEVER,
             },
@@ -113,7 +103,7 @@ def train(workload: Workload, lines: str, folder: Path) -> None:
 def main() -> None:
     """WORKLOAD LINES FOLDER."""
     workload, lines, folder = sys.argv[1:]
-    torch.manual_seed(SEED)
+    torch.manual_seed(recipe.SEED)
     train(Workload(**json.loads(workload)), lines, Path(folder))
 
 

@@ -48,7 +48,7 @@ class TrainingRuns:
         run = RunFolder(config.run.storage_path, config.run.name)
         path = self._folder / f"{name}.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        program = ["train_ray.py", "--config"] if on_ray else ["-m", "benchmarks.programs.worker_program"]
+        program = ["train_ray.py", "--config"] if on_ray else ["-m", __name__]
         run_program([sys.executable, *program, str(path)], _ENVIRONMENT)
         records = [record for record in read_metrics(run.metrics) if record["kind"] == "train"]
         self.compare([record["loss"] for record in records])
@@ -60,3 +60,32 @@ class TrainingRuns:
         worst = max(abs(a - b) / abs(a) for a, b in zip(self._losses, losses, strict=True))
         if not worst <= self._tolerance:
             raise WrongWorkError(f"losses of two runs of the same training differ by {worst:.1e} relative")
+
+
+def _train_alone(config_path: str) -> int:
+    """Run the training loop in this process without Ray, its data prepared as the driver does; return the exit code."""
+    import torch.distributed as dist
+
+    from run_folder.paths import RunFolder
+    from train_config.loading import load_config
+    from training.engine.context import WorkerContext
+    from training.engine.device import choose_device
+    from training.loop.worker import train_worker
+    from training.tasks.registry import task_plan
+
+    config = load_config(config_path)
+    run = RunFolder(config.run.storage_path, config.run.name)
+    run.path.mkdir(parents=True)
+    task = task_plan(config)
+    store = task.prepare(run.stores)
+    task.write_names(run, store)
+    context = WorkerContext(device=choose_device(0))
+    backend = "nccl" if context.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    outcome = train_worker(config, context, str(store))
+    dist.destroy_process_group()
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(_train_alone(*sys.argv[1:]))

@@ -69,7 +69,6 @@ class StepLine:
         computed_tokens: tokens that the model computed on, padding included.
         loss: mean cross entropy over the step's masked residues.
         memory_bytes: peak since model and optimizer were built; on the CPU what the process held beyond these.
-        process_bytes: the same of the whole process.
     """
 
     seconds: float
@@ -77,7 +76,6 @@ class StepLine:
     computed_tokens: int
     loss: float
     memory_bytes: int
-    process_bytes: int
 
 
 def tokens_per_s(steps: Iterable[tuple[int, float]]) -> float:

@@ -20,7 +20,7 @@ from benchmarks.harness.proteins import Proteins, make_store, read_proteins, wri
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 
 if TYPE_CHECKING:
-    from benchmarks.programs.memory_meter import MemoryMeter
+    from benchmarks.programs.processes import MemoryMeter
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000
 CHECKED_RECORDS = 10_000
@@ -47,7 +47,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     setting.note(f"writing {TIMES_LARGER * records:,} records")
     larger_bytes = write_fasta(larger, proteins.sequences, TIMES_LARGER * records)
     facts = {**facts, "larger file in MB": round(larger_bytes / 1e6, 1)}
-    yield _memory(setting, {ONCE: fasta, LARGER: larger}, records, facts)
+    yield _memory(setting, {ONCE: fasta, LARGER: larger}, facts)
 
 
 def _throughput(folder: Path, fasta: Path, proteins: Proteins, file_bytes: int, facts: Facts) -> Case:
@@ -74,21 +74,16 @@ def _throughput(folder: Path, fasta: Path, proteins: Proteins, file_bytes: int, 
     )
 
 
-def _memory(setting: Setting, fastas: dict[str, Path], records: int, facts: Facts) -> Case:
-    """Peaks of ours at both sizes and of the peer at the larger; what a further record costs is among the facts."""
+def _memory(setting: Setting, fastas: dict[str, Path], facts: Facts) -> Case:
+    """Peaks of ours at both sizes and of the peer at the larger."""
     from benchmarks.programs.processes import peak_of
 
     target = setting.folder / "measured"
-    peaks: dict[str, float] = {}
 
     def contender(name: str, function: str, fasta: Path) -> Contender:
         def run() -> float:
             arguments = {"fasta": str(fasta), "target": str(target)}
-            peaks[name] = peak_of(f"benchmarks.stages.conversion:{function}", arguments).total_bytes
-            if ONCE in peaks and LARGER in peaks:
-                further = (TIMES_LARGER - 1) * records
-                facts["bytes of memory for each further record"] = round((peaks[LARGER] - peaks[ONCE]) / further)
-            return peaks[name] / 1e6
+            return peak_of(f"benchmarks.stages.conversion:{function}", arguments).total_bytes / 1e6
 
         return Contender(name, run, kind="value", before=lambda: _remove(target))
 
@@ -149,13 +144,10 @@ def _check(folder: Path, proteins: Proteins) -> Facts:
     make_store(fasta, folder / "store")
     convert_fasta(fasta, folder / "pickles")
     store, pickles = Store(folder / "store"), PickleDataset(folder / "pickles")
-    theirs = [(item["id"], item["primary"]) for item in pickles.items()]
+    theirs = [(item["id"], item["primary"]) for item in map(pickles.__getitem__, range(len(pickles)))]
     ours = [(store.id(index), store.sequence(index).tobytes().decode()) for index in range(len(store))]
-    pickles.close()
     if ours != theirs:
         raise WrongWorkError("the store and the LMDB of pickles hold different records")
-    del store
-    shutil.rmtree(folder)
     return {"records checked to be equal": len(ours)}
 
 

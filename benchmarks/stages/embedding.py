@@ -23,7 +23,6 @@ from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting
 
 if TYPE_CHECKING:
     from benchmarks.harness.models import Embedder
-    from benchmarks.peers.transformers_embedding import Tuning
 
 PROTEINS = {"cpu": {"ESM-2 8M": 240, "ESM-2 35M": 80}, "cuda": {"ESM-2 8M": 2_000, "ESM-2 35M": 2_000}}
 """On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
@@ -73,7 +72,12 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
         save_weights,
     )
     from benchmarks.peers.fair_esm_extract import FairEsmExtract
-    from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
+    from benchmarks.peers.transformers_embedding import (
+        SEARCHED_BATCHES,
+        TransformersEmbedder,
+        documented,
+        search_tuning,
+    )
 
     device = setting.device
     network = random_network(size)
@@ -94,7 +98,8 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
         contenders.append(Contender(PEAK, matrix_product(device)))
     else:
         setting.note(f"{name} · searching the peer's best batch size")
-        tuning = _search(setting, folder, sequences)
+        batch_sizes = SEARCHED_BATCHES[device][: 1 if setting.quick else None]
+        tuning = search_tuning(folder, device, _some(sequences, SEARCH_PROTEINS[device]), batch_sizes)
         facts["tuned by hand"] = str(tuning)
         embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 
@@ -124,14 +129,6 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
 def _some(sequences: Sequence[str], number: int) -> Sequence[str]:
     """About so many of the sequences, spread over the file."""
     return sequences[:: max(1, len(sequences) // number)]
-
-
-def _search(setting: Setting, folder: Path, sequences: Sequence[str]) -> Tuning:
-    """The peer's fastest precision and batch size."""
-    from benchmarks.peers.transformers_embedding import SEARCHED_BATCHES, search_tuning
-
-    batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
-    return search_tuning(folder, setting.device, _some(sequences, SEARCH_PROTEINS[setting.device]), batch_sizes)
 
 
 def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:

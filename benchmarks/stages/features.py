@@ -41,8 +41,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
         **proteins.facts,
         "records": len(sequences),
         "model": "toy" if setting.quick else SIZES[setting.device],
-        "token budget of a step": TOKENS[setting.device],
-        "first steps not measured": skipped,
         "steps measured": measured,
     }
     runs = TrainingRuns(setting.folder, TOLERANCE)

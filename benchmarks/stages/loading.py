@@ -67,7 +67,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
         **proteins.facts,
         "records of the store": records,
         "sequences of the peer": len(sequences),
-        "cropped to residues": MAX_RESIDUES,
     }
     with single_thread():
         yield _throughput(AUTOENCODER, False, store, setting, sequences, facts)

@@ -17,7 +17,7 @@ from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts,
 
 if TYPE_CHECKING:
     from benchmarks.harness.models import Embedder
-    from benchmarks.programs.memory_meter import MemoryMeter
+    from benchmarks.programs.processes import MemoryMeter
 
 PROTEINS = {"cpu": 64, "cuda": 1_024}
 QUICK_PROTEINS, QUICK_RESIDUES = 16, 60
@@ -57,41 +57,21 @@ def _case(
 ) -> Case:
     from benchmarks.programs.processes import peak_of
 
-    max_tokens = max(tokens_of_batch(sequences), max(map(len, sequences)) + 2)
+    lengths = [len(sequence) + 2 for sequence in sequences]  # <cls> and <eos> included
+    max_tokens = max(round(PEER_BATCH * sum(lengths) / len(lengths)), max(lengths))
 
     def contender(label: str) -> Contender:
-        arguments = {
-            "contender": label,
-            "folder": str(folder),
-            "sequences": str(list_file),
-            "device": setting.device,
-            "max_tokens": max_tokens,
-        }
+        paths = {"folder": str(folder), "sequences": str(list_file)}
+        arguments = {"contender": label, "device": setting.device, "max_tokens": max_tokens, **paths}
 
         def run() -> float:
             return peak_of("benchmarks.stages.memory:embed_measured", arguments).computing_bytes / 1e6
 
         return Contender(label, run, kind="value")
 
-    facts: Facts = {
-        **proteins.facts,
-        "proteins embedded": len(sequences),
-        "tokens of our batches": max_tokens,
-        "proteins of the peers' batches": PEER_BATCH,
-    }
-    return Case(
-        name,
-        "MB",
-        (contender(OURS), contender(DOCUMENTED), contender(TUNED)),
-        better="lower",
-        rounds=3,
-        facts=facts,
-    )
-
-
-def tokens_of_batch(sequences: Sequence[str]) -> int:
-    """Real tokens that a peer's batch has on average, <cls> and <eos> included."""
-    return round(PEER_BATCH * sum(len(sequence) + 2 for sequence in sequences) / len(sequences))
+    contenders = tuple(contender(label) for label in (OURS, DOCUMENTED, TUNED))
+    facts: Facts = {**proteins.facts, "proteins embedded": len(sequences), "tokens of our batches": max_tokens}
+    return Case(name, "MB", contenders, better="lower", rounds=3, facts=facts)
 
 
 def embed_measured(

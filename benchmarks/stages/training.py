@@ -64,12 +64,19 @@ def _cases(setting: Setting) -> Iterator[Case]:
     setting.note("writing the store and the initial weights")
     workload = prepare(setting, proteins, network)
     runs = Runs(workload, setting.folder, float("inf") if setting.quick else LOSS_TOLERANCE)
-    runs.facts.update(_facts(setting, proteins, workload))
+    runs.facts |= {
+        **proteins.facts,
+        "model": "toy" if setting.quick else SIZES[setting.device],
+        "sequences of a padded micro-batch": workload.sequences,
+        "token budget of a packed micro-batch": workload.tokens,
+        "micro-batches a step": workload.accumulation,
+        "steps measured": workload.steps,
+    }
     speed = tuple(Contender(name, lambda name=name: runs.run(name), kind="value") for name in PROGRAMS)  # type: ignore[misc]
     yield Case(SPEED, "tokens/s", speed, rounds=ROUNDS, facts=runs.facts)
 
     memory = tuple(runs.replay(name, lambda steps: steps[-1].memory_bytes / 1e6) for name in PROGRAMS)
-    yield Case(MEMORY, "MB", memory, better="lower", rounds=ROUNDS, facts=runs.memory_facts(setting.device))
+    yield Case(MEMORY, "MB", memory, better="lower", rounds=ROUNDS)
 
     if setting.device == "cuda":
         flops_per_token = _training_flops(network, proteins)
@@ -83,8 +90,6 @@ class Runs:
     """Measured runs of the contenders, which all cases share.
 
     Attributes:
-        workload: what is trained.
-        folder: for the files of a run.
         loss_tolerance: largest difference between the last losses of two contenders.
         facts: of the runs, filled as they are made.
         measured: measured steps of each run, by contender.
@@ -101,8 +106,7 @@ class Runs:
     def run(self, name: str) -> float:
         """Train once; return real tokens per second of the measured steps.
 
-        Raises:
-            WrongWorkError: the last loss is not that of another contender.
+        Raises WrongWorkError where the last loss is not that of another contender.
         """
         module, *options = PROGRAMS[name]
         return self.add(name, run_contender(module, self.workload, self.folder, *options))
@@ -111,28 +115,20 @@ class Runs:
         """Keep a run of a contender; see :meth:`run`."""
         steps = lines[self.workload.warmup_steps :]
         self.measured.setdefault(name, []).append(steps)
-        self._compare_losses(name, lines[0].loss, _mean_loss(steps[len(steps) // 2 :]))
-        tokens = sum(step.tokens for step in steps)
-        self.facts[f"real tokens a step, {name}"] = round(tokens / len(steps))
-        self.facts[f"padding, {name}"] = round(1 - tokens / sum(step.computed_tokens for step in steps), 3)
-        return _rate(steps)
-
-    def _compare_losses(self, name: str, first: float, last: float) -> None:
-        self.facts |= {f"first loss, {name}": round(first, 3), f"last loss, {name}": round(last, 3)}
+        last = _mean_loss(steps[len(steps) // 2 :])
         for other, loss in self.losses.items():
             if not abs(loss - last) <= self.loss_tolerance:
                 raise WrongWorkError(f"after the same real tokens, {name} has a loss of {last:.3f}, {other} {loss:.3f}")
         self.losses.setdefault(name, last)
+        tokens = sum(step.tokens for step in steps)
+        self.facts[f"last loss, {name}"] = round(last, 3)
+        self.facts[f"padding, {name}"] = round(1 - tokens / sum(step.computed_tokens for step in steps), 3)
+        return _rate(steps)
 
     def replay(self, name: str, value: Callable[[Sequence[StepLine]], float]) -> Contender:
         """A contender that gives this value of the runs that were made, one each round."""
         made = iter(self.measured[name])
         return Contender(name, lambda: value(next(made)), kind="value")
-
-    def memory_facts(self, device: str) -> Facts:
-        """Memory of the whole process in each contender's last run, on the CPU."""
-        last = {name: runs[-1][-1] for name, runs in self.measured.items() if device == "cpu"}
-        return {f"whole process in MB, {name}": round(step.process_bytes / 1e6) for name, step in last.items()}
 
 
 def _rate(steps: Sequence[StepLine]) -> float:
@@ -195,20 +191,6 @@ def _training_flops(network: EsmForMaskedLM, proteins: Proteins) -> float:
 
     cropped = [sequence[:MAX_RESIDUES] for sequence in proteins.sequences]
     return 3 * forward_flops(network, cropped) / sum(map(_tokens, cropped))
-
-
-def _facts(setting: Setting, proteins: Proteins, workload: Workload) -> Facts:
-    return {
-        **proteins.facts,
-        "model": "toy" if setting.quick else SIZES[setting.device],
-        "precision": "bf16",
-        "sequences of a padded micro-batch": workload.sequences,
-        "token budget of a packed micro-batch": workload.tokens,
-        "micro-batches a step": workload.accumulation,
-        "first steps not measured": workload.warmup_steps,
-        "steps measured": workload.steps,
-        "loss tolerance": LOSS_TOLERANCE,
-    }
 
 
 STAGE = Stage(

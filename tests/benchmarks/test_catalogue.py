@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.catalogue import MODULES, load_stages, require_packages
+from benchmarks.__main__ import MODULES, load_stages, require_packages
 from benchmarks.harness.stage import Reference
 from common.errors import ConfigError
 from tests.benchmarks.harness.toy_stage import toy_stage
@@ -52,7 +52,7 @@ def test_a_stage_is_named_as_its_module_and_says_what_it_measures(name: str):
 
 def test_listing_the_stages_loads_neither_torch_nor_a_peer():
     code = (
-        "import sys; from benchmarks.catalogue import load_stages; load_stages(); "
+        "import sys; from benchmarks.__main__ import load_stages; load_stages(); "
         "sys.exit(','.join({'torch', 'transformers', 'esm', 'pyfastx', 'ray'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)

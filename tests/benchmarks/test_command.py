@@ -36,6 +36,5 @@ def test_help_teaches_and_list_shows_the_floors():
 
 def test_a_misspelt_stage_is_one_line_and_a_usage_error():
     done = call("tokeniser")
-    assert done.returncode == 2
-    assert done.stderr.strip().count("\n") == 0
+    assert (done.returncode, done.stderr.strip().count("\n")) == (2, 0)
     assert "did you mean tokenizer?" in done.stderr

@@ -1,7 +1,5 @@
 """What a batch costs in calls does not grow with its sequences, and no step waits for the device unseen."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Weight decay reaches matrices alone, and every trainable parameter stands in one group."""
 
-from __future__ import annotations
-
 import pytest
 
 from model.parameter_groups import RATE_SHARE, parameter_groups

@@ -12,21 +12,11 @@ def _topics(facts: Facts) -> list[str]:
     return [advice.topic for advice in advise(facts)]
 
 
-def test_nothing_measured_gives_no_advice():
-    assert advise(Facts()) == []
-    assert what_limits(Facts()) is None
-
-
 def test_waiting_for_batches_limits_and_says_by_how_much():
     found = what_limits(Facts(data_wait=0.2, forward=0.3, backward=0.4))
     assert found is not None and found.topic == "loading"
     assert "20% of a step" in found.finding and "25% faster" in found.finding
     assert found.actions[0].key == "data.num_workers"
-
-
-def test_the_larger_of_waiting_and_communicating_limits():
-    found = what_limits(Facts(data_wait=0.2, communication=0.4, forward=0.2, backward=0.2))
-    assert found is not None and found.topic == "communication"
 
 
 def test_memory_limits_only_while_speed_still_rises_with_the_budget():

@@ -101,8 +101,7 @@ def test_chosen_gpus_alone_are_logged_and_a_second_call_appends(command, use, lo
     [
         (("--gpu", 7), "--gpu 7: not on this machine; there are: 0, 1"),
         (("--pid", 2**22 + 1), "there is no such process"),
-        (("--interval", 0.001), "GPUs measure no faster"),
-        (("--interval", 0), "--interval: input should be greater than 0, got 0"),
+        (("--interval", 0.001), "--interval: input should be greater than or equal to 0.05, got 0.001"),
     ],
 )
 def test_what_can_not_be_is_refused_in_one_line(command, use, log, arguments, message):

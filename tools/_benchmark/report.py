@@ -1,37 +1,34 @@
 """The stages for a reader: a table, a picture, and the facts that the adviser takes.
 
-In: stages by name. Out: a rich table, plain values for JSON, and a PNG of the rates of all stages and of inference by
-token budget; whiskers reach from the lowest to the highest sample.
+In: stages by name. Out: a rich table, plain values for JSON, and a PNG, whose whiskers reach from the lowest to the
+highest sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from common.figure_style import BLUE, GREY, ORANGE, heading, legend, new_figure, save, style
+from common.figure_style import BLUE, ORANGE, heading, new_figure, save, style
 from common.timing import ratio, round_ratios
 from monitoring.advice import Comparison, Facts
-from tools._benchmark.stages import FILLED, PRECISIONS, TOKENS, fastest, reference_budget
+from tools._benchmark.stages import FILLED, TOKENS, fastest, reference_budget
 from tools._benchmark.subject import LEAST_ROUNDS, Row, StageResult
 from train_config.schema import BatchSection, DataSection, TrainingSection
 
 Stages = Mapping[str, StageResult]
-_THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
-def table(stages: Iterable[StageResult]) -> RenderableType:
+def table(stages: Sequence[StageResult]) -> RenderableType:
     """A row for each variant with the median, lowest and highest rate, and what else it measured; then the notes."""
-    stages = list(stages)
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", TOKENS, "lowest to highest", "", "rounds"):
         shown.add_column(column, justify="right" if column else "left")
@@ -94,49 +91,21 @@ def _compared(rows: Sequence[Row], key: str, default: object, unit: str = TOKENS
 
 
 def draw(stages: Stages, title: str, path: Path) -> None:
-    """Draw the two panels."""
-    figure = new_figure(12, 4.6, title)
-    rates, budgets = figure.subplots(1, 2)
-    _draw_rates(rates, stages)
-    heading(budgets, "Inference by token budget (tokens/s)")
-    style(budgets)
-    for precision, colour in zip(PRECISIONS, (GREY, BLUE), strict=True):
-        rows = [row for row in stages["inference"].rows if row.settings["training.amp_dtype"] == precision]
-        places = [int(row.settings["batch.tokens"]) for row in rows]
-        medians = [row.median(TOKENS) for row in rows]
-        label = f"amp_dtype {precision}"
-        budgets.errorbar(places, medians, yerr=_whiskers(rows), color=colour, marker="o", capsize=3, label=label)
-    budgets.set_xscale("log", base=2)
-    budgets.set_xticks(sorted({int(row.settings["batch.tokens"]) for row in stages["inference"].rows}))
-    budgets.xaxis.set_major_formatter(_THOUSANDS)
-    budgets.xaxis.set_minor_locator(NullLocator())
-    budgets.yaxis.set_major_formatter(_THOUSANDS)
-    budgets.set_ylim(bottom=0)
-    budgets.set_xlabel("batch.tokens")
-    legend(budgets)
-    save(figure, path)
-
-
-def _draw_rates(axes: Axes, stages: Stages) -> None:
-    """One bar for each variant; of inference the fastest alone, since it has a panel of its own."""
+    """Draw a bar for each variant."""
+    bars = [(f"{name}: {row.name}", row) for name, stage in stages.items() for row in stage.rows]
+    figure = new_figure(11, 1.2 + 0.28 * len(bars), title)
+    axes = figure.subplots()
     heading(axes, "Tokens per second of each stage")
     style(axes)
-    bars = [
-        (f"{name}: {row.name}", row)
-        for name, stage in stages.items()
-        for row in ([fastest(stage.rows)] if name == "inference" else stage.rows)
-    ]
-    values = [row.median(TOKENS) for _, row in bars]
+    samples = [row.samples[TOKENS] for _, row in bars]
+    values = [median(rates) for rates in samples]
+    whiskers = [median(v) - min(v) for v in samples], [max(v) - median(v) for v in samples]
     colours = [ORANGE if label.startswith(("inference", "pipeline")) else BLUE for label, _ in bars]
-    drawn = axes.barh(range(len(bars)), values, height=0.66, color=colours, xerr=_whiskers([row for _, row in bars]))
+    drawn = axes.barh(range(len(bars)), values, height=0.66, color=colours, xerr=whiskers)
     axes.bar_label(drawn, [f"{value:,.0f}" for value in values], padding=3, fontsize=8)
     axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 3, max(values) * 8)
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _whiskers(rows: Sequence[Row]) -> list[list[float]]:
-    samples = [row.samples[TOKENS] for row in rows]
-    return [[median(v) - min(v) for v in samples], [max(v) - median(v) for v in samples]]
+    save(figure, path)

@@ -68,10 +68,12 @@ def run_stages(subject: Subject) -> Iterator[StageResult]:
     yield packing(subject)
     forward = inference(subject, models)
     yield forward
-    yield loading(subject, reference_budget(forward.rows))
+    budget = reference_budget(forward.rows)
+    yield _by_loaders(subject, "loading", f"Loading batches of {budget:,} tokens", budget, _load)
     best = fastest(forward.rows).settings
     precision, budget = str(best["training.amp_dtype"]), int(best["batch.tokens"])
-    yield pipeline(subject, models[precision], precision, budget)
+    title = f"Whole pipeline: store, loader, forward (amp_dtype {precision}, {budget:,} tokens)"
+    yield _by_loaders(subject, "pipeline", title, budget, partial(_pipe, subject, models[precision]))
 
 
 def fastest(rows: list[Row], unit: str = TOKENS) -> Row:
@@ -182,18 +184,20 @@ def _forward(backbone: PackedBackbone, batches: list[PackedBatch]) -> None:
         mean_over_residues(backbone(batch), batch)
 
 
-def loading(subject: Subject, budget: int) -> StageResult:
-    """Store to packed batches of masked LM in torch, by loader processes."""
+def _by_loaders(
+    subject: Subject, name: str, title: str, budget: int, sample: Callable[[Iterator[PackedBatch], int], Sample]
+) -> StageResult:
+    """A stage that takes batches of masked LM, by loader processes."""
     with ExitStack() as stack:
         variants = [
             Variant(
                 counted(number, "loader process{es}"),
                 {"data.num_workers": number},
-                partial(_load, _endless(stack, subject, budget, number)),
+                partial(sample, _endless(stack, subject, budget, number), number),
             )
             for number in _NUM_WORKERS
         ]
-        return subject.measure("loading", f"Loading batches of {budget:,} tokens", variants)
+        return subject.measure(name, title, variants)
 
 
 def _endless(stack: ExitStack, subject: Subject, budget: int, num_workers: int) -> Iterator[PackedBatch]:
@@ -205,29 +209,16 @@ def _endless(stack: ExitStack, subject: Subject, budget: int, num_workers: int) 
     return (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)
 
 
-def _load(coming: Iterator[PackedBatch]) -> Sample:
+def _load(coming: Iterator[PackedBatch], _: int) -> Sample:
+    """Store to packed batches in torch."""
     tokens, start_s = 0, time.perf_counter()
     while time.perf_counter() - start_s < _LOADING_PIECE_S:
         tokens += next(coming).num_tokens
     return {TOKENS: tokens / (time.perf_counter() - start_s)}
 
 
-def pipeline(subject: Subject, backbone: PackedBackbone, precision: str, budget: int) -> StageResult:
-    """Store, loader, model: tokens/s and the share of time that the model waits for data, by loader processes."""
-    with ExitStack() as stack:
-        variants = [
-            Variant(
-                counted(number, "loader process{es}"),
-                {"data.num_workers": number},
-                partial(_pipe, subject, backbone, _endless(stack, subject, budget, number), number),
-            )
-            for number in _NUM_WORKERS
-        ]
-        title = f"Whole pipeline: store, loader, forward (amp_dtype {precision}, {budget:,} tokens)"
-        return subject.measure("pipeline", title, variants)
-
-
 def _pipe(subject: Subject, backbone: PackedBackbone, coming: Iterator[PackedBatch], num_workers: int) -> Sample:
+    """Store, loader, model: tokens/s and the share of time that the model waits for data."""
     for _ in range(num_workers * DataSection().prefetch):
         next(coming)  # prepared while other variants had their turn: it would hide waiting
     _forward(backbone, [next(coming).to(subject.device)])

@@ -71,13 +71,7 @@ class StageResult:
 class Subject:
     """The store and the model that are measured.
 
-    Args:
-        store: the user's.
-        backbone: the model.
-        max_length: residues; longer sequences are cropped, as by data.max_length.
-        device: that the model runs on.
-        seconds: for the whole run, from now on.
-        show: shows what is being done.
+    ``max_length`` is in residues, as data.max_length; ``seconds`` are for the whole run, from now on.
     """
 
     def __init__(
@@ -118,9 +112,7 @@ class Subject:
     def some_records(self, most: int = MOST_RECORDS) -> NDArray[np.int64]:
         """(N,) records, at random but the same each time; all where there are no more than ``most``."""
         number = len(self.store)
-        if number <= most:
-            return np.arange(number, dtype=np.int64)
-        return np.sort(np.random.default_rng(SEED).choice(number, most, replace=False)).astype(np.int64)
+        return np.sort(np.random.default_rng(SEED).choice(number, min(most, number), replace=False))
 
     def plan(self, records_N: NDArray[np.int64], budget: int) -> EpochPlan:
         """Batches of these records."""

@@ -15,7 +15,6 @@ from inference.classifier_profile import (
     TRACED_RUNS,
     BatchResult,
     Run,
-    Unit,
     describe,
     measure_batches,
     measure_whole,
@@ -55,66 +54,55 @@ def known_profile(output: Path, subject: Profile, steps: Iterable[str]) -> Profi
     return profile
 
 
-class Profiler:
-    """Does steps and adds their results to a profile; files that steps write go to the folder ``output``."""
+def do_steps(
+    wanted: Sequence[str],
+    batches: dict[str, Any],
+    pipeline: ClassifierPipeline,
+    texts: LabelledTexts,
+    output: Path,
+    profile: Profile,
+    show: Callable[[str], None],
+) -> None:
+    """Do the wanted steps and add their results to the profile; their files go to ``output``.
 
-    def __init__(
-        self,
-        pipeline: ClassifierPipeline,
-        texts: LabelledTexts,
-        output: Path,
-        profile: Profile,
-        show: Callable[[str], None],
-    ) -> None:
-        self._pipeline, self._texts, self._output, self._profile, self._show = pipeline, texts, output, profile, show
-        profile["model"] = describe(pipeline)
-        tokens_per_sample = float(pipeline.token_lengths(texts.texts).mean())
-        profile["data"] = {"samples": len(texts.texts), "tokens_per_sample": tokens_per_sample}
-
-    def batch_sizes(self, unit: Unit, values: Sequence[int], warmup_runs: int, runs: int) -> None:
-        """Measure batches of each size or token budget."""
-        measured = measure_batches(
-            self._pipeline,
-            self._texts.texts,
-            unit=unit,
-            values=values,
-            warmup_runs=warmup_runs,
-            runs=runs,
-            show=self._show,
-        )
-        results = list(measured)
-        _write_details(self._output / DETAILS_FILE, unit, results)
+    ``batches`` are the unit, values, warmup_runs and runs of :func:`measure_batches`.
+    """
+    tokens_per_sample = float(pipeline.token_lengths(texts.texts).mean())
+    profile["model"] = describe(pipeline)
+    profile["data"] = {"samples": len(texts.texts), "tokens_per_sample": tokens_per_sample}
+    steps = profile["steps"]
+    if "batch_sizes" in wanted:
+        results = list(measure_batches(pipeline, texts.texts, show=show, **batches))
+        _write_details(output / DETAILS_FILE, batches["unit"], results)
         rows = [result.summary() for result in results]
-        self._profile["steps"]["batch_sizes"] = {"unit": unit, "warmup_runs": warmup_runs, "runs": runs, "rows": rows}
-
-    def whole_file(self) -> None:
-        """Predict the whole file, and compare with its labels where these were read."""
-        facts, predictions = measure_whole(
-            self._pipeline, self._texts.texts, lambda done, total: self._show(f"whole_file: {done:,} of {total:,}")
-        )
-        metrics: dict[str, float] = {}
-        targets = self._texts.targets
-        if targets.size:
-            rows = predictions.kept_residues()
-            kept = targets if rows is None else targets[rows]
-            metrics = classification_metrics(self._pipeline.label_space.kind, predictions.probabilities, kept)
-        self._profile["steps"]["whole_file"] = {**facts, "figures": metrics}
-
-    def trace(self) -> None:
-        """Profile batches of the fastest size."""
-        best = best_row(self._profile["steps"].get("batch_sizes", {"rows": []}))
+        steps["batch_sizes"] = {**batches, "rows": rows}
+    if "whole_file" in wanted:
+        steps["whole_file"] = _whole_file(pipeline, texts, show)
+    if "trace" in wanted:
+        show("trace")
+        best = best_row(steps.get("batch_sizes", {"rows": []}))
         size = round(best["sequences_per_batch"]) if best else _TRACED_BATCH
-        folder = self._output / "profiler_traces"
+        folder = output / "profiler_traces"
         folder.mkdir(exist_ok=True)
-        bottlenecks = trace(self._pipeline, self._texts.texts, folder, size)
-        self._profile["steps"]["trace"] = {"batch_size": size, "runs": TRACED_RUNS, "bottlenecks": bottlenecks}
+        bottlenecks = trace(pipeline, texts.texts, folder, size)
+        steps["trace"] = {"batch_size": size, "runs": TRACED_RUNS, "bottlenecks": bottlenecks}
+    if "plots" in wanted:
+        measured, model = steps["batch_sizes"], profile["model"]
+        title = f"{profile['subject']['model']} on {model['device']}, {model['amp_dtype']}"
+        draw_comparison(output / "plots" / "batch_size_comparison.png", measured["rows"], measured["unit"], title)
 
-    def plots(self) -> None:
-        """Draw the batch sizes."""
-        measured, model = self._profile["steps"]["batch_sizes"], self._profile["model"]
-        title = f"{self._profile['subject']['model']} on {model['device']}, {model['amp_dtype']}"
-        path = self._output / "plots" / "batch_size_comparison.png"
-        draw_comparison(path, measured["rows"], measured["unit"], title)
+
+def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callable[[str], None]) -> Profile:
+    """Predict the whole file, and compare with its labels where these were read."""
+    facts, predictions = measure_whole(
+        pipeline, texts.texts, lambda done, total: show(f"whole_file: {done:,} of {total:,}")
+    )
+    metrics: dict[str, float] = {}
+    if texts.targets.size:
+        rows = predictions.kept_residues()
+        targets = texts.targets if rows is None else texts.targets[rows]
+        metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
+    return {**facts, "figures": metrics}
 
 
 def _write_details(path: Path, unit: str, results: Iterable[BatchResult]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness.machine import device_of, slugify
+from benchmarks.harness.machine import slugify
 from tests.benchmarks.harness.toy_stage import MACHINE
 
 
@@ -12,7 +12,6 @@ from tests.benchmarks.harness.toy_stage import MACHINE
     ("name", "slug"),
     [
         ("NVIDIA H200", "nvidia-h200"),
-        ("AMD EPYC", "amd-epyc"),
         ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "intel-xeon-platinum-8480c"),
         ("AMD EPYC 9654 96-Core Processor", "amd-epyc-9654"),
         ("", "machine"),
@@ -25,4 +24,3 @@ def test_a_name_becomes_a_folder(name: str, slug: str):
 def test_a_gpu_names_the_machine_that_has_one_and_cores_the_other():
     assert MACHINE.slug == "toy-2-cores"
     assert MACHINE.model_copy(update={"gpu": "NVIDIA H200"}).slug == "nvidia-h200"
-    assert (device_of(MACHINE), device_of(MACHINE.model_copy(update={"gpu": "x"}))) == ("cpu", "cuda")

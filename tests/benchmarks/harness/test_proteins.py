@@ -15,9 +15,6 @@ def test_a_choice_keeps_the_order_of_the_file_and_has_the_shortest_and_the_longe
     sequences = ["A" * length for length in (5, 900, 3, 40, 7, 100, 60)]
     chosen = spread_by_length(sequences, 3)
     assert [len(sequence) for sequence in chosen] == [900, 3, 40]
-
-
-def test_chosen_proteins_are_cropped_to_what_every_contender_takes():
     assert [len(sequence) for sequence in spread_by_length(["A" * 3000], 5)] == [MAX_RESIDUES]
 
 

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from benchmarks.harness.protocol import measure_case, sampler
-from benchmarks.harness.stage import Case, Contender, WrongWorkError
+from benchmarks.harness.stage import Case, Contender
 from common import timing
-
-
-def noted(name: str, calls: list[str]) -> Contender:
-    """A contender that writes down when it runs."""
-    run: Callable[[], float] = lambda: calls.append(name) or 1.0  # noqa: E731
-    return Contender(name, run, kind="value")
-
-
-def test_every_contender_has_one_sample_a_round_and_a_smoke_run_has_one_round():
-    calls: list[str] = []
-    case = Case("c", "u", (noted("a", calls), noted("b", calls)), rounds=4)
-    assert measure_case(case).samples == {"a": [1.0] * 4, "b": [1.0] * 4}
-    assert measure_case(case, quick=True).samples == {"a": [1.0], "b": [1.0]}
 
 
 def test_rates_are_warmed_up_by_the_short_work_where_there_is_some():
@@ -42,14 +27,3 @@ def test_a_rate_is_work_divided_by_the_time_of_the_work_alone(monkeypatch: pytes
 
     contender = Contender("a", lambda: passes(2.0), before=lambda: passes(100.0))
     assert sampler(contender, contender.run)() == 5.0
-
-
-def test_nothing_is_measured_where_contenders_compute_different_things():
-    calls: list[str] = []
-
-    def check() -> dict:
-        raise WrongWorkError("they differ")
-
-    with pytest.raises(WrongWorkError):
-        measure_case(Case("c", "u", (noted("a", calls),), check=check))
-    assert not calls

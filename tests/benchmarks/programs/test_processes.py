@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from benchmarks.harness.stage import WrongWorkError
-from benchmarks.programs.memory_meter import MemoryMeter
-from benchmarks.programs.processes import peak_of, run_program
+from benchmarks.programs.processes import MemoryMeter, peak_of, run_program
 from benchmarks.programs.training_runs import TrainingRuns
 
 MEGABYTE = 2**20

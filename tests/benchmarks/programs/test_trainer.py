@@ -18,9 +18,7 @@ def test_spread_groups_are_the_same_sequences_once_each(number, group):
 def test_a_few_spread_groups_span_the_lengths_and_begin_with_the_first():
     order = list(SpreadGroups(range(1000), 10))
     first_of_groups = order[::10][:6]
-    assert first_of_groups[0] == 0
     assert order[:10] == list(range(10))
-    assert min(first_of_groups[1:]) < 300 and max(first_of_groups) > 600
     assert abs(sum(first_of_groups) / 6 - 450) < 150
 
 

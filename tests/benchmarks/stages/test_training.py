@@ -25,9 +25,9 @@ def runs(tmp_path) -> Runs:
     return Runs(workload, tmp_path, LOSS_TOLERANCE)
 
 
-def a_run(loss: float = 3.0, memory: int = 0) -> list[StepLine]:
+def a_run(loss: float = 3.0) -> list[StepLine]:
     """Three steps, of which the first took long."""
-    return [StepLine(seconds, tokens, 200, loss, memory, 0) for seconds, tokens in ((100, 100), (1, 10), (4, 40))]
+    return [StepLine(seconds, tokens, 200, loss, 0) for seconds, tokens in ((100, 100), (1, 10), (4, 40))]
 
 
 @pytest.mark.parametrize("loss", [3.0 + 2 * LOSS_TOLERANCE, float("nan")])
@@ -35,13 +35,6 @@ def test_first_steps_are_not_measured_and_contenders_that_learn_otherwise_are_no
     assert runs.add(OURS, a_run()) == 10
     with pytest.raises(WrongWorkError, match=r"Trainer.* loss of"):
         runs.add(TRAINER, a_run(loss))
-
-
-def test_other_cases_take_the_runs_that_were_made_round_by_round(runs):
-    for memory in (10, 20):
-        runs.add(OURS, a_run(memory=memory))
-    contender = runs.replay(OURS, lambda steps: steps[-1].memory_bytes)
-    assert [contender.run(), contender.run()] == [10, 20]
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 32))
@@ -66,4 +59,4 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path)
     assert all(line.tokens == line.computed_tokens for line in ours)
     assert all(line.tokens < line.computed_tokens for line in peer)
     assert sum(line.tokens for line in ours) == pytest.approx(sum(line.tokens for line in peer), rel=0.5)
-    assert all(line.process_bytes > line.memory_bytes >= 0 for line in ours + peer)
+    assert all(line.memory_bytes >= 0 for line in ours + peer)

@@ -1,7 +1,5 @@
 """The compiled attention is attention within each sequence, forward and backward, to the rounding of its dtype."""
 
-from __future__ import annotations
-
 import platform
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed attention is attention within each sequence, and refuses what it can't honour."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The packed backbone is Hugging Face's EsmModel, one protein at a time, to the rounding."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Every architecture gives, on packed batches, what Hugging Face gives for one sequence at a time."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

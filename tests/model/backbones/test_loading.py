@@ -1,7 +1,5 @@
 """Backbones are built from the config: drawn from the seed, or read from safetensors alone, with every fault named."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Adapters stand around the layers they should, start as nothing, learn alone, and are merged or kept as by peft."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sources of a backbone are told apart, and each wrong one is refused in a line that says what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.errors import ConfigError, ResourceError

@@ -1,12 +1,13 @@
 """Memory estimates follow the formulas of ZeRO and count what a built model has."""
 
-from __future__ import annotations
+import json
 
 import pytest
 
 from dataset.labels.label_space import LabelSpace
 from dataset.tokens.base import EsmSequenceTokenizer
-from model.backbones.facts import backbone_facts
+from model.backbones.facts import backbone_facts, facts_of
+from model.backbones.loading import build_backbone
 from model.cost.memory import (
     count_autoencoder_parameters,
     count_classifier_parameters,
@@ -14,6 +15,7 @@ from model.cost.memory import (
     estimate_memory,
 )
 from model.tasks.classifier import build_classifier
+from tests.model.small_models import small_config
 from tests.model.support import build_model, tiny_section
 from train_config.schema import BackboneSection, ModelSection
 
@@ -83,3 +85,20 @@ def test_fp32_takes_sixteen_bytes_a_parameter_on_one_device():
     total, trainable = count = count_masked_lm_parameters(tiny_section("masked_lm"))
     estimate = estimate_memory(count, stage=2, world_size=1, amp_dtype="none")
     assert estimate.device_bytes == 4 * total + 4 * trainable + 8 * trainable
+
+
+@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "llama"])
+def test_facts_of_what_is_drawn_are_those_of_the_built_backbone(source):
+    section = BackboneSection(source=source, layers=3, hidden_size=96, heads=2)
+    assert backbone_facts(section, 33, pad=1) == facts_of(build_backbone(section, 0, 33, pad=1, empty=True))
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"position_embedding_type": "absolute"}, {"emb_layer_norm_before": True}], ids=str
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_facts_of_an_esm2_folder_are_those_of_the_built_backbone(change, frozen, tmp_path):
+    config = small_config("esm", max_position_embeddings=70, **change)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    built = facts_of(build_backbone(BackboneSection(source=str(tmp_path)), 0, 33, empty=True))
+    assert backbone_facts(BackboneSection(source=str(tmp_path), frozen=frozen), 33) == built

@@ -1,7 +1,5 @@
 """An exported folder opens with transformers and with Esmeray, gives the same output, and never runs a pickle."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

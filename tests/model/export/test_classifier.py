@@ -1,7 +1,5 @@
 """An exported classifier opens with transformers and peft alone, gives the same outputs, and is restored whole."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The autoencoder's loss, values and its encode and decode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

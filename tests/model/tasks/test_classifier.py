@@ -1,7 +1,5 @@
 """A classifier gives each sequence what it would get alone, and its loss and values are sums over the targets."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

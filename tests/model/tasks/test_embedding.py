@@ -1,7 +1,5 @@
 """Embeddings are those of Hugging Face's model, one protein at a time, in any packing."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Light attention is that of the paper for each sequence by itself, and a head gives fp32 whatever it is made of."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

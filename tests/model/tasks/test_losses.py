@@ -1,7 +1,5 @@
 """The losses are torch's and scikit-learn's own where these have them, and nothing where a target is ignored."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The packed masked language model is EsmForMaskedLM, and its loss and values are sums over targets."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Feature statistics are exact, additive over workers and safe for constant channels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Pooling looks at what belongs to each sequence, and at nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -74,11 +74,8 @@ def shown(state: RunState, now: float = BEGUN + 60, width: int = 120) -> str:
 def test_header_tells_how_far_and_how_long(run):
     run.started(200).metrics(*(train(step) for step in range(1, 101)))
     text = shown(RunState(run.path), now=BEGUN + 51)
-    assert "running" in text
-    assert "step 100/200" in text
-    assert "50%" in text
-    assert "51 s so far · 50 s left" in text
-    assert "12.3k tokens/s" in text
+    for words in ("running", "step 100/200", "50%", "51 s so far · 50 s left", "12.3k tokens/s"):
+        assert words in text
 
 
 def test_view_goes_from_nothing_to_the_end(tmp_path):
@@ -95,13 +92,6 @@ def test_view_goes_from_nothing_to_the_end(tmp_path):
     assert "diverged  the loss is NaN" in text
     assert "left" not in text
     assert "took 2 s" in text
-
-
-def test_run_that_fell_silent_is_told(run):
-    run.started().metrics(train(1), train(2))
-    state = RunState(run.path)
-    assert "quiet" not in shown(state, now=BEGUN + 30)
-    assert "quiet" in shown(state, now=BEGUN + 300)
 
 
 def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
@@ -239,14 +229,6 @@ def test_split_of_a_step_adds_up(run):
     assert "a step: 500 ms, and 10.0 ms for checkpoints" in text
     for words in ("data wait 10.0%", "forward 20.0%", "backward 40.0%", "communication 10.0%", "other 10.0%"):
         assert words in text
-
-
-def test_markup_in_a_runs_files_is_text(run):
-    run.files.config.write_text("run: {name: '[red]x[/red]'}\n")
-    run.started().metrics(train(1)).alert("memory", "raised", "[bold]98[/bold]", BEGUN)
-    text = shown(RunState(run.path))
-    assert "[red]x[/red]" in text
-    assert "[bold]98[/bold]" in text
 
 
 def test_folder_that_can_not_be_read_for_a_while_is_said(run, monkeypatch):
