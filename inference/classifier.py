@@ -24,7 +24,7 @@ from dataset.labels.label_space import LabelSpace, called
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.esm import cumulative_lengths, token_positions
-from inference.exported import config_of, model_folder
+from inference.exported import PipelineOptions, config_of, model_folder
 from model.backbones.lora import merge
 from model.export.classifier import load_classifier
 from model.tasks.classifier import Classifier
@@ -142,6 +142,17 @@ class ClassifierPipeline:
         self.model = model.requires_grad_(False).eval().to(self.device)
         self._prefix = np.asarray(tokenizer.prefix, dtype=np.int32)
         self._suffix = np.asarray(tokenizer.suffix, dtype=np.int32)
+
+    @classmethod
+    def of(cls, options: PipelineOptions, config: Config) -> ClassifierPipeline:
+        """The classifier that a tool's options name, with the settings of ``config``; raises as :meth:`load` does."""
+        return cls.load(
+            options.model,
+            config=config,
+            device=options.device,
+            amp_dtype=options.amp_dtype,
+            batch_tokens=options.batch_tokens,
+        )
 
     @classmethod
     def load(

@@ -6,7 +6,7 @@ Nothing here needs torch until the classifier is loaded, so that mistakes are re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 from pydantic import Field
@@ -18,9 +18,6 @@ from model.export.exported_folder import CONFIG_FILE, read_settings
 from train_config.loading import load_config
 from train_config.schema import Config
 from train_config.section import Overrides
-
-if TYPE_CHECKING:
-    from inference.classifier import ClassifierPipeline
 
 Part = Literal["all", "training", "validation", "test"]
 
@@ -69,16 +66,3 @@ class PipelineOptions(ToolArguments):
     device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
     amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
     batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
-
-
-def load_pipeline(options: PipelineOptions, config: Config) -> ClassifierPipeline:
-    """The classifier that the options name, with the run's settings."""
-    from inference.classifier import ClassifierPipeline
-
-    return ClassifierPipeline.load(
-        options.model,
-        config=config,
-        device=options.device,
-        amp_dtype=options.amp_dtype,
-        batch_tokens=options.batch_tokens,
-    )

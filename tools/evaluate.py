@@ -24,7 +24,7 @@ from pydantic import Field
 from common.progress import conversion_bar, record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from inference.exported import Part, PipelineOptions, config_of, label_space_of, load_pipeline, run_folder
+from inference.exported import Part, PipelineOptions, config_of, label_space_of, run_folder
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def main(argv: list[str]) -> int:
     training = None
     if arguments.baselines:
         training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
-    pipeline = load_pipeline(arguments, config)
+    from inference.classifier import ClassifierPipeline  # here: it loads torch
+
+    pipeline = ClassifierPipeline.of(arguments, config)
     from inference.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:

@@ -29,7 +29,7 @@ from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.counts import count_lines
-from inference.exported import PipelineOptions, config_of, label_space_of, load_pipeline
+from inference.exported import PipelineOptions, config_of, label_space_of
 from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def main(argv: list[str]) -> int:
     first = list(islice(chunks, 1))
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
-    pipeline = load_pipeline(arguments, config)
+    from inference.classifier import ClassifierPipeline  # here: it loads torch
     from inference.prediction_table import writing_predictions
+
+    pipeline = ClassifierPipeline.of(arguments, config)
 
     start_s = time.perf_counter()
     with (

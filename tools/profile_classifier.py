@@ -32,7 +32,7 @@ from rich.text import Text
 from common.command_line import result_console
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
-from inference.exported import PipelineOptions, config_of, label_space_of, load_pipeline, model_folder
+from inference.exported import PipelineOptions, config_of, label_space_of, model_folder
 from train_config.overrides import parse_with_settings
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
@@ -77,7 +77,9 @@ def main(argv: list[str]) -> int:
         texts = read_unlabelled([arguments.data], config)
     else:
         texts = read_texts([arguments.data], config, space, overrides=overrides)
-    pipeline = load_pipeline(arguments, config)
+    from inference.classifier import ClassifierPipeline  # here: it loads torch
+
+    pipeline = ClassifierPipeline.of(arguments, config)
     batches = {
         "unit": "batch_tokens" if arguments.token_budgets else "batch_size",
         "values": arguments.token_budgets or arguments.batch_sizes,
