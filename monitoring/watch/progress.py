@@ -14,21 +14,27 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from common.text import amount, duration
 from monitoring.watch.pace import Pace
 from run_folder.metrics_log import Record
 
+MIN_BAR_COLUMNS = 150
+"""Terminal width below which the bar gives way to the metrics."""
+BAR_COLUMNS = 20
+
 _METRICS = {
-    "residue_recovery": "recovery",
-    "feature_r2": "R²",
-    "accuracy": "accuracy",
-    "mcc": "MCC",
-    "spearman": "Spearman",
-    "r2": "R²",
+    "residue_recovery": ("recovery", "share of the residues that are predicted right"),
+    "feature_r2": ("R²", "share of the features' variance that is reconstructed; below 0: worse than their mean"),
+    "accuracy": ("accuracy", None),
+    "mcc": ("MCC", "Matthews' correlation of predicted and true classes; 0 is chance, 1 is perfect"),
+    "spearman": ("Spearman", "rank correlation of predicted and measured values"),
+    "r2": ("R²", "share of the targets' variance that is predicted; below 0: worse than their mean"),
 }
-"""Metrics of a validation, and what each is called; docs/monitoring.md defines them."""
+"""Metrics of a validation: name and definition."""
 
 
 class ProgressSink:
@@ -67,6 +73,7 @@ class _State:
         self._last: Record | None = None
         self._pace = Pace()
         self._validation: Record | None = None
+        self._defined = False
 
     def take(self, record: Record) -> None:
         self._pace.take(record)
@@ -100,6 +107,14 @@ class _State:
             parts.pop(name, None)
         return " · ".join(parts.values())
 
+    def definitions(self) -> str | None:
+        """The metrics of the first validation in words; None later, or where they need none."""
+        if self._defined or self._validation is None:
+            return None
+        self._defined = True
+        known = [f"  {word}: {what}" for name, (word, what) in _METRICS.items() if what and name in self._validation]
+        return "\n".join(known) or None
+
 
 class _Line:
     """One line on a terminal, by rich, which also keeps what others print above it."""
@@ -116,12 +131,20 @@ class _Line:
         elif record["kind"] == "alert":
             style = "yellow" if record["state"] == "raised" else None
             self._console.print(describe_alert(record), markup=False, highlight=False, style=style)
+        elif definitions := self._state.definitions():
+            self._console.print(definitions, markup=False, highlight=False, style="dim")
 
     def close(self) -> None:
         self._live.stop()
 
-    def _draw(self) -> Text:
-        return Text(self._state.describe(self._console.width), no_wrap=True, overflow="ellipsis")
+    def _draw(self) -> Table:
+        line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
+        bar = []
+        if width >= MIN_BAR_COLUMNS:
+            bar = [ProgressBar(self._state.total_steps, self._state.step, BAR_COLUMNS)]
+            width -= BAR_COLUMNS + 1
+        line.add_row(*bar, Text(self._state.describe(width), no_wrap=True, overflow="ellipsis"))
+        return line
 
 
 class _PlainLines:
@@ -142,6 +165,8 @@ class _PlainLines:
                 self._print_state()
         elif record["kind"] == "validation":
             self._print(f"step {record['step']}: {describe_validation(record)}")
+            if definitions := self._state.definitions():
+                self._print(definitions)
         elif record["kind"] == "event" and (line := describe_event(record)):
             self._print(line)
         elif record["kind"] == "alert":
@@ -162,7 +187,7 @@ class _PlainLines:
 
 def describe_validation(record: Record) -> str:
     """Return the metrics of a validation record in one phrase."""
-    metrics = [f"{word} {record[name]:.3f}" for name, word in _METRICS.items() if record.get(name) is not None]
+    metrics = [f"{word} {record[name]:.3f}" for name, (word, _) in _METRICS.items() if record.get(name) is not None]
     return ", ".join([f"validation loss {_number(record.get('loss'))}", *metrics])
 
 
