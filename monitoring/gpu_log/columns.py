@@ -42,3 +42,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
 }
 """nvidia-smi's names, without the unit in brackets; of several the first one present is used."""
+REASON_BITS = {
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+"""nvidia-smi's columns of one reason each (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from common.errors import DataError
-from monitoring.gpu_log.columns import COLUMNS, GPU, HOST, NAME, OTHER_NAMES, REQUIRED, TIME, UUID
+from monitoring.gpu_log.columns import COLUMNS, GPU, HOST, NAME, OTHER_NAMES, REASON_BITS, REQUIRED, TIME, UUID
 
 _FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
 _NUMBER = r"(?P<hex>0x[0-9a-fA-F]+)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]+)?"
@@ -123,6 +123,11 @@ def _values(cells: pd.DataFrame, columns: dict[str, str], path: Path) -> pd.Data
             table[name] = cells[columns[name]] if name in columns else ""
         else:
             table[name] = read(columns[name], _numbers, "a number") if name in columns else np.nan
+    titles = [re.match(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
+    reasons = {match.string: REASON_BITS[match[1]] for match in titles if match and match[1] in REASON_BITS}
+    if reasons and "throttle_reasons" not in columns:
+        active = pd.DataFrame({title: read(title, _active, "'Active' or 'Not Active'") for title in reasons})
+        table["throttle_reasons"] = (active * pd.Series(reasons)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)
     table[TIME] -= table[TIME].iloc[0]
     return table
@@ -135,6 +140,11 @@ def _numbers(cells: pd.Series) -> pd.Series:
     factors = parts["unit"].map(_FACTORS).where(parts["unit"].notna(), _FACTORS.get(unit[1], 1.0) if unit else 1.0)
     bits = parts["hex"].map(lambda cell: int(cell, 16), na_action="ignore")
     return (pd.to_numeric(parts["number"]) * factors).fillna(bits).astype(float)
+
+
+def _active(cells: pd.Series) -> pd.Series:
+    """1 where a reason is active, 0 where it is not; NaN for other text."""
+    return cells.map({"Active": 1.0, "Not Active": 0.0})
 
 
 def _seconds(cells: pd.Series) -> pd.Series:

@@ -169,6 +169,14 @@ def without_index(line: str) -> str:
     return ", ".join([cells[0], *cells[2:]])
 
 
+def test_reasons_in_columns_of_their_own_are_put_together(path):
+    header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
+    header += ", clocks_throttle_reasons.hw_thermal_slowdown"
+    lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
+    trace = read_gpu_log(write(path, header, *lines)).gpus["0"]
+    assert trace["throttle_reasons"].tolist() == [0x44, 0x40]
+
+
 def test_without_an_index_one_gpu_is_read_and_several_are_refused(path):
     write(path, without_index(SMI_QUERY), *(without_index(smi(second)) for second in range(9)))
     assert list(read_gpu_log(path).gpus) == ["0"]
