@@ -4,7 +4,7 @@ Writes a folder:
   baseline_metrics.json          everything as numbers
   detailed_metrics.csv           a row for each batch that was measured
   baseline_summary_report.txt    latency, throughput, best batch size, memory, bottlenecks, accuracy, in words
-  plots/                         batch_size_comparison.png
+  plots/                         batch_size_comparison.png, metrics_heatmap.png
   profiler_traces/               trace.json (open it at ui.perfetto.dev) and stacks.txt (for a flame graph)
 
 Steps can be left out and run again one by one, with --overwrite: the others' results stay. Times are from texts to

@@ -18,6 +18,7 @@ FILES = [
     "detailed_metrics.csv",
     "esmeray.json",
     "plots/batch_size_comparison.png",
+    "plots/metrics_heatmap.png",
     "profiler_traces/stacks.txt",
     "profiler_traces/trace.json",
 ]
@@ -82,7 +83,7 @@ def test_steps_are_done_one_by_one_and_the_others_stay(command, model, proteins,
     assert "run it with --steps whole_file" in summary and "run it with --steps trace" in summary
     second = run("whole_file", "plots")
     assert second["batch_sizes"] == first["batch_sizes"] and set(second) == {"batch_sizes", "whole_file"}
-    assert (tmp_path / "p" / "plots" / "batch_size_comparison.png").exists()
+    assert (tmp_path / "p" / "plots" / "metrics_heatmap.png").exists()
     assert not (tmp_path / "p" / "profiler_traces" / "trace.json").exists()
 
 

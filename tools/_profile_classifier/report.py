@@ -1,7 +1,7 @@
-"""A profile for a reader: the questions that people have with their answers, a table, and a picture.
+"""A profile for a reader: the questions that people have with their answers, a table, six panels and a heatmap.
 
-In: the profile as plain values, as baseline_metrics.json has it. Out: lines of text, and a PNG of six panels. Batch
-sizes that ran out of memory are left out of the panels.
+In: the profile as plain values, as baseline_metrics.json has it. Out: lines of text, and PNGs. Batch sizes that ran out
+of memory are left out of the pictures.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from common.figure_style import BLUE, GREY, ORANGE, RED, heading, legend, new_figure, save, style
@@ -26,6 +27,20 @@ _PANELS = (
     ("Samples/s per MB of memory", "samples_per_s_per_mb", ()),
 )
 """Title, key and lines of each panel; a value without lines is a number."""
+
+
+_LINES = (
+    ("ms per sample, mean", "latency_per_sample_ms", "mean", -1),
+    ("ms per sample, p95", "latency_per_sample_ms", "p95", -1),
+    ("ms per batch, mean", "latency_per_batch_ms", "mean", -1),
+    ("ms per batch, p99", "latency_per_batch_ms", "p99", -1),
+    ("samples/s", "samples_per_s", "", 1),
+    ("tokens/s", "tokens_per_s", "", 1),
+    ("samples/s per MB", "samples_per_s_per_mb", "", 1),
+    ("CPU MB, peak", "cpu_memory_peak_mb", "", -1),
+    ("GPU MB, peak", "gpu_memory_peak_mb", "", -1),
+)
+"""Name, key and entry of each line of the heatmap; 1 where more is better, -1 where less is."""
 
 
 def summary_lines(profile: Mapping[str, Any]) -> list[str]:
@@ -150,4 +165,26 @@ def draw_comparison(path: Path, rows: Sequence[Row], unit: str, title: str) -> N
         axes.set_ylim(bottom=0)
         axes.set_xlabel(unit.replace("_", " "))
         legend(axes)
+    save(figure, path)
+
+
+def draw_heatmap(path: Path, rows: Sequence[Row], unit: str, title: str) -> None:
+    """Every metric of every batch size as a number, from red (the worst of its line) to green (the best)."""
+    done = [row for row in rows if not row["error"]]
+    lines = [line for line in _LINES if done and done[0][line[1]] is not None]
+    values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
+    figure = new_figure(max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title)
+    axes = figure.subplots()
+    if done:
+        signed = values * np.array([[sign] for *_, sign in lines])
+        low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
+        goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
+        axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
+    for (line, column), value in np.ndenumerate(values):
+        axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
+    axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+    axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     save(figure, path)

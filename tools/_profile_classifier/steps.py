@@ -22,7 +22,7 @@ from inference.classifier_profile import (
 )
 from inference.labelled import LabelledTexts
 from model.metrics.classification import classification_metrics
-from tools._profile_classifier.report import best_row, draw_comparison
+from tools._profile_classifier.report import best_row, draw_comparison, draw_heatmap
 
 STEPS = ("batch_sizes", "whole_file", "trace", "plots")
 METRICS_FILE, DETAILS_FILE = "baseline_metrics.json", "detailed_metrics.csv"
@@ -89,7 +89,9 @@ def do_steps(
     if "plots" in wanted:
         measured, model = steps["batch_sizes"], profile["model"]
         title = f"{profile['subject']['model']} on {model['device']}, {model['amp_dtype']}"
-        draw_comparison(output / "plots" / "batch_size_comparison.png", measured["rows"], measured["unit"], title)
+        plots = output / "plots"
+        draw_comparison(plots / "batch_size_comparison.png", measured["rows"], measured["unit"], title)
+        draw_heatmap(plots / "metrics_heatmap.png", measured["rows"], measured["unit"], title)
 
 
 def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callable[[str], None]) -> Profile:
