@@ -23,7 +23,7 @@ from common.publishing import atomic_file
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
 _TIMED = ("sample", "alert")
-"""Kinds of records that are told apart by their time, not by their step."""
+"""Kinds of records that are distinguished by their time, not by their step."""
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -97,7 +97,7 @@ class MetricsLog:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _drop_partial_line(self) -> None:
-        with self.path.open("rb") as file:  # a file of samples may have grown for weeks: its last byte tells
+        with self.path.open("rb") as file:  # a file of samples may have grown for weeks: its last byte suffices
             if not file.seek(0, os.SEEK_END):
                 return
             file.seek(-1, os.SEEK_END)

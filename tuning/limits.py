@@ -49,7 +49,7 @@ def find_limit(trial: Trial, results: Results) -> Limit:
 def _facts(trial: Trial, results: Results) -> Facts:
     settings, measurement, others = trial.settings, trial.measurement, results.configurations
     shares: dict[str, Any] = dict(measurement.shares)
-    if settings.workers == 1:  # what is left are the agreements of a worker with itself
+    if settings.workers == 1:  # the rest are the agreements of a worker with itself
         shares.pop("communication", None)
     tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other.settings) for other in others)}
     if not any(other.settings.tokens > settings.tokens for other in others):

@@ -46,7 +46,7 @@ class LabelledSource(BatchSource):
         labels: of every record; None where they are to be predicted.
         max_length: tokens without special ones; a longer record is cropped.
         crop: random, a window as for training; start; or ends, half of it from the start and half from the end, for
-            what is told by the ends of a protein.
+            what the ends of a protein say.
         seed: of random windows.
     """
 

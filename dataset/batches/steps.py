@@ -64,7 +64,7 @@ class StepBatches:
     Attributes:
         batches: micro-batches, equally many on every rank and in every step; fillers among them.
         epoch, step: which step this is, counted from 0 in its epoch.
-        next_epoch, next_step: the position after it, from which a resumed run goes on.
+        next_epoch, next_step: the position after it, from which a run resumes.
         num_tokens: tokens of this rank's batches, special tokens included, fillers not.
         num_targets: tokens of this rank's batches that a loss is taken at.
     """

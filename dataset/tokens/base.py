@@ -132,7 +132,7 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
     if section.content == "text":
         if isinstance(tokenizer, EsmSequenceTokenizer):
             raise ConfigError(
-                "model.tokenizer.content text can't be told in the ESM alphabet, which has residues alone; choose a "
+                "model.tokenizer.content text can't be written in the ESM alphabet, which has residues alone; choose a "
                 "backbone for text (as qwen2 or bert with random weights), or set content protein"
             )
         return

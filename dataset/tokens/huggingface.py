@@ -1,7 +1,7 @@
 """Hugging Face's fast tokenizers as makers of token ids: of a local folder or the hub, with none of their code run.
 
 In: texts. Out: the ids that transformers' ``AutoTokenizer`` gives, without the special tokens around them, which are
-told apart. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021) have one word a residue: they get
+kept apart. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021) have one word a residue: they get
 upper case, blanks between residues, and X for U, Z, O and B, as their model cards want.
 
 transformers and tokenizers are imported where they are needed: loader processes get by without.

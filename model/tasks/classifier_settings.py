@@ -31,7 +31,7 @@ _OF_CLASSES = (
     "average_precision",
     "ece",
 )
-FIGURES: dict[TargetKind, tuple[str, ...]] = {
+METRICS: dict[TargetKind, tuple[str, ...]] = {
     "multiclass": _OF_CLASSES,
     "binary": _OF_CLASSES,
     "per_residue": _OF_CLASSES,
@@ -41,7 +41,7 @@ FIGURES: dict[TargetKind, tuple[str, ...]] = {
 """Metrics of :func:`model.metrics.classification.classification_metrics`."""
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
-"""Figures of which less is better; of all others, more."""
+"""Metrics of which less is better; of all others, more."""
 
 BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 
@@ -72,7 +72,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
     name = section.best_metric
     if name == "auto":
         return BEST_METRIC.get(kind, "mcc")
-    known = ("loss", *FIGURES[kind])
+    known = ("loss", *METRICS[kind])
     if name not in known:
         raise ConfigError(
             f"model.classifier.best_metric: an evaluation of {kind} has no metric {name!r}; it has {', '.join(known)}"

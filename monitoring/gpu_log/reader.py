@@ -163,10 +163,10 @@ def _by_gpu(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _refuse_bursts(times: pd.Series, path: Path) -> None:
-    """Refuse rows of several GPUs that no column tells apart: they come in bursts."""
+    """Refuse rows of several GPUs that no column distinguishes: they come in bursts."""
     steps = np.diff(times)
     if len(steps) >= 4 and (steps < _BURST_SHARE * np.percentile(steps, 95)).mean() > 0.25:
         raise DataError(
-            f"{path}: rows come in bursts, as of several GPUs, and no column tells which is of which; record it with "
+            f"{path}: rows come in bursts, as of several GPUs, and no column names the GPU of a row; record it with "
             "nvidia-smi's 'index' among the columns"
         )

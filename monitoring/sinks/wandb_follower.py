@@ -48,7 +48,7 @@ FLUSH_S = 1.0
 ELAPSED = "elapsed_s"
 """Seconds since the run's first record: the axis of samples and alerts."""
 POSITION = "position"
-"""Namespace of what tells how far the server has each stream of rows."""
+"""Namespace of the number of rows of each stream that the server has."""
 NODE_NAMESPACES = ("gpu/", "mem/", "cpu/", "disk/", "net/")
 """Metrics of a machine, not of a worker."""
 AXES = {

@@ -6,6 +6,7 @@ band between its two thresholds, neither. :mod:`monitoring.watch.alerts` decides
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,15 +42,15 @@ class Finding:
     message: str
 
 
-class Rule:
+class Rule(ABC):
     """Finds one kind of problem, which must hold, or be over, for so many seconds to be reported."""
 
     name = ""
     raises_after_s = clears_after_s = 0.0
 
+    @abstractmethod
     def take(self, record: Record) -> Iterator[Finding]:
         """Yield what a record shows."""
-        raise NotImplementedError
 
 
 def rules(settings: AlertsSection) -> list[Rule]:

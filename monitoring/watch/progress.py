@@ -192,7 +192,7 @@ def describe_validation(record: Record) -> str:
 
 
 def describe_event(record: Record) -> str | None:
-    """An event in one phrase; None for those that the line itself or the end of the run tells."""
+    """An event in one phrase; None for those that the line itself or the end of the run reports."""
     step, event = record["step"], record["event"]
     if event in ("started", "finished", "stopped", "diverged", "failed"):
         return None

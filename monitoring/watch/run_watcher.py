@@ -54,7 +54,7 @@ class RunWatcher:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Hand over what is left in the file, then close the sinks. Returns after ``timeout_s`` at the latest."""
+        """Hand over the remaining records, then close the sinks. Returns after ``timeout_s`` at the latest."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -67,7 +67,7 @@ def connected(section: RaySection) -> Iterator[str]:
     A cluster that was started here is stopped here; a process that is connected when it comes here stays so. Raises
     ResourceError where nothing answers at ``ray.address``.
     """
-    # Ray Train finds out about a lost worker by polling: every 2 s unless told otherwise.
+    # Ray Train finds out about a lost worker by polling: every 2 s by default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_TIMEOUT_S))
     connected_before = ray.is_initialized()
