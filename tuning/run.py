@@ -1,6 +1,7 @@
 """The driver of a throughput search: from an experiment to best.yaml, the same experiment with the fastest settings.
 
-What every trial did is in trials.jsonl before the next begins; the same command resumes the search from there.
+Ray Tune runs the trials (:mod:`tuning.ray_tune`), Optuna chooses them (:mod:`tuning.search`). What every trial did is
+in trials.jsonl before the next begins; the same command resumes the search from there.
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
@@ -13,9 +14,9 @@ What every trial did is in trials.jsonl before the next begins; the same command
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal
 from tuning.pool import MeasuringPool
 from tuning.results import Results, describe, nothing_fits, speed_text, write_best
-from tuning.search import CONFIRM, Search, most_trials
-from tuning.settings import KEYS, NAMES, Measurement, Settings, settings_text, value_text
+from tuning.search import CONFIRM, Proposal, Search, most_trials
+from tuning.settings import KEYS, NAMES, Measurement, settings_text, value_text
 from tuning.space import SearchSpace, make_space
 
 CHANGES_SPEED = ("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker", "keep_global_tokens")
@@ -61,6 +62,7 @@ class SearchFolder(RunFolder):
         self.trials = self.path / "trials.jsonl"
         self.best = self.path / "best.yaml"
         self.report = self.path / "tune_report.html"
+        self.ray_tune = self.path / "ray_tune"
 
 
 def tune(config: Config, search: TuneConfig, make_pool: Callable[..., Any] = MeasuringPool) -> int:
@@ -110,45 +112,44 @@ def _tune_locked(
         say("\n".join(_space_lines(space, search)))
         if journal.trials:
             say(f"resumes from {len(journal.trials)} trials")
-        with make_pool(measured, store_path, keep_global_tokens=search.keep_global_tokens) as pool:
-            error = _run(pool, space, search, journal, signals)
+        make = partial(make_pool, measured, store_path, keep_global_tokens=search.keep_global_tokens)
+        error = _run(make, space, search, folder, journal, signals)
     return _conclude(config, search, folder, space, journal, signals, error)
 
 
 def _run(
-    pool: MeasuringPool, space: SearchSpace, search: TuneConfig, journal: TrialJournal, signals: StopSignals
-) -> EsmerayError | None:
+    make_pool: Callable[[], Any],
+    space: SearchSpace,
+    search: TuneConfig,
+    folder: SearchFolder,
+    journal: TrialJournal,
+    signals: StopSignals,
+) -> Exception | None:
     """Measure from the first trial to the last, or to a signal; return what ended the search early, if anything did."""
+    from tuning.ray_tune import SearchAlgorithm, run_trials  # here: it loads Ray Tune
+
     searcher = Search(space, search)
-    earlier: defaultdict[Settings, list[Measurement]] = defaultdict(list)
-    for trial in journal.trials:
-        earlier[trial.settings].append(trial.measurement)
-    try:
-        with status_line() if sys.stdout.isatty() else nullcontext(lambda _: None) as show:
-            while (proposal := searcher.ask()) is not None:
-                settings, phase = proposal
-                if earlier[settings]:
-                    searcher.tell(settings, earlier[settings].pop(0))
-                    continue
-                which = f"{len(searcher.results) + 1}/{searcher.max_trials} {phase}"
-                if phase == CONFIRM:
-                    which = "once more, mean of its trials"
-                show(f"{which}: {settings_text(settings, space.varied)}")
-                to_beat = searcher.to_beat(proposal)
-                measurement = pool.measure(settings, search.measurement, to_beat, search.search.prune_margin)
-                journal.add(settings, measurement, phase)
-                searcher.tell(settings, measurement)
-                results = Results(journal.trials, space, search.memory_margin)
-                newest = results.configurations[-1]
-                mark = " (the fastest so far)" if results.best is newest else ""
-                say(f"{which}: {describe(newest, results)}{mark}")
-    except (KeyboardInterrupt, SystemExit) as error:
-        signals.received = signals.behind(error)
-        if signals.received is None:
-            raise
-    except EsmerayError as error:
-        return error
-    return None
+
+    def which(proposal: Proposal) -> str:
+        if proposal.phase == CONFIRM:
+            return "once more, mean of its trials"
+        return f"{len(searcher.results) + 1}/{searcher.max_trials} {proposal.phase}"
+
+    def measured(proposal: Proposal, measurement: Measurement) -> None:
+        journal.add(proposal.settings, measurement, proposal.phase)
+        results = Results(journal.trials, space, search.memory_margin)
+        newest = results.configurations[-1]
+        mark = " (the fastest so far)" if results.best is newest else ""
+        say(f"{which(proposal)}: {describe(newest, results)}{mark}")
+
+    with status_line() if sys.stdout.isatty() else nullcontext(lambda _: None) as show:
+
+        def asked(proposal: Proposal) -> None:
+            show(f"{which(proposal)}: {settings_text(proposal.settings, space.varied)}")
+
+        algorithm = SearchAlgorithm(searcher, journal.trials, asked, measured)
+        most = len(space) + search.search.repeats
+        return run_trials(algorithm, make_pool, search, most, folder.ray_tune, signals)
 
 
 def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> None:

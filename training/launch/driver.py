@@ -137,7 +137,7 @@ def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
 
 
 def _check_source(config: Config, run: RunFolder) -> None:
-    """As :func:`_check_prepared`, of data that need not be prepared: it is then, in a temporary folder."""
+    """Call :func:`_check_prepared`; data that is not prepared yet is prepared in a temporary folder."""
     task = task_plan(config)
     if (path := task.location(run.stores)).exists():
         _check_prepared(task, run, path)
@@ -200,7 +200,7 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
         watcher = _watch(config.monitoring, config.training.gpu_log_interval, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
-            error = _fit(_make_trainer(config, workers, store_path, run_id), signals)
+            error = fit(_make_trainer(config, workers, store_path, run_id), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))
@@ -208,10 +208,12 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
     return _conclude(run, error, signals, config.ray.max_failures)
 
 
-def _fit(trainer: Any, signals: StopSignals) -> Exception | None:
-    """Run ``trainer.fit()`` until it ends or the grace period after a signal is over; returns its error.
+def fit(trainer: Any, signals: StopSignals) -> Exception | None:
+    """Run ``fit()`` of a trainer or tuner of Ray to its end or that of the grace period after a signal.
 
-    In a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
+    Returns its error.
+
+    It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts without saving.
     """
     errors: list[Exception] = []
 
@@ -280,7 +282,7 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
     if shutil.disk_usage(run.path).free < RESERVE_BYTES:
         raise ResourceError(no_space(run.path)) from error
     tried = f", also after {max_failures} more tries" if getattr(error, "worker_failures", None) else ""
-    raise ResourceError(f"training broke off{tried}: {_reason(error)} (the workers' logs are in {run.logs})") from error
+    raise ResourceError(f"training failed{tried}: {_reason(error)} (the workers' logs are in {run.logs})") from error
 
 
 def _draw(run: RunFolder) -> None:
