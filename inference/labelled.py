@@ -22,8 +22,8 @@ from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_l
 from dataset.labels.store import LabelledStore
 from inference.exported import Part
 from run_folder.paths import RunFolder
-from train_config.classifier_schema import LabelsSection
-from train_config.schema import Config
+from train_config.classifier_schema import LabelsSection, TokenizerSection
+from train_config.schema import Config, DataSection
 from train_config.section import STORES, Overrides
 from training.checkpoints.resuming import check_data
 
@@ -44,15 +44,20 @@ class LabelledTexts:
 
 
 def read_texts(
-    sources: list[str], config: Config, space: LabelSpace, part: Part = "all", overrides: Overrides | None = None
+    sources: list[str],
+    data: DataSection,
+    tokenizer: TokenizerSection,
+    space: LabelSpace,
+    part: Part = "all",
+    overrides: Overrides | None = None,
 ) -> LabelledTexts:
     """Read labelled files for a model with this label space; of a part, by the split column.
 
     The overrides distinguish a wrong setting of the command line from a default. Raises ConfigError for settings that
     the model or the file does not have, DataError for a file, record or label that is refused, or where none is left.
     """
-    labels = _settings(config.data.labels, space, part, overrides or {})
-    records = read_labelled(sources, labels, config.model.tokenizer, config.data.ingest)
+    labels = _settings(data.labels, space, part, overrides or {})
+    records = read_labelled(sources, labels, tokenizer, data.ingest)
     targets = _targets(records, labels, space)
     per_residue = space.kind == "per_residue"
     texts = LabelledTexts(records.ids, records.texts, targets, records.weights, _left_out(records.counts), per_residue)
@@ -153,8 +158,7 @@ def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
     )
 
 
-def read_unlabelled(sources: list[str], config: Config) -> LabelledTexts:
+def read_unlabelled(sources: list[str], data: DataSection, tokenizer: TokenizerSection) -> LabelledTexts:
     """The records of files without their labels; targets are empty."""
-    data = config.data
-    records = read_labelled(sources, data.labels, config.model.tokenizer, data.ingest, with_labels=False)
+    records = read_labelled(sources, data.labels, tokenizer, data.ingest, with_labels=False)
     return LabelledTexts(records.ids, records.texts, np.empty(0), None, {}, per_residue=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
     from inference.labelled import LabelledTexts
     from inference.report import Scored
-    from train_config.schema import Config
+    from train_config.classifier_schema import TokenizerSection
 
 MADE_BY = "evaluate"
 
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     if arguments.file is None:
         texts = _own_texts(arguments.model, space, part)
     else:
-        texts = read_texts([arguments.file], config, space, part, overrides)
+        texts = read_texts([arguments.file], config.data, config.model.tokenizer, space, part, overrides)
     training = None
     if arguments.baselines:
         training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     from inference.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
-        scored, baselines, counts = _predicted(pipeline, config, texts, training)
+        scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
         classifier = config.model.classifier
         evaluation = evaluation_of(scored, baselines, samples=classifier.bootstrap, seed=config.run.seed)
         facts = {
@@ -124,7 +124,7 @@ def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
 
 
 def _predicted(
-    pipeline: ClassifierPipeline, config: Config, texts: LabelledTexts, training: LabelledTexts | None
+    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
 ) -> tuple[Scored, dict[str, Any], dict[str, int]]:
     """The records with the model's predictions, those of the baselines by name, and counts of records.
 
@@ -138,8 +138,9 @@ def _predicted(
         found = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
     others = {}
     if training is not None:
-        content = config.model.tokenizer.content
-        others = baselines(space.kind, content, training.texts, training.targets, texts.texts, space.num_outputs)
+        others = baselines(
+            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
+        )
     targets = texts.targets
     if (rows := found.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}

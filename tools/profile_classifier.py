@@ -41,7 +41,7 @@ MADE_BY = "profile_classifier"
 
 
 class Arguments(PipelineOptions):
-    """What to measure, and how often."""
+    """Subject and length of the measurement."""
 
     data: str = Field(description="File whose records are taken; labelled as for evaluate, or see --unlabelled.")
     output: Path | None = Field(None, description="Folder of the results. Default: profile-MODEL, here.")
@@ -74,9 +74,9 @@ def main(argv: list[str]) -> int:
 
     profile = known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
     if arguments.unlabelled:
-        texts = read_unlabelled([arguments.data], config)
+        texts = read_unlabelled([arguments.data], config.data, config.model.tokenizer)
     else:
-        texts = read_texts([arguments.data], config, space, overrides=overrides)
+        texts = read_texts([arguments.data], config.data, config.model.tokenizer, space, overrides=overrides)
     from inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.of(arguments, config)

@@ -24,7 +24,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from common.errors import EsmerayError, ResourceError
 from monitoring.sampling.host import memory_of_this_machine
-from train_config.schema import Config
+from train_config.schema import Config, DataSection
 from train_config.tune_schema import MeasurementSection
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
@@ -36,7 +36,7 @@ from tuning.settings import Measurement, Settings
 from tuning.trial import FAILURES, PRUNE_MARGIN, measure_on_worker
 
 GRACE_S = 2.0
-"""Seconds that the other workers may take to end after one broke off: it may have left them inside a step."""
+"""Seconds that the other workers may take to end after one crashed: it may have left them inside a step."""
 
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
 """The pool ends workers that hang itself, by ``measurement.timeout_s``."""
@@ -128,7 +128,7 @@ class MeasuringPool:
             try:
                 self._group.connect()
                 if self._config.data.stage_dir is not None:
-                    self._group.stage(self._store_path, self._config)
+                    self._group.stage(self._store_path, self._config.model.task, self._config.data)
             except RayError as error:
                 reason = _in_a_line(error)
                 raise ResourceError(
@@ -159,9 +159,9 @@ class _Group:
             ranks_on[node] += 1
         ray.get(joining, timeout=cluster.START_TIMEOUT_S)
 
-    def stage(self, store_path: str, config: Config) -> None:
+    def stage(self, store_path: str, task: str, data: DataSection) -> None:
         """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
-        ray.get([actor.stage.remote(store_path, config) for actor in self._actors])
+        ray.get([actor.stage.remote(store_path, task, data) for actor in self._actors])
 
     def measure(self, call: Callable[..., Measurement], timeout_s: float) -> list[Measurement | None]:
         """Return each worker's measurement; None of those that did not end in time."""
@@ -192,7 +192,7 @@ class _MeasuringActor:
         self._context = WorkerContext(rank, workers.count)
 
     def node(self) -> str:
-        """Where it runs. Loads what training needs, too, so that all workers do so at the same time."""
+        """Return the node's id. Loads what training needs, so that all workers do so at the same time."""
         import training.engine.deepspeed_setup
         import training.tasks.residues.experiment  # noqa: F401
 
@@ -221,8 +221,8 @@ class _MeasuringActor:
         )
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
-    def stage(self, store_path: str, config: Config) -> None:
-        stage(config.model.task, config.data, Path(store_path))
+    def stage(self, store_path: str, task: str, data: DataSection) -> None:
+        stage(task, data, Path(store_path))
 
     def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:

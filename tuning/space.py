@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import ConfigError, ResourceError
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, Config, DataSection, RaySection
 from train_config.tune_schema import TuneConfig
 from training.launch.placement import NodeResources, place_workers
 from tuning.settings import NAMES, Settings, Value
@@ -83,7 +83,7 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
     own = Settings.of(config, placed.count)
     values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
     if search.space.tokens is None:
-        values["tokens"] = _budgets(config, own.tokens)
+        values["tokens"] = _budgets(config.data, config.batch, own.tokens)
     refusal = _refusals(config, search, nodes, placed.device, values)
     valid: list[Settings] = []
     left_out: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def _refusals(
 ) -> Callable[[Settings], str | None]:
     """A function that says why a configuration is left out: it is not possible, or makes no difference."""
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    placeable = [count for count in values["workers"] if _can_place(config, nodes, count)]
+    placeable = [count for count in values["workers"] if _can_place(config.ray, nodes, count)]
     global_tokens = config.batch.global_tokens if search.keep_global_tokens else 0
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
     nothing_to_recompute = config.model.backbone.frozen and len(values["gradient_checkpointing"]) > 1
@@ -147,16 +147,16 @@ def _refusals(
     return refusal
 
 
-def _budgets(config: Config, own: int) -> tuple[int, ...]:
+def _budgets(data: DataSection, batch: BatchSection, own: int) -> tuple[int, ...]:
     """Powers of two that hold the longest sequence, up to the global batch, and the experiment's own budget."""
-    smallest = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    exponents = range(math.ceil(math.log2(smallest)), int(math.log2(config.batch.global_tokens)) + 1)
+    smallest = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
+    exponents = range(math.ceil(math.log2(smallest)), int(math.log2(batch.global_tokens)) + 1)
     return tuple(sorted({own, *(2**exponent for exponent in exponents)}))
 
 
-def _can_place(config: Config, nodes: list[NodeResources], count: int) -> bool:
+def _can_place(ray: RaySection, nodes: list[NodeResources], count: int) -> bool:
     try:
-        place_workers(config.ray.model_copy(update={"num_workers": count}), nodes)
+        place_workers(ray.model_copy(update={"num_workers": count}), nodes)
     except ResourceError:
         return False
     return True

@@ -24,7 +24,7 @@ from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
 from model.parameter_groups import parameter_groups
 from run_folder.paths import RunFolder
-from train_config.schema import Config
+from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
@@ -110,8 +110,8 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         if config.training.compile:
             model.compile(dynamic=True)
         if inference:
-            return trial.run(_Inference(config, model, context), experiment.batches)
-        work = TrainingWork(config, experiment, model, context, trial.control)
+            return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
+        work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)
         try:
             return trial.run(work, experiment.batches)
         finally:
@@ -125,19 +125,20 @@ class TrainingWork:
 
     def __init__(
         self,
-        config: Config,
+        training: TrainingSection,
+        deepspeed: DeepSpeedSection,
         experiment: Experiment,
         model: TaskModel,
         context: WorkerContext,
         control: ControlGroup,
     ) -> None:
-        self._settings, self._control = config.training, control
-        groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
-        self._engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
+        self._settings, self._control = training, control
+        groups = parameter_groups(model, training.weight_decay, experiment.rate_shares(model))
+        self._engine = TrainingEngine(model, groups, training, deepspeed, context.device)
         self.model: Any = self._engine.module
-        self.clock = StepClock(config.training.log_every_steps, context.device)
+        self.clock = StepClock(training.log_every_steps, context.device)
         self._stepper = Stepper(self._engine, control, self.clock)
-        self._total_steps = config.training.max_steps or _LONG_RUN_STEPS
+        self._total_steps = training.max_steps or _LONG_RUN_STEPS
         self._steps = 0
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
@@ -162,9 +163,9 @@ class TrainingWork:
 class _Inference:
     """Forward passes in the precision of ``training.amp_dtype``, each worker for itself."""
 
-    def __init__(self, config: Config, model: TaskModel, context: WorkerContext) -> None:
+    def __init__(self, amp_dtype: str, model: TaskModel, context: WorkerContext) -> None:
         self._device = context.device
-        self.model = model.requires_grad_(False).eval().to(context.device, _DTYPES[config.training.amp_dtype])
+        self.model = model.requires_grad_(False).eval().to(context.device, _DTYPES[amp_dtype])
         self.clock = StepClock(1, context.device)
 
     @torch.inference_mode()
@@ -274,7 +275,7 @@ class _Trial:
         return Measurement(status, reason, windows=self.windows, **self._memory())
 
     def _memory(self) -> dict[str, Any]:
-        """Of the worker that took most."""
+        """Memory of the worker that took most."""
         row = [[self.meter.peak_bytes(), self.meter.total_bytes()]]
         rows = self.control.gather_rows(torch.tensor(row))
         return {"peak_memory_bytes": int(rows[:, 0].max()), "total_memory_bytes": int(rows[:, 1].min())}
