@@ -39,7 +39,7 @@ Importing one loads neither torch nor a peer, so that --list and --help answer a
 
 
 class Arguments(BaseModel):
-    """What to measure, and where results go."""
+    """Stages to measure, and the place of their results."""
 
     stages: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STAGE ...]")] = Field(
         (), description="Stages to measure; all if none is named."

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.errors import ConfigError, ResourceError
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
-from dataset.labels.label_space import LabelSpace, called
+from dataset.labels.label_space import LabelSpace, predicted_positive
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.esm import cumulative_lengths, token_positions
@@ -74,7 +74,7 @@ class Predictions:
         if kind == "regression":
             return [separator.join(f"{value:.6g}" for value in row) for row in self.probabilities.tolist()]
         if kind == "multilabel":
-            rows = called(self.probabilities).tolist()
+            rows = predicted_positive(self.probabilities).tolist()
             return [separator.join(name for name, on in zip(names, row, strict=True) if on) for row in rows]
         likeliest = self.probabilities.argmax(-1).tolist()
         if kind != "per_residue":

@@ -22,7 +22,7 @@ from train_config.section import Overrides
 Part = Literal["all", "training", "validation", "test"]
 
 EXPORT_FOLDER = "export"
-"""Of a run."""
+"""In a run's folder."""
 
 
 def model_folder(source: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Which parameters the optimizer sees, which of them decay, and how fast each layer learns."""
+"""Parameter groups of the optimizer: trained parameters, with or without weight decay, by learning rate."""
 
 from __future__ import annotations
 

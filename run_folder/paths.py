@@ -1,4 +1,4 @@
-"""Where a run's files lie, and the small files by which driver and workers talk.
+"""Paths of a run's files, and the small files by which driver and workers talk.
 
 <storage_path>/<name>/
     config.yaml          the resolved config

@@ -20,7 +20,7 @@ from run_folder.paths import RunFolder, sample_files
 logger = logging.getLogger(__name__)
 
 HEAD_BYTES = 1 << 16
-"""Of a long file's beginning, which has the number of steps."""
+"""Bytes of a long file's beginning, which has the number of steps."""
 _LINE_BYTES = 1 << 16
 """More than any line has."""
 

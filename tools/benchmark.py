@@ -41,7 +41,7 @@ MADE_BY = "benchmark"
 
 
 class Arguments(ToolArguments):
-    """What to measure, and for how long."""
+    """Subject and length of the measurement."""
 
     store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
         description="Folder of the store."

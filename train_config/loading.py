@@ -78,7 +78,7 @@ def known_keys(model: type[BaseModel] = Config, prefix: KeyPath = ()) -> dict[Ke
 
 
 def _without_sizes(given: Overrides) -> Overrides:
-    """No size of random weights from the file where the command line names trained weights, which have their own."""
+    """Drop the file's size of random weights where the command line names trained weights, which have their own."""
     source = given.get((*_BACKBONE, "source"))
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
         return given

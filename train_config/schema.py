@@ -29,7 +29,7 @@ SPECIAL_TOKENS_PER_SEQUENCE = 2
 
 
 class RunSection(Section):
-    """Which run this is and where its files go."""
+    """Name of the run and place of its files."""
 
     name: FolderName = "esm2ae"
     """Name of the run and of its folder. The same name continues the run."""
@@ -165,9 +165,9 @@ class MaskedLMSection(Section):
     mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of residues to predict."""
     mask_token_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Of these, share replaced by <mask>."""
+    """Share of these that is replaced by <mask>."""
     random_token_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Of these, share replaced by a random residue; the rest stay."""
+    """Share of these that is replaced by a random residue; the rest stay."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLMSection:

@@ -32,11 +32,11 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Tokens = Annotated[int, Field(gt=0, le=2**24)]
-"""Of a micro-batch or a sequence."""
+"""Tokens of a micro-batch or a sequence."""
 Channels = Annotated[int, Field(gt=0, le=2**16)]
 """Also layers, heads, processes and other sizes of which no machine holds more."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
-"""Of a run or a search, in the storage path."""
+"""Name of a run or a search, in the storage path."""
 
 
 class Section(BaseModel):

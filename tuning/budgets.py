@@ -24,7 +24,7 @@ class BudgetSearch:
         self._budgets, self._first, self._margin = list(budgets), first, memory_margin
         self.results: dict[int, Measurement] = {}
         self.expected_bytes: dict[int, float] = {}
-        """Of budgets that were not measured, as they would be out of memory."""
+        """Expected peaks of budgets that were not measured, as they would be out of memory."""
 
     def ask(self) -> int | None:
         """Return the next budget; None once the largest that fits is known."""

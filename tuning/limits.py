@@ -20,7 +20,7 @@ _PHASES = {
     "communication": "communication",
 }
 _SETTINGS = ("tokens", "amp_dtype", "gradient_checkpointing", "compile", "num_workers", "stage", "workers")
-"""Those that the adviser takes."""
+"""Settings that the advice names."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice that are about the configuration's step."""
 
@@ -65,7 +65,7 @@ def _facts(trial: Trial, results: Results) -> Facts:
 
 
 def _is_blocked(settings: Settings, results: Results) -> bool:
-    """Return whether the next larger budget needs at least the memory of what did not fit."""
+    """Return whether the next larger budget needs at least the memory of a configuration that was too large."""
     larger = [replace(settings, tokens=tokens) for tokens in results.space.budgets if tokens > settings.tokens][:1]
     too_large = [o.settings for o in results.configurations if o.measurement.is_too_large(results.margin)]
     return any(needs_at_least(following, other) for following in larger for other in too_large)

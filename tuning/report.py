@@ -102,7 +102,7 @@ def _limit(limit: Limit) -> Iterator[str]:
 
 
 def _trials_table(results: Results) -> str:
-    """Those that fit by speed, then the others in their order."""
+    """Configurations that fit by speed, then the others in their order."""
     names, ranked = results.space.varied, results.ranked
     header = ["trial", "result", *(NAMES[name] for name in names), "tokens/s", "peak memory", "took", "phase", "reason"]
     rows = []

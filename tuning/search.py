@@ -1,4 +1,4 @@
-"""Which configuration a search measures next: an ask-and-tell study of Optuna with start points.
+"""The choice of the next configuration to measure: an ask-and-tell study of Optuna with start points.
 
 The order of the default algorithm:
 
@@ -8,8 +8,8 @@ The order of the default algorithm:
 3. sample: Optuna's TPE (Bergstra et al. 2011), which knows all results so far;
 4. confirm: the fastest once more, until its speed is the mean of two trials.
 
-Nothing is measured that needs at least the memory of what did not fit. The choice depends on the results alone, so a
-search that is given its earlier results asks for the same configurations and then continues.
+Nothing is measured that needs at least the memory of a configuration that was too large. The choice depends on the
+results alone, so a search that is given its earlier results asks for the same configurations and then continues.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Search:
         return max(filter(self._is_complete, self.results), key=self.speed, default=None)
 
     def speed(self, settings: Settings) -> float:
-        """Return the mean tokens per second of its trials; 0 where one of them failed or did not fit."""
+        """Return the mean tokens per second of its trials; 0 where one of them failed or was too large."""
         return together(self.results[settings]).speed(self._search.memory_margin)
 
     def to_beat(self, proposal: Proposal) -> float | None:

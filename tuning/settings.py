@@ -41,7 +41,7 @@ KEYS = {
     "stage": "deepspeed.stage",
     "workers": "ray.num_workers",
 }
-"""Where each setting stands in an experiment's config."""
+"""Key of each setting in an experiment's config."""
 
 STATUSES: dict[Status, str] = {
     "ok": "measured",
@@ -71,7 +71,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, workers: int) -> Settings:
-        """Those of a config. Raises ConfigError where DeepSpeed's settings can't be read."""
+        """Read the settings of a config. Raises ConfigError where DeepSpeed's settings can't be read."""
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
         return cls(**values | {"stage": stage, "workers": workers})
@@ -109,7 +109,7 @@ class Measurement:
         shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
             ``communication``.
         seconds: that the trial took, whole.
-        agreed: the workers ended together. Otherwise one broke off, and others may wait for it in a step for ever.
+        agreed: the workers ended together. Otherwise one crashed, and others may wait for it in a step for ever.
     """
 
     status: Status
@@ -123,7 +123,7 @@ class Measurement:
     agreed: bool = True
 
     def speed(self, memory_margin: float) -> float:
-        """Tokens per second; 0 where it failed or did not fit."""
+        """Tokens per second; 0 where it failed or was too large."""
         return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
 
     def fits(self, memory_margin: float) -> bool:

@@ -14,7 +14,7 @@ from benchmarks.harness.stage import Facts
 from common.errors import DataError
 
 MAX_RESIDUES = 1022
-"""What ESM-2 was trained on; longer proteins are cropped at their start to this by every contender."""
+"""Residues that ESM-2 was trained on; every contender crops longer proteins at their start to this."""
 
 _UNIREF90 = Path(__file__).resolve().parents[3] / "shared" / "data" / "uniref90_10k.fasta.gz"
 _SAMPLE_RECORDS, _SAMPLE_FAMILIES = 10_000, 200
@@ -29,7 +29,7 @@ class Proteins:
 
     @property
     def facts(self) -> Facts:
-        """What a result says of them."""
+        """Description for a result."""
         return {"proteins from": self.source, "proteins there": len(self.sequences)}
 
 

@@ -1,4 +1,4 @@
-"""How a case is measured: checked, warmed up until it is steady, then in turns (:mod:`common.timing`)."""
+"""Measurement of a case: checked, warmed up until it is steady, then in turns (:mod:`common.timing`)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Results(BaseModel):
 
     @property
     def smoke(self) -> bool:
-        """Whether any of it is of a smoke run."""
+        """True where any of it is of a smoke run."""
         return any(case.warm_up == NO_WARM_UP for case in self.cases)
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: a stage has cases, a case has contenders that do the same work, and comparisons.
+"""Parts of a benchmark: a stage has cases, a case has contenders that do the same work, and comparisons.
 
 ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
 takes it down, and the protocol (:mod:`benchmarks.harness.protocol`) measures in between. Everything is a ratio, better
@@ -22,7 +22,7 @@ class WrongWorkError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run gives to each stage.
+    """Inputs that a run gives to each stage.
 
     Attributes:
         quick: a smoke run: everything is done once, on as little work as shows that it works.

@@ -33,7 +33,7 @@ _LAYER = {
 
 
 class FairEsmExtract:
-    """What extract.py does between reading the FASTA and writing the files."""
+    """The work of extract.py between reading the FASTA and writing the files."""
 
     def __init__(self, network: EsmForMaskedLM, device: str) -> None:
         import esm

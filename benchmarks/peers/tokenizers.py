@@ -9,7 +9,7 @@ from transformers import EsmTokenizer
 from dataset.tokens.esm import VOCABULARY
 
 MAX_TOKENS = 1024
-"""What facebook/esm2_* set as model_max_length: 1022 residues between <cls> and <eos>."""
+"""The model_max_length of facebook/esm2_*: 1022 residues between <cls> and <eos>."""
 
 
 def esm_tokenizer(folder: Path) -> EsmTokenizer:

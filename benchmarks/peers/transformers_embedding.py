@@ -38,7 +38,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a user can set."""
+    """Settings of a user."""
 
     precision: Precision = "fp32"
     batch_size: int = DOCUMENTED_BATCH
@@ -88,7 +88,7 @@ class TransformersEmbedder:
 
 
 def documented(device: str) -> Tuning:
-    """As the documentation shows it; on a GPU in fp16, as its page on GPU inference advises."""
+    """Embedding as the documentation shows it; on a GPU in fp16, as its page on GPU inference advises."""
     return Tuning("fp16" if device == "cuda" else "fp32")
 
 

@@ -49,7 +49,7 @@ class MemoryMeter:
         self._loaded_bytes = 0
 
     def libraries_loaded(self) -> None:
-        """What the process holds by now does not belong to the work."""
+        """Start to count: memory that the process holds by now does not belong to the work."""
         self._loaded_bytes = _status_bytes("VmRSS")
 
     def work_begins(self) -> None:

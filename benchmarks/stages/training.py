@@ -45,7 +45,7 @@ LOSS_TOLERANCE = 0.1
 
 SIZES = {"cpu": "esm2_t6_8M", "cuda": "esm2_t33_650M"}
 SEQUENCES = {"cpu": 8, "cuda": 32}
-"""Of a padded micro-batch: the Trainer's default on the CPU, and what fits 80 GB when the longest protein is in it."""
+"""Sequences of a padded micro-batch: the Trainer's default on the CPU, and what fits 80 GB with the longest protein."""
 ACCUMULATION = 2
 STEPS = {"cpu": (2, 4), "cuda": (5, 20)}
 """Optimizer steps that are not measured, and those that are."""
@@ -175,7 +175,7 @@ def build_network(setting: Setting) -> EsmForMaskedLM:
 
 
 def token_budget(sequences: Sequence[str], batch: int) -> int:
-    """As many tokens as so many of the sequences have on average; at least as many as the longest."""
+    """Tokens that so many of the sequences have on average; at least as many as the longest."""
     lengths = [_tokens(sequence) for sequence in sequences]
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))

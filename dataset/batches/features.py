@@ -50,7 +50,7 @@ class FeatureSource(BatchSource):
         return made._replace(batch=replace(made.batch, features=torch.from_numpy(np.concatenate(rows))))
 
     def _filler(self) -> PackedBatch:
-        """As many rows of zeros as a filler has sequences, or tokens."""
+        """Rows of zeros, one for each sequence or token of a filler."""
         filler = self._source.filler()
         if self._pooled:
             filler = filler.without_tokens()

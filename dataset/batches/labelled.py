@@ -139,7 +139,7 @@ class LabelledSource(BatchSource):
         return cropped_lengths(self._tokens.lengths[records_N], self._max_length)
 
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
-        """Of each record the windows, as (start, length), that are taken of it."""
+        """Windows of each record, as (start, length)."""
         whole_N = self._tokens.lengths[records_N].astype(np.int64)
         if self._crop == "random":
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)

@@ -65,7 +65,7 @@ class LoaderProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     @property

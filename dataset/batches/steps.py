@@ -137,7 +137,7 @@ class TrainingSteps(AbstractContextManager):
 
     @property
     def queue_depth(self) -> int | None:
-        """As of :class:`BatchSource`."""
+        """See :class:`BatchSource`."""
         return self._source.queue_depth
 
     @property

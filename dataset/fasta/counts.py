@@ -1,4 +1,4 @@
-"""What a store's manifest keeps of reading: the files, and counts of what was changed, left out or noticed."""
+"""A manifest's record of reading: the files, and counts of what was changed, left out or noticed."""
 
 from __future__ import annotations
 

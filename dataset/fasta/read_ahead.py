@@ -35,7 +35,7 @@ class ReadAhead:
 
     def __init__(self, path: Path) -> None:
         self.bytes_read = 0
-        """Of the file on disk, what went into the chunks that were taken."""
+        """Bytes of the file on disk that went into the chunks taken so far."""
         self._path = path
         self._held = ExitStack()
         # Two: one that is being parsed while the other is filled.

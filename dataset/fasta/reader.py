@@ -205,7 +205,7 @@ def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
 
 
 def _problem(line: str, in_record: bool) -> str | None:
-    """What keeps a line from being part of a FASTA file."""
+    """Reason why a line is no part of a FASTA file."""
     start = line.lstrip()[:1]
     if not in_record and start not in ("", ">"):
         return _FIRST_LETTERS.get(start, _NO_HEADER)

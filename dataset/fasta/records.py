@@ -44,7 +44,7 @@ class Lines:
         return self.text.replace(b"\n", b"")
 
     def part(self, start: int, end: int) -> Lines:
-        """Those from ``start`` up to ``end``."""
+        """Records from ``start`` up to ``end``."""
         first, behind = _span(self.lengths, start, end)
         return Lines(self.text[first + start : behind + end], self.lengths[start:end])
 

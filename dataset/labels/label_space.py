@@ -38,7 +38,7 @@ Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
 _SHOWN = 8
 
 
-def called(probabilities: Any) -> Any:
+def predicted_positive(probabilities: Any) -> Any:
     """True for each label of several that is predicted, as an array or tensor in the shape of its probabilities."""
     return probabilities > DECISION_THRESHOLD
 

@@ -161,7 +161,7 @@ def stage_sequences(path: Path, stage_dir: Path) -> Path:
 
 
 def labels_checksum(store_checksum: str, space: LabelSpace, tensors: dict[str, NDArray]) -> str:
-    """Of sequences, classes and targets: the same for the same data, wherever it was made."""
+    """Checksum of sequences, classes and targets: the same for the same data, wherever it was made."""
     digest = hashlib.sha256(repr((store_checksum, space.kind, space.names)).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])

@@ -26,7 +26,7 @@ GENERATOR_VERSION = 2
 
 MEDIAN_LENGTH = 278
 LENGTH_SIGMA = 0.61
-"""Of the log-normal: UniRef90's mean of 335 and median of 278 give sqrt(2 ln(335 / 278))."""
+"""Sigma of the log-normal: UniRef90's mean of 335 and median of 278 give sqrt(2 ln(335 / 278))."""
 
 MIN_LENGTH = 30
 MAX_LENGTH = 1000

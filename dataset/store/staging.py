@@ -33,7 +33,7 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
 
 @functools.cache
 def stage_once(store_path: Path, stage_dir: Path) -> Path:
-    """As :func:`stage_store`, which reads the whole copy, but once in a process: one that measures opens it often."""
+    """Call :func:`stage_store`, which reads the whole copy, once in a process: one that measures opens it often."""
     return stage_store(store_path, stage_dir)
 
 

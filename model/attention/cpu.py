@@ -23,11 +23,11 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _LARGEST_HEAD = 256
 _Pointer = ctypes.c_void_p
 _DONE, _BAD_SEQUENCES = 1, -1
-"""What the kernel returns; 0 where memory ran out."""
+"""The kernel's result; 0 where it is out of memory."""
 
 
 def kernel_takes(query: Tensor, key: Tensor) -> bool:
-    """Whether :func:`cpu_attention` can be used: on the CPU, in fp32 or bf16, even heads, and the kernel compiles.
+    """Test that :func:`cpu_attention` can be used: on the CPU, in fp32 or bf16, even heads, and the kernel compiles.
 
     ``query``: (T, H, d). ``key``: (T, H_kv, d); grouped queries are left to others.
     """

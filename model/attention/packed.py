@@ -111,7 +111,7 @@ def packed_attention(
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
-    """Whether ``varlen_attn`` (FlashAttention: half precision, heads of 8 to 256 channels, no dropout) can be used."""
+    """Test that ``varlen_attn`` (FlashAttention: half precision, 8 to 256 channels a head, no dropout) can be used."""
     head = query.shape[-1]
     return (
         query.is_cuda

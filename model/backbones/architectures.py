@@ -114,7 +114,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
 
 
 def is_causal(config: Any) -> bool:
-    """Whether a token's features know of earlier tokens alone."""
+    """Test that a token's features depend on earlier tokens alone."""
     own = getattr(config, "is_causal", None)  # decoders that were made to look both ways say so
     if own is not None:
         return bool(own)

@@ -66,7 +66,7 @@ class PackedBackbone(nn.Module, ABC):
 
     @property
     def causal(self) -> bool:
-        """Whether a token's features know of earlier tokens alone, so that only the last has seen the sequence."""
+        """True where a token's features depend on earlier tokens alone, so that only the last has seen the sequence."""
         return is_causal(self.config)
 
     @property

@@ -92,7 +92,7 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
 
 
 class _Layout:
-    """What every layer needs to know of the batch, made once."""
+    """Properties of the batch that every layer needs, made once."""
 
     def __init__(self, model: EsmModel, batch: PackedBatch) -> None:
         self.batch = batch

@@ -31,7 +31,7 @@ _ADAPTER = "default"
 """peft's name of an adapter that has none; it stands in the names of parameters, not in files."""
 
 _PEFT_PREFIX = "base_model.model."
-"""What a PeftModel puts before the names of the module that it wraps; its files have it."""
+"""Prefix that a PeftModel gives to names of the module that it wraps, in its files too."""
 
 
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:

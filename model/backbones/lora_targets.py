@@ -58,5 +58,5 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
 
 
 def _ending_in(layers: list[str], name: str) -> list[str]:
-    """As peft matches: the whole name, or its last parts."""
+    """Match as peft does: the whole name, or its last parts."""
     return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]

@@ -52,7 +52,7 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
 
 
 def _has_esm_ids(settings: dict[str, Any]) -> bool:
-    """Whether these settings are an ESM-2's or an ESM C's, whose first 33 ids are those of the alphabet."""
+    """Test for the settings of an ESM-2 or an ESM C, whose first 33 ids are those of the alphabet."""
     if settings.get("model_type") == "esm":
         return True
     ids = settings.get("mask_token_id", MASK), settings.get("pad_token_id", PAD)

@@ -74,7 +74,7 @@ _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def is_drawn(section: BackboneSection) -> bool:
-    """Whether weights are drawn and not loaded."""
+    """True where weights are drawn and not loaded."""
     return section.source in SIZES or section.source in RANDOM_ARCHITECTURES
 
 
@@ -159,7 +159,7 @@ def source_type(section: BackboneSection) -> str:
 
 
 def is_padded(section: BackboneSection, kind: str) -> bool:
-    """Whether the network gets padded batches."""
+    """True where the network gets padded batches."""
     return section.padded or kind in ALWAYS_PADDED
 
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from common.errors import DivergenceError
-from dataset.labels.label_space import called, has_target
+from dataset.labels.label_space import has_target, predicted_positive
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 from train_config.classifier_schema import TargetKind
 
@@ -164,7 +164,7 @@ def _metrics_of_one(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
         return {"records": int(np.isfinite(measured_N).sum()), **Correlation(scores_N, measured_N)(rows.weights)}
     if kind == "multilabel":
         known_N = np.isfinite(rows.targets[:, column])
-        truth_N, predicted_N = rows.targets[:, column] == 1, called(scores_N) & known_N
+        truth_N, predicted_N = rows.targets[:, column] == 1, predicted_positive(scores_N) & known_N
     else:
         known_N = np.ones(len(scores_N), dtype=bool)
         truth_N, predicted_N = rows.targets == column, rows.probabilities.argmax(axis=1) == column

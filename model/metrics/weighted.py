@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.labels.label_space import called
+from dataset.labels.label_space import predicted_positive
 from train_config.classifier_schema import TargetKind
 
 Floats = NDArray[np.float64]
@@ -25,9 +25,9 @@ Metrics = dict[str, float]
 """Value of each metric; NaN where it is undefined."""
 
 CALIBRATION_BINS = 15
-"""Of equal width, as in Guo et al. 2017."""
+"""Number of bins of equal width, as in Guo et al. 2017."""
 _THRESHOLDS = np.arange(1, 101, dtype=np.float32) / np.float32(100)
-"""Those of CAFA: 0.01 to 1 in steps of 0.01."""
+"""Thresholds of CAFA: 0.01 to 1 in steps of 0.01."""
 _SMALLEST = np.finfo(np.float64).tiny
 _ROUNDING = 1e-12
 """Share of a sum below which a difference of such sums is rounding."""
@@ -153,7 +153,7 @@ class _Labels:
 
     def __init__(self, probabilities_NC: Floats, targets_NC: Floats) -> None:
         known_NC, truth_NC = np.isfinite(targets_NC), targets_NC == 1
-        predicted_NC = called(probabilities_NC) & known_NC
+        predicted_NC = predicted_positive(probabilities_NC) & known_NC
         self._known_N = known_NC.any(axis=1)
         self._exact_N = ((predicted_NC == truth_NC) | ~known_NC).all(axis=1) & self._known_N
         self._hits_NC = (predicted_NC & truth_NC).astype(np.float64)

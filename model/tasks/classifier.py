@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dataset.labels.label_space import LabelSpace, called
+from dataset.labels.label_space import LabelSpace, predicted_positive
 from dataset.packed_batch import PackedBatch, has_target
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.base import PackedBackbone
@@ -77,7 +77,7 @@ class Classifier(TaskModel):
 
     @property
     def per_residue(self) -> bool:
-        """Whether each residue has a target of its own."""
+        """True where each residue has a target of its own."""
         return self.label_space.kind == "per_residue"
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
@@ -85,7 +85,7 @@ class Classifier(TaskModel):
         return self.output_of(self.logits(batch), batch)
 
     def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
-        """What :meth:`logits` and :meth:`forward` give, from one pass through the backbone."""
+        """Results of :meth:`logits` and :meth:`forward`, from one pass through the backbone."""
         outputs_MK = self.logits(batch)
         return outputs_MK, self.output_of(outputs_MK, batch)
 
@@ -126,8 +126,8 @@ class Classifier(TaskModel):
         label space).
 
         Metrics: ``targets`` and ``loss``. Classes: ``correct``, targets whose largest output is that of their class.
-        Multilabel: ``correct``, sequences of which every known label is right when called above a probability of 0.5,
-        and ``hits``, ``called`` and ``positives``, labels that are called and true, called, or true. Regression:
+        Multilabel: ``correct``, sequences of which every known label is right at a threshold of 0.5, and ``hits``,
+        ``predicted`` and ``positives``, labels that are predicted and true, predicted, or true. Regression:
         ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) of known numbers.
         """
         targets, scale = self._targets(batch, outputs_MK), self.target_scale
@@ -159,12 +159,12 @@ class Classifier(TaskModel):
         found = {"loss": values["loss"] / count}
         if "correct" in values:
             found["accuracy"] = values["correct"] / count
-        if "hits" in values and values["called"] + values["positives"]:
-            found["f1_micro"] = 2 * values["hits"] / (values["called"] + values["positives"])
+        if "hits" in values and values["predicted"] + values["positives"]:
+            found["f1_micro"] = 2 * values["hits"] / (values["predicted"] + values["positives"])
         return found | (_number_metrics(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
-        """What is learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
+        """Weights learnt beside the backbone, by name; the scale of numbers is taken into the last layer."""
         apart = ("backbone.", "target_scale.")
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(apart)}
         if self.target_scale is not None:
@@ -194,13 +194,13 @@ class Classifier(TaskModel):
 
 def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[str, Tensor]:
     positive_NK = targets_NK > 0.5
-    # Unknown labels are neither called nor positive. A logit may be above 0 and its probability in fp32 still 0.5.
-    called_NK = called(logits_NK.sigmoid()) & ~targets_NK.isnan()
-    wrong_N = (called_NK != positive_NK).any(-1)
+    # Unknown labels are neither predicted nor positive. A logit may be above 0 and its probability in fp32 still 0.5.
+    predicted_NK = predicted_positive(logits_NK.sigmoid()) & ~targets_NK.isnan()
+    wrong_N = (predicted_NK != positive_NK).any(-1)
     return {
         "correct": (known_N & ~wrong_N).sum().double(),
-        "hits": (called_NK & positive_NK).sum().double(),
-        "called": called_NK.sum().double(),
+        "hits": (predicted_NK & positive_NK).sum().double(),
+        "predicted": predicted_NK.sum().double(),
         "positives": positive_NK.sum().double(),
     }
 

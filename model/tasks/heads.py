@@ -1,4 +1,4 @@
-"""What stands between a backbone's features and the outputs of a classifier.
+"""Heads of a classifier, from a backbone's features to outputs.
 
 In: features in fp32 or the dtype of the weights. Out: outputs in fp32. :class:`LightAttention` pools with weights of
 its own; pooling that needs none is in :mod:`model.tasks.pooling`.

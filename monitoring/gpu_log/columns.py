@@ -20,7 +20,7 @@ HOST_METRICS = (
     "watched_rss_bytes",
     "watched_cpu_percent",
 )
-"""Of the whole machine, and (watched) of the processes given by ``--pid`` and their children."""
+"""Columns of the whole machine, and (watched) of the processes given by ``--pid`` and their children."""
 COLUMNS = (TIME, HOST, GPU, UUID, NAME, *GPU_METRICS, *HOST_METRICS)
 """Esmeray's own header, in order."""
 REQUIRED = (TIME, "util_percent", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")

@@ -31,7 +31,7 @@ STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", 
 
 @dataclass(frozen=True)
 class Status:
-    """Status of a run: "not begun", "starting", "running", "quiet", "broken off", or how it ended; and a note."""
+    """Status of a run: "not begun", "starting", "running", "quiet", "crashed", or how it ended; and a note."""
 
     word: str
     note: str = ""
@@ -133,7 +133,7 @@ class RunState:
         if self.outcome is not None:
             return Status(self.outcome.status, self.outcome.message)
         if self.broken_off:
-            return Status("broken off", "its process ended without an outcome (killed?); the same command resumes it")
+            return Status("crashed", "its process ended without an outcome (killed?); the same command resumes it")
         if not self._last_s:
             if self.files.exists:
                 return Status("starting", "no step is done yet")

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where records go.
+    """Receiver of a run's records.
 
     A sink gets only what is written while it listens, repeated steps included. It may also have a method ``tick()``,
     which is called at every look at the files, whether anything is new or not.
@@ -28,7 +28,7 @@ class Sink(Protocol):
         """Take one record. Called from one thread; should return at once."""
 
     def close(self) -> None:
-        """No more records come."""
+        """End: no more records come."""
 
 
 class RunWatcher:

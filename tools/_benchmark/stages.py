@@ -157,7 +157,7 @@ def inference(subject: Subject, models: dict[str, PackedBackbone]) -> StageResul
 
 
 def _affordable_budgets(subject: Subject, models: dict[str, PackedBackbone]) -> tuple[list[int], list[str]]:
-    """As many budgets as can be measured in the time, the two smallest always; and a note on the others."""
+    """Budgets that can be measured in the time, the two smallest always; and a note on the others."""
     wanted = subject.budgets(*_FORWARD_BUDGETS[subject.device.type])
     batch = _batch(subject, subject.plan(subject.some_records(), wanted[0]).batch_records(0))
     seconds_per_token = 0.0

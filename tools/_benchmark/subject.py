@@ -29,7 +29,7 @@ MOST_ROUNDS = 25
 MOST_RECORDS = 200_000
 """Records that loading works on: an epoch of more would be planned for longer than it is loaded from."""
 END_SHARES = {"reading": 0.1, "tokenizing": 0.15, "packing": 0.22, "inference": 0.58, "loading": 0.7, "pipeline": 1.0}
-"""When each stage is to end, as a share of the time there is."""
+"""End of each stage, as a share of the time there is."""
 
 Settings: TypeAlias = dict[str, int | str]
 

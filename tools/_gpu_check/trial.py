@@ -31,7 +31,7 @@ _MOST_ATTEMPTS = 20
 """Steps, with those that fp16 skips while its loss scale is still too high (it halves from 2^16)."""
 _LEARNING_RATE = 1e-3
 _TOLERANCE = 0.02
-"""Of the first loss, relative: bf16 keeps 8 bits, an error of 0.4 % in each rounding."""
+"""Relative tolerance of the first loss: bf16 keeps 8 bits, an error of 0.4 % in each rounding."""
 _MODEL = ModelSection(
     task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4)
 )

@@ -107,7 +107,7 @@ class TrainingEngine:
         return self.stage < 3
 
     def discard_gradients(self) -> None:
-        """Forget every gradient since the last step, also those of a backward pass that an error broke off.
+        """Forget every gradient since the last step, also those of a backward pass that an error ended.
 
         For ZeRO stage 0 to 2. Of several workers every one calls it, and none had joined in a collective of that pass.
         """

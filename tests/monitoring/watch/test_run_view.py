@@ -101,7 +101,7 @@ def test_run_whose_process_was_killed_is_shown_as_broken_off_at_once(run):
         assert "running" in shown(state, now=BEGUN + 2)
         assert not state.has_ended
     text = shown(state, now=BEGUN + 2)
-    assert "broken off" in text
+    assert "crashed" in text
     assert "the same command resumes it" in text
     assert "left" not in text
     assert state.has_ended

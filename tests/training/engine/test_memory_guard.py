@@ -34,7 +34,7 @@ def forward_needs_memory(monkeypatch, from_call=3) -> list[int]:
 
 
 def backward_needs_memory(monkeypatch, call: int) -> None:
-    """The backward pass of this call (from 0) breaks off in the middle, when some gradients are there."""
+    """The backward pass of this call (from 0) fails in the middle, when some gradients are there."""
     honest, calls = TrainingEngine.backward, []
 
     def backward(self, loss_sum, global_targets):
