@@ -86,6 +86,10 @@ class SearchAlgorithm(Searcher):
         self._measured(self._proposal, measurement)
         self._search.tell(self._proposal.settings, measurement)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Ray Tune keeps a copy of its search, and this one may hold a terminal."""
+        return {}
+
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the journal has every trial."""
 
