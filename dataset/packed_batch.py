@@ -8,12 +8,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 IGNORED_TARGET = -100
 """Target of a token that no loss looks at (PyTorch's ``ignore_index`` default)."""
+
+
+class BatchShape(NamedTuple):
+    """T, N and the longest sequence that batches are filled to; see :meth:`PackedBatch.filled`."""
+
+    num_tokens: int
+    num_sequences: int
+    max_seqlen: int
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,41 @@ class PackedBatch:
             targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else IGNORED_TARGET)
         weights = None if first.weights is None else torch.zeros_like(first.weights)
         return replace(first, targets=targets, weights=weights, records=first.records[:0])
+
+    def filled(self, shape: BatchShape) -> PackedBatch:
+        """The same sequences, then fillers: where every batch has the same shape, one compiled graph takes all.
+
+        Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones. They have no target, no weight
+        and no record. ``target_positions`` and ``records`` stay as they are. Raises ValueError where the batch is
+        larger than the shape, or has a single token in every sequence.
+        """
+        T, N = self.num_tokens, self.num_sequences
+        fillers = [*range(T + shape.max_seqlen, shape.num_tokens, shape.max_seqlen)]
+        fillers += [shape.num_tokens] * (shape.num_sequences - N - len(fillers))
+        ends = [*self.cu_seqlens.tolist(), *fillers]
+        fits = T <= shape.num_tokens == ends[-1] and N <= shape.num_sequences == len(ends) - 1
+        if T == N or not fits or self.max_seqlen > shape.max_seqlen:
+            raise ValueError(f"a batch of {T} tokens in {N} sequences can't be filled to {shape}")
+
+        def filled(tensor: Tensor | None, value: float = 0) -> Tensor | None:
+            """With more rows, for tokens or for sequences."""
+            if tensor is None:
+                return None
+            rows = shape.num_tokens - T if tensor.shape[0] == T else shape.num_sequences - N
+            return torch.cat([tensor, tensor.new_full((rows, *tensor.shape[1:]), value)])
+
+        nothing = torch.nan if self.targets is not None and self.targets.is_floating_point() else IGNORED_TARGET
+        positions = torch.arange(shape.num_tokens - T) % shape.max_seqlen
+        return replace(
+            self,
+            tokens=torch.cat([self.tokens, self.tokens.new_zeros(shape.num_tokens - T)]),
+            cu_seqlens=torch.tensor(ends, dtype=self.cu_seqlens.dtype),
+            max_seqlen=shape.max_seqlen,
+            positions=torch.cat([self.positions, positions]),
+            targets=filled(self.targets, nothing),
+            weights=filled(self.weights),
+            features=filled(self.features),
+        )
 
     def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
         """Sequences ``start`` to ``end``; their target positions are not known."""

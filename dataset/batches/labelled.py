@@ -72,18 +72,18 @@ class LabelledSource(BatchSource):
             yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
 
     def filler(self) -> PackedBatch:
-        """One padding token, whose target no loss looks at."""
+        """A sequence of two padding tokens, whose targets no loss looks at."""
         targets: torch.Tensor | None = None
         if self._labels is not None:
-            shape = (1, *self._labels.targets.shape[1:])
+            shape = (2 if self._labels.per_residue else 1, *self._labels.targets.shape[1:])
             dtype = torch.from_numpy(self._labels.targets[:0]).dtype
             targets = torch.full(shape, torch.nan if dtype.is_floating_point else IGNORED_TARGET, dtype=dtype)
         weighted = self._labels is not None and self._labels.weights is not None
         return PackedBatch(
-            tokens=torch.tensor([self._tokens.pad]),
-            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
-            max_seqlen=1,
-            positions=torch.arange(1),
+            tokens=torch.tensor([self._tokens.pad] * 2),
+            cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
+            max_seqlen=2,
+            positions=torch.arange(2),
             records=torch.empty(0, dtype=torch.int64),
             targets=targets,
             weights=torch.zeros(1) if weighted else None,

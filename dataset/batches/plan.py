@@ -68,6 +68,11 @@ class EpochPlan:
         """Real tokens as a share of the budget of all batches."""
         return self.num_tokens / (self.budget * self.num_batches) if self.num_batches else 0.0
 
+    @cached_property
+    def most_sequences(self) -> int:
+        """Sequences of the batch that has most."""
+        return int(np.diff(self.offsets).max(initial=0))
+
     def batch_records(self, batch: int) -> Indices:
         """The records of one batch."""
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import BatchShape, PackedBatch
 from train_config.schema import BatchSection
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -96,12 +96,18 @@ class TrainingSteps(AbstractContextManager):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        fixed_shapes: bool = False,
     ) -> None:
-        """Take over the source; plan and start nothing yet. ``indices`` are the records to train on."""
+        """Take over the source; plan and start nothing yet.
+
+        ``indices`` are the records to train on. ``fixed_shapes`` fills every batch to the same numbers of tokens and
+        sequences, as compiled code wants it.
+        """
         self._source = source
         self._indices = indices.astype(np.int64)
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._fixed_shapes = fixed_shapes
         self._pin_memory = torch.cuda.is_available()
         self._plan: tuple[int, EpochPlan] | None = None
         self._steps: dict[int, int] = {}
@@ -127,13 +133,14 @@ class TrainingSteps(AbstractContextManager):
         Raises what :meth:`plan` and the source raise.
         """
         plan = self.plan(epoch)
+        shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = (batch for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
         made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
         for step in steps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
             taken = list(islice(made, micro_batches(plan.batches_per_step, self._world_size)))
-            yield _step(taken, (epoch, step), following, self._pin_memory)
+            yield _step(taken, (epoch, step), following, shape, self._pin_memory)
 
     @property
     def queue_depth(self) -> int | None:
@@ -166,6 +173,7 @@ class ValidationSteps:
         max_batches: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        fixed_shapes: bool = False,
     ) -> None:
         """Plan at most ``max_batches`` packed batches over all workers; which ones is random but fixed.
 
@@ -174,6 +182,7 @@ class ValidationSteps:
         """
         self._source = source
         plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
+        self._shape = _shape(source, indices, plan) if fixed_shapes else None
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         mine: list[int | None] = list(range(rank, num_batches, world_size))
         mine += [None] * (micro_batches(num_batches, world_size) - len(mine))
@@ -186,7 +195,7 @@ class ValidationSteps:
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
         for step, made in enumerate(self._source.batches(self._requests)):
-            yield _step([made], (0, step), (0, step + 1))
+            yield _step([made], (0, step), (0, step + 1), self._shape)
 
 
 def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int, epoch: int) -> EpochPlan:
@@ -206,11 +215,25 @@ def _request(plan: EpochPlan, epoch: int, batch: int | None) -> Request:
     return None if batch is None else (epoch, plan.batch_records(batch))
 
 
+def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape:
+    """The shape that holds every batch of the plan and its fillers; the same from epoch to epoch, or nearly always."""
+    longest = int(source.token_lengths(indices).max(initial=1))
+    sequences = plan.most_sequences + -(-plan.budget // longest)
+    return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
+
+
 def _step(
-    made: list[SourceBatch], position: tuple[int, int], following: tuple[int, int], pin_memory: bool = False
+    made: list[SourceBatch],
+    position: tuple[int, int],
+    following: tuple[int, int],
+    shape: BatchShape | None,
+    pin_memory: bool = False,
 ) -> StepBatches:
+    batches = [part.batch for part in made]
+    if shape is not None:  # kept features need no compiled network
+        batches = [batch.filled(shape) if batch.features is None else batch for batch in batches]
     return StepBatches(
-        [part.batch.pin_memory() if pin_memory else part.batch for part in made],
+        [batch.pin_memory() for batch in batches] if pin_memory else batches,
         *position,
         *following,
         num_tokens=sum(part.num_tokens for part in made),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, BatchShape, PackedBatch, has_target
 
 LAYOUTS = ["tokens", "classes", "columns", "weighted", "token features", "pooled features", "none"]
 
@@ -65,3 +65,32 @@ def test_part_without_targets_counts_for_nothing(layout):
     elif part.targets is not None:
         assert (part.targets == IGNORED_TARGET).all()
     assert part.weights is None or part.weights.sum() == 0
+
+
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=8),
+    st.sampled_from([layout for layout in LAYOUTS if layout != "pooled features"]),
+    st.integers(0, 200),
+)
+def test_filled_batch_is_the_batch_and_then_what_counts_for_nothing(lengths, layout, more):
+    batch = batch_of(lengths, layout)
+    T, N = batch.num_tokens, batch.num_sequences
+    shape = BatchShape(T + more, N + 101, 40)
+    filled = batch.filled(shape)
+    assert (filled.num_tokens, filled.num_sequences, filled.max_seqlen) == shape
+    sizes = filled.cu_seqlens.diff().tolist()
+    assert sizes[:N] == lengths and sum(sizes) == T + more and max(sizes) <= 40 and min(sizes) >= 0
+    assert torch.equal(filled.positions, torch.cat([torch.arange(size) for size in sizes]))
+    assert torch.equal(filled.tokens[:T], batch.tokens) and torch.equal(filled.records, batch.records)
+    for name in ("targets", "weights", "features"):
+        before, after = getattr(batch, name), getattr(filled, name)
+        if before is not None:
+            assert torch.equal(after[: len(before)], before)
+            assert len(after) == (T + more if len(before) == T else N + 101)
+            assert not (has_target(after[len(before) :]) if name == "targets" else after[len(before) :]).any()
+
+
+@pytest.mark.parametrize("shape", [(8, 9, 9), (30, 3, 9), (30, 2, 9), (30, 9, 4)])
+def test_batch_that_a_shape_does_not_hold_is_refused(shape):
+    with pytest.raises(ValueError, match="a batch of 9 tokens in 2 sequences can't be filled"):
+        batch_of([4, 5], "tokens").filled(BatchShape(*shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,3 +24,9 @@ class WorkerContext:
     local_rank: int = 0
     device: torch.device = CPU
     report: Callable[[dict[str, float]], None] = lambda metrics: None
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arguments of :class:`~dataset.batches.steps.TrainingSteps`: whose batches, and on CUDA all of one shape."""
+        on_cuda = self.device.type == "cuda"
+        return {"rank": self.rank, "world_size": self.world_size, "fixed_shapes": on_cuda}

@@ -41,11 +41,11 @@ def split(store_path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def training(
-    store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH
+    store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH, **others
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
     source = ResidueSource(Store(store_path), settings, num_workers, prefetch=2)
-    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size)
+    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **others)
 
 
 def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps:
@@ -186,6 +186,23 @@ def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
         assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
         assert torch.equal(batch.target_positions, (batch.targets != IGNORED_TARGET).nonzero()[:, 0])
         batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
+
+
+def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(store_path, split):
+    shapes = set()
+    kinds = (
+        training(store_path, split[0], world_size=3),
+        training(store_path, split[0], world_size=3, fixed_shapes=True),
+    )
+    for epoch in (0, 1):
+        ragged, fixed = ([*steps.epoch(epoch)] for steps in kinds)
+        assert by_record(ragged) == by_record(fixed)
+        assert [(s.num_tokens, s.num_targets) for s in ragged] == [(s.num_tokens, s.num_targets) for s in fixed]
+        shapes |= {(b.num_tokens, b.num_sequences, b.max_seqlen) for step in fixed for b in step}
+    held_out = validation(store_path, split[1], fixed_shapes=True)
+    assert by_record([*held_out.steps()]) == by_record([*validation(store_path, split[1]).steps()])
+    (shape,) = shapes
+    assert shape[0] == BATCH.tokens and shape[2] == MAX_LENGTH + 2
 
 
 def test_filler_counts_for_nothing(store_path, split):

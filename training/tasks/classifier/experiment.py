@@ -61,7 +61,7 @@ class ClassifierExperiment(Experiment):
         data, seed = config.data, config.run.seed
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
-        self._place: dict[str, Any] = {"batch": config.batch, "rank": context.rank, "world_size": context.world_size}
+        self._place: dict[str, Any] = {"batch": config.batch, **context.place}
         self._held_out = held_out
         self._features = path.parent / "features"
         self.cropped = training.count_cropped(self._labelled.training)

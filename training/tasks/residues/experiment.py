@@ -33,7 +33,7 @@ class ResidueExperiment(Experiment):
         self.checksum = self._store.checksum
         training, held_out = split_records(self._store.sequence_hashes, config.data.validation_share)
         data, masking = config.data, self.masking(config.model)
-        place = {"rank": context.rank, "world_size": context.world_size}
+        place = context.place
         settings = PreparationSettings(data.max_length, config.run.seed, random_crops=True, masking=masking)
         source = ResidueSource(self._store, settings, data.num_workers, data.prefetch)
         self.batches = TrainingSteps(source, training, batch=config.batch, seed=config.run.seed, **place)
