@@ -108,7 +108,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control)
         if config.training.compile:
-            model.compile(dynamic=True)
+            model.backbone.compile_layers()
         if inference:
             return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
         work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)

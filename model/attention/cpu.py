@@ -10,6 +10,7 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,11 @@ def _kernel(head: int) -> ctypes.CDLL | None:
     return compiled_code.load(Path(__file__).with_suffix(".cpp"), openmp=True, HEAD=head)
 
 
-@torch.compiler.disable
+@torch.compiler.assume_constant_result
 def _compiles(head: int) -> bool:
     return _kernel(head) is not None
 
 
-@torch.compiler.disable
 def cpu_attention(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, rotary: RotaryTables | None = None
 ) -> Tensor:
@@ -59,37 +59,77 @@ def cpu_attention(
     tables end before a sequence does) or MemoryError (the kernel's own buffers, a few kilobytes a token of the longest
     sequence, could not be had).
     """
-    return _CpuAttention.apply(query, key, value, cu_seqlens, scaling, rotary)  # type: ignore[no-any-return]
+    tables = () if rotary is None else tuple(rotary)
+    inputs = [_by_token(tensor) for tensor in (query, key, value)]
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    out_THd, _ = _attention(*inputs, cu_seqlens, scaling, tables, differentiated)
+    return out_THd
 
 
-class _CpuAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens: Tensor,
-        scaling: float,
-        rotary: RotaryTables | None,
-    ) -> Tensor:
-        inputs = [_by_token(tensor) for tensor in (query, key, value)]
-        out_THd = torch.empty(query.shape, dtype=query.dtype)
-        differentiated = any(ctx.needs_input_grad[:3])
-        log_totals_HT = torch.empty(query.shape[1], query.shape[0]) if differentiated else None
-        _call("forward", inputs, out_THd.data_ptr(), log_totals_HT, cu_seqlens, scaling, rotary)
-        if differentiated:
-            ctx.save_for_backward(*inputs, out_THd, log_totals_HT)
-            ctx.arguments = cu_seqlens, scaling, rotary
-        return out_THd
+@torch.library.custom_op("esmeray::cpu_attention", mutates_args=(), device_types="cpu")
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float,
+    tables: Sequence[Tensor],
+    differentiated: bool,
+) -> tuple[Tensor, Tensor]:
+    """(T, H, d), and where it is differentiated (H, T) fp32, the logarithm of each softmax's divisor."""
+    out_THd, log_totals_HT = _outputs(query, differentiated)
+    _call("forward", [query, key, value], out_THd.data_ptr(), log_totals_HT, cu_seqlens, scaling, tables)
+    return out_THd, log_totals_HT
 
-    @staticmethod
-    def backward(ctx: Any, d_out_THd: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        *inputs, log_totals_HT = ctx.saved_tensors
-        gradients = [torch.empty(d_out_THd.shape, dtype=d_out_THd.dtype) for _ in range(3)]
-        pointers = (_Pointer * 3)(*(gradient.data_ptr() for gradient in gradients))
-        _call("backward", [*inputs, _by_token(d_out_THd)], pointers, log_totals_HT, *ctx.arguments)
-        return *gradients, None, None, None
+
+@torch.library.custom_op("esmeray::cpu_attention_backward", mutates_args=(), device_types="cpu")
+def _attention_backward(
+    d_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    log_totals_HT: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float,
+    tables: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    d_query, d_key, d_value = (torch.empty(d_out.shape, dtype=d_out.dtype) for _ in range(3))
+    pointers = (_Pointer * 3)(*(gradient.data_ptr() for gradient in (d_query, d_key, d_value)))
+    inputs = [query, key, value, out, _by_token(d_out)]
+    _call("backward", inputs, pointers, log_totals_HT, cu_seqlens, scaling, tables)
+    return d_query, d_key, d_value
+
+
+@_attention.register_fake
+def _(query, key, value, cu_seqlens, scaling, tables, differentiated):
+    return _outputs(query, differentiated)
+
+
+@_attention_backward.register_fake
+def _(d_out, query, key, value, out, log_totals_HT, cu_seqlens, scaling, tables):
+    return tuple(d_out.new_empty(d_out.shape) for _ in range(3))
+
+
+def _outputs(query: Tensor, differentiated: bool) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = query.shape
+    totals = query.new_empty((heads, tokens) if differentiated else (0, 0), dtype=torch.float32)
+    return query.new_empty(query.shape), totals
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, cu_seqlens, scaling, tables, _ = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, *tables)
+    ctx.scaling = scaling
+
+
+def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    query, key, value, out, log_totals_HT, cu_seqlens, *tables = ctx.saved_tensors
+    gradients = _attention_backward(d_out, query, key, value, out, log_totals_HT, cu_seqlens, ctx.scaling, tables)
+    return *gradients, None, None, [None] * len(tables), None
+
+
+_attention.register_autograd(_gradients, setup_context=_keep)
 
 
 def _by_token(tensor_THd: Tensor) -> Tensor:
@@ -103,10 +143,10 @@ def _call(
     name: str,
     inputs: list[Tensor],
     outputs: Any,
-    log_totals_HT: Tensor | None,
+    log_totals_HT: Tensor,
     cu_seqlens: Tensor,
     scaling: float,
-    rotary: RotaryTables | None,
+    tables: Sequence[Tensor],
 ) -> None:
     num_tokens, heads, head = inputs[0].shape
     kernels = _kernel(head)
@@ -118,14 +158,13 @@ def _call(
         (_Pointer * len(inputs))(*(tensor.data_ptr() for tensor in inputs)),
         (ctypes.c_int64 * len(inputs))(*(tensor.stride(0) for tensor in inputs)),
         outputs if name == "backward" else _Pointer(outputs),
-        None if log_totals_HT is None else _Pointer(log_totals_HT.data_ptr()),
+        _Pointer(log_totals_HT.data_ptr()) if log_totals_HT.numel() else None,
         _Pointer(cu_seqlens.contiguous().data_ptr()),
         ctypes.c_int64(cu_seqlens.numel() - 1),
         ctypes.c_int64(num_tokens),
         ctypes.c_int64(heads),
-        None if rotary is None else _Pointer(rotary.cosines.data_ptr()),
-        None if rotary is None else _Pointer(rotary.sines.data_ptr()),
-        ctypes.c_int64(0 if rotary is None else rotary.cosines.shape[0]),
+        *([_Pointer(table.data_ptr()) for table in tables] or [_Pointer(), _Pointer()]),
+        ctypes.c_int64(tables[0].shape[0] if tables else 0),
         ctypes.c_float(scaling),
         ctypes.c_int(torch.get_num_threads()),
     )

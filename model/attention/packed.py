@@ -13,6 +13,8 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,6 +47,9 @@ def attend(
     int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
+        grouped: Any = (
+            {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+        )  # torch 2.11 does not know the name
         out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
             query,
             key,
@@ -55,7 +60,7 @@ def attend(
             max_seqlen,
             scale=scaling,
             window_size=(-1, 0) if causal else (-1, -1),
-            enable_gqa=query.shape[1] != key.shape[1],
+            **grouped,
         )
         assert isinstance(out_THd, Tensor)
         return out_THd

@@ -95,6 +95,14 @@ class PackedBackbone(nn.Module, ABC):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self._features(batch)
 
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
+
+        Where batches have different shapes (:meth:`dataset.packed_batch.PackedBatch.filled`), it serves any.
+        """
+        for layer in _layer_list(self.model, self.num_layers)[1]:
+            layer.compile(backend=backend)
+
     @abstractmethod
     def _features(self, batch: PackedBatch) -> Tensor:
         """(T, D) of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
@@ -106,16 +114,21 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
     The last layer, and the final norm after it, learn at ``decay`` (0 to 1) times the head's rate, each layer before at
     ``decay`` times that, and the embeddings as one more layer.
     """
-    model, num_layers = backbone.model, backbone.num_layers
-    lists = {name: len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    layers = next(
-        (name for name, length in lists.items() if length == num_layers),
-        max(lists, key=lambda name: lists[name]),  # of layers that share weights (ALBERT)
-    )
-    height = lists[layers] + 1
+    layers, modules = _layer_list(backbone.model, backbone.num_layers)
+    height = len(modules) + 1
     rates = {}
-    for name, parameter in model.named_parameters():  # as deep as they stand in the order
+    for name, parameter in backbone.model.named_parameters():  # as deep as they stand in the order
         if name.startswith(f"{layers}."):
-            height = lists[layers] - int(name.removeprefix(f"{layers}.").partition(".")[0])
+            height = len(modules) - int(name.removeprefix(f"{layers}.").partition(".")[0])
         rates[parameter] = decay**height
     return rates
+
+
+def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+    """Name and layers of a transformer."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    name = next(
+        (name for name, modules in lists.items() if len(modules) == num_layers),
+        max(lists, key=lambda name: len(lists[name])),  # of layers that share weights (ALBERT)
+    )
+    return name, lists[name]

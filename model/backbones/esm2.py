@@ -11,7 +11,8 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ class EsmBackbone(PackedBackbone):
     def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
         keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
+        self._layer: Callable[[Any, Tensor, _Layout], Tensor] = _layer
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        self._layer = torch.compile(_layer, fullgraph=True, backend=backend)
 
     @property
     def longest(self) -> int | None:
@@ -47,12 +52,13 @@ class EsmBackbone(PackedBackbone):
 
     def _features(self, batch: PackedBatch) -> Tensor:
         checkpointing = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        layout, hidden_TD = _Layout(self.model, batch), self._embed(batch)
+        hidden_TD = self._embed(batch)
+        layout = _layout(self.model, hidden_TD, batch)
         for layer in self.model.encoder.layer:
             if checkpointing:
-                hidden_TD = checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False)
+                hidden_TD = checkpoint(self._layer, layer, hidden_TD, layout, use_reentrant=False)
             else:
-                hidden_TD = _layer(layer, hidden_TD, layout)
+                hidden_TD = self._layer(layer, hidden_TD, layout)
         norm = self.model.encoder.emb_layer_norm_after
         return hidden_TD if norm is None else norm(hidden_TD)
 
@@ -91,23 +97,30 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
 
 
-class _Layout:
-    """Properties of the batch that every layer needs, made once."""
+class _Layout(NamedTuple):
+    """Properties of the batch that every layer needs, made once.
 
-    def __init__(self, model: EsmModel, batch: PackedBatch) -> None:
-        self.batch = batch
-        self.rotary: RotaryTables | None = None
-        self._gathered: tuple[Tensor, Tensor] | None = None
-        if model.rotary_embeddings is not None:
-            self.rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
+    ``by_kernel``: the CPU's kernel attends, and rotates. ``rotary``: tables by position for the kernel, otherwise
+    (T, 1, d/2) rows of them by token.
+    """
 
-    def by_token(self) -> tuple[Tensor, Tensor]:
-        """(T, 1, d/2) cosines and sines of each token, where no kernel looks them up itself."""
-        assert self.rotary is not None
-        if self._gathered is None:
-            cosines, sines = (table[self.batch.positions].unsqueeze(1) for table in self.rotary)
-            self._gathered = cosines, sines
-        return self._gathered
+    cu_seqlens: Tensor
+    max_seqlen: int
+    by_kernel: bool
+    rotary: RotaryTables | None
+
+
+def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
+    attention = model.encoder.layer[0].attention.self
+    heads_THd = hidden_TD.unflatten(-1, (attention.num_attention_heads, attention.attention_head_size))
+    dropout = attention.training and attention.dropout > 0
+    by_kernel = not dropout and not attention.is_causal and kernel_takes(heads_THd, heads_THd)
+    rotary = None
+    if model.rotary_embeddings is not None:
+        rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
+        if not by_kernel:
+            rotary = RotaryTables(*(table[batch.positions].unsqueeze(1) for table in rotary))
+    return _Layout(batch.cu_seqlens, batch.max_seqlen, by_kernel, rotary)
 
 
 def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
@@ -126,21 +139,19 @@ def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tenso
         projection(hidden_TD).unflatten(-1, (heads, head))
         for projection in (attention.query, attention.key, attention.value)
     )
-    batch, scaling = layout.batch, head**-0.5
-    dropout = attention.dropout if attention.training else 0.0
-    if dropout == 0.0 and not attention.is_causal and kernel_takes(query, key):
-        return cpu_attention(query, key, value, batch.cu_seqlens, scaling, layout.rotary).flatten(1)
+    scaling = head**-0.5
+    if layout.by_kernel:
+        return cpu_attention(query, key, value, layout.cu_seqlens, scaling, layout.rotary).flatten(1)
     if layout.rotary is not None:
-        cosines, sines = layout.by_token()
-        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        query, key = rotate(query, *layout.rotary), rotate(key, *layout.rotary)
     attended = attend(
         query,
         key,
         value,
-        batch.cu_seqlens,
-        batch.max_seqlen,
+        layout.cu_seqlens,
+        layout.max_seqlen,
         scaling=scaling,
         causal=attention.is_causal,
-        dropout=dropout,
+        dropout=attention.dropout if attention.training else 0.0,
     )
     return attended.flatten(1)

@@ -79,7 +79,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     if starts_anew:
         experiment.prepare(model, context, control)
     if config.training.compile:
-        model.compile(dynamic=True)
+        model.backbone.compile_layers()
     flops_per_token = training_flops_per_token(
         model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
     )
