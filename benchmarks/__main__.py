@@ -8,6 +8,7 @@ Examples:
   python -m benchmarks embedding loading
   python -m benchmarks --quick
   python -m benchmarks --list
+  python -m benchmarks gpu --help
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Arguments(BaseModel):
 
 def main(argv: list[str]) -> int:
     """Parse, check that all peers are there, measure."""
+    if argv[:1] == ["gpu"]:
+        from benchmarks.gpu import main as measure_gpu  # here: it loads torch
+
+        return measure_gpu(argv[1:])
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks", description=__doc__)
     stages = load_stages(arguments.stages)
     if arguments.list_:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import load_stages
+from benchmarks.gpu import parsed
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
@@ -180,7 +181,7 @@ def test_every_other_command_names_what_there_is():
             subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
         else:
             assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
-            assert load_stages(words[2:])
+            assert parsed(words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
