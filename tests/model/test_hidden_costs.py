@@ -33,11 +33,11 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(masked_lm
     assert few == many and sum(few.values()) > 50
 
 
-def test_a_compiled_model_is_traced_for_no_further_shape(masked_lm):
+def test_compiled_layers_are_traced_for_no_further_shape(masked_lm):
     counters = torch._dynamo.utils.counters["stats"]
     torch._dynamo.reset()
     counters.clear()
-    masked_lm.compile(dynamic=True, backend="eager")  # tracing is what would go on without end
+    masked_lm.backbone.compile_layers(backend="eager")  # tracing is what would go on without end
     graphs = []
     try:
         for sequences in (2, 3, 4, 10):
