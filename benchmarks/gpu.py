@@ -1,8 +1,7 @@
 """Check and time what runs on a GPU, most important first; results are on disk after each part.
 
 Needs torch, transformers, NumPy, pydantic, and what model/ and dataset/ import; no Ray, no DeepSpeed, no network and no
-data. Weights are random: no value depends on them. Batches are real: proteins of the embedded sample, packed and filled
-to one shape.
+data. Weights are random: no value depends on them. Batches are those of training, of the embedded sample.
 
 Examples:
   python -m benchmarks gpu
@@ -15,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import tyro
 from pydantic import BaseModel, Field
@@ -35,14 +36,18 @@ from common.errors import ConfigError
 from common.publishing import write_atomically
 from common.text import did_you_mean
 from common.timing import timed
-from dataset.packed_batch import IGNORED_TARGET, BatchShape, PackedBatch
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import StepBatches, TrainingSteps
+from dataset.packed_batch import PackedBatch
+from dataset.store.conversion import ensure_store
+from dataset.store.reader import Store
 from dataset.store.sample import sample_records
-from dataset.tokens.esm import MASK
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost.flops import training_flops_per_token
 from model.tasks.masked_lm import MaskedLM
 from model.tasks.sequences import pack_in_order
-from train_config.schema import BackboneSection, ModelSection
+from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 Row: TypeAlias = dict[str, str | int | float | None]
 
@@ -50,8 +55,7 @@ LONGEST = 1024
 """Tokens of the longest sequence."""
 
 SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "3B": "esm2_t36_3B"}
-ROUNDS, WARM_UPS = 5, 3
-MASKED = 0.15
+ROUNDS, WARM_UPS, MICRO_BATCHES = 5, 3, 4
 NAMES_OF_KERNELS = {
     "product": ("gemm", "nvjet", "cutlass", "matmul", "::mm", "addmm", "linear"),
     "attention": ("flash", "fmha", "attention"),
@@ -86,9 +90,9 @@ class Bench:
         return self.arguments.device
 
     @cached_property
-    def sequences(self) -> list[str]:
-        """Proteins of the embedded sample, none longer than the longest."""
-        return [sequence[: LONGEST - 2] for _, sequence in sample_records(6_000, 200, seed=0)]
+    def store(self) -> Store:
+        """The embedded sample, kept among temporary files."""
+        return Store(ensure_store(DataSection(), Path(tempfile.gettempdir()) / "esmeray-gpu"))
 
     @cached_property
     def product_tflops(self) -> float:
@@ -97,12 +101,14 @@ class Bench:
         left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         return 2e-12 * size**3 * 20 / seconds(lambda: [left @ right for _ in range(20)])
 
-    def batches(self, tokens: int, count: int = 4) -> list[PackedBatch]:
-        """Masked batches of one shape, on the device, the positions of their targets known."""
-        draw = torch.Generator().manual_seed(0)
-        packed = list(itertools.islice(pack_in_order(self.sequences, tokens), count))
-        shape = BatchShape(tokens, 1 << max(b.num_sequences + tokens // LONGEST for b in packed).bit_length(), LONGEST)
-        return [masked(batch, draw).filled(shape).to(self.device) for batch in packed]
+    def work(self, tokens: int) -> tuple[StepBatches, float]:
+        """A step of masked batches of one shape on the device, and the tokens that a token attends to on average."""
+        settings = PreparationSettings(LONGEST - 2, 0, random_crops=True, masking=MaskedLMSection())
+        batch = BatchSection(tokens=tokens, global_tokens=MICRO_BATCHES * tokens)
+        records = np.arange(len(self.store))
+        steps = TrainingSteps(ResidueSource(self.store, settings), records, batch=batch, seed=0, fixed_shapes=True)
+        step = next(steps.epoch(0))
+        return replace(step, batches=[batch.to(self.device) for batch in step]), steps.mean_context
 
     def size(self, name: str) -> BackboneSection:
         """Settings of a size of ESM-2."""
@@ -122,17 +128,6 @@ class Bench:
         return flops / taken_s / 1e12 / self.product_tflops
 
 
-def masked(batch: PackedBatch, draw: torch.Generator) -> PackedBatch:
-    """The batch with some of its residues to be predicted."""
-    hidden_T = (torch.rand(batch.num_tokens, generator=draw) < MASKED) & (batch.tokens >= 4)
-    return replace(
-        batch,
-        tokens=torch.where(hidden_T, MASK, batch.tokens),
-        targets=torch.where(hidden_T, batch.tokens, IGNORED_TARGET),
-        target_positions=hidden_T.nonzero().squeeze(-1),
-    )
-
-
 def seconds(work: Callable[[], object]) -> float:
     """Median of a few rounds, the device's work included, after some to warm up."""
     for _ in range(WARM_UPS):
@@ -140,27 +135,10 @@ def seconds(work: Callable[[], object]) -> float:
     return median(timed(work)[1] for _ in range(ROUNDS))
 
 
-def real_tokens(batches: list[PackedBatch]) -> int:
-    """Tokens of records; fillers have none."""
-    return sum(int(batch.cu_seqlens[batch.records.numel()]) for batch in batches)
-
-
-def mean_context(batches: list[PackedBatch]) -> float:
-    """Tokens that a token attends to, on average."""
-    lengths = torch.cat([batch.cu_seqlens.diff()[: batch.records.numel()] for batch in batches]).double()
-    return float(lengths.square().sum() / lengths.sum())
-
-
-def forward_flops(model: MaskedLM, batches: list[PackedBatch]) -> float:
-    """Operations of the backbone's forward passes over the batches."""
-    trained = training_flops_per_token(model, mean_context(batches))
-    return trained / 3 * real_tokens(batches)
-
-
 def correctness(bench: Bench) -> Iterator[Row]:
     """Loss, features and gradients on the device against fp32 on the CPU."""
     name = bench.arguments.sizes[0]
-    batch = bench.batches(4096 if bench.device == "cuda" else 512, 1)[0]
+    batch = bench.work(2048)[0].batches[0]
     reference = bench.masked_lm(name, torch.float32).cpu()
     wanted = reference(batch.to("cpu"))
     wanted.loss_sum.backward()
@@ -188,7 +166,7 @@ def correctness(bench: Bench) -> Iterator[Row]:
 
 def _waits_nowhere(bench: Bench, name: str) -> str:
     """Whether a step runs under torch's mode that forbids to wait for the device."""
-    model, batch = bench.masked_lm(name, torch.bfloat16), bench.batches(4096, 1)[0]
+    model, batch = bench.masked_lm(name, torch.bfloat16), bench.work(2048)[0].batches[0]
     if bench.device != "cuda":
         return "not on this device"
     model(batch).loss_sum.backward()  # what is set up once
@@ -215,12 +193,12 @@ def forward(bench: Bench) -> Iterator[Row]:
     """Tokens a second of the backbone's forward pass in bf16, beside transformers."""
     for name in bench.arguments.sizes:
         model = bench.masked_lm(name, torch.bfloat16).eval()
-        batches = bench.batches(bench.arguments.tokens)
-        tokens, flops = real_tokens(batches), forward_flops(model, batches)
+        step, context = bench.work(bench.arguments.tokens)
+        flops = training_flops_per_token(model, context) / 3 * step.num_tokens
 
         @torch.inference_mode()
-        def ours(model: MaskedLM = model, batches: list[PackedBatch] = batches) -> None:
-            for batch in batches:
+        def ours(model: MaskedLM = model, step: StepBatches = step) -> None:
+            for batch in step:
                 model.backbone(batch)
 
         for layers in ("eager", "compiled"):
@@ -232,12 +210,12 @@ def forward(bench: Bench) -> Iterator[Row]:
             yield {
                 "model": name,
                 "contender": f"esmeray, {layers}",
-                "tokens/s": tokens / taken_s,
+                "tokens/s": step.num_tokens / taken_s,
                 "share of a product": bench.share_of_peak(flops, taken_s),
                 "first call s": first_s,
             }
         del model
-        yield from _transformers(bench, name, flops / tokens)
+        yield from _transformers(bench, name, flops / step.num_tokens)
 
 
 def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[Row]:
@@ -245,8 +223,8 @@ def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[R
     with quiet_transformers():
         loaded: Any = load_network(bench.size(name), 0)
     network = loaded.esm.to(bench.device, torch.bfloat16).eval()
-    several = 256 if bench.device == "cuda" else 16
-    chosen = sorted(bench.sequences[:: len(bench.sequences) // several], key=len, reverse=True)
+    proteins = (sequence for _, sequence in sample_records(256 if bench.device == "cuda" else 16, 4, seed=0))
+    chosen = sorted(proteins, key=len, reverse=True)
     best: Row = {}
     for size in (16, 64, 128) if bench.device == "cuda" else (4,):
         padded = [chosen[start : start + size] for start in range(0, len(chosen), size)]
@@ -294,53 +272,52 @@ class _Training:
             torch._foreach_copy_(self._weights, self._master)
         return output.loss_sum.detach()
 
-    def steps(self, batches: list[PackedBatch]) -> None:
-        """A step with each batch."""
+    def steps(self, batches: StepBatches) -> None:
+        """An update with each batch."""
         for batch in batches:
             self.step(batch)
 
 
+def _trained(bench: Bench, name: str, tokens: int, layers: str = "compiled", checkpointing: bool = False) -> Row:
+    """Tokens a second of steps, and their memory."""
+    (step, context), model = bench.work(tokens), bench.masked_lm(name, torch.bfloat16)
+    model.backbone.gradient_checkpointing = checkpointing
+    if layers == "compiled":
+        model.backbone.compile_layers(bench.arguments.backend)
+    row: Row = {"model": name, "tokens a batch": tokens, "layers": layers, "checkpointing": str(checkpointing)}
+    if bench.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        taken_s = seconds(partial(_Training(model).steps, step))
+    except torch.OutOfMemoryError:
+        return row | {"tokens/s": None, "verdict": "out of memory"}
+    flops = training_flops_per_token(model, context) * step.num_tokens
+    peak = torch.cuda.max_memory_allocated() / 2**30 if bench.device == "cuda" else None
+    share = bench.share_of_peak(flops, taken_s)
+    return row | {"tokens/s": step.num_tokens / taken_s, "share of a product": share, "peak GiB": peak}
+
+
 def training(bench: Bench) -> Iterator[Row]:
     """Tokens a second of training steps, and their memory: eager, compiled, with checkpointing."""
-    for name in bench.arguments.sizes[:2]:
-        batches = bench.batches(bench.arguments.tokens // 2)
-        for layers, checkpointing in itertools.product(("eager", "compiled"), (False, True)):
-            model = bench.masked_lm(name, torch.bfloat16)
-            model.backbone.gradient_checkpointing = checkpointing
-            if layers == "compiled":
-                model.backbone.compile_layers(bench.arguments.backend)
-            row: Row = {"model": name, "layers": layers, "checkpointing": str(checkpointing)}
-            run = _Training(model)
-            flops = training_flops_per_token(model, mean_context(batches)) * real_tokens(batches)
-            if bench.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            try:
-                taken_s = seconds(partial(run.steps, batches))
-            except torch.OutOfMemoryError:
-                yield row | {"tokens/s": None, "verdict": "out of memory"}
-                continue
-            peak = torch.cuda.max_memory_allocated() / 2**30 if bench.device == "cuda" else None
-            yield row | {
-                "tokens/s": real_tokens(batches) / taken_s,
-                "share of a product": bench.share_of_peak(flops, taken_s),
-                "peak GiB": peak,
-            }
+    variants = itertools.product(bench.arguments.sizes[:2], ("eager", "compiled"), (False, True))
+    for name, layers, checkpointing in variants:
+        yield _trained(bench, name, bench.arguments.tokens // 2, layers, checkpointing)
 
 
 def profile(bench: Bench) -> Iterator[Row]:
     """A training step of the second size by kernel: the share of each in the time."""
     name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
-    batches = bench.batches(bench.arguments.tokens // 2, 1)
+    batch = bench.work(bench.arguments.tokens // 2)[0].batches[0]
     model = bench.masked_lm(name, torch.bfloat16)
     model.backbone.compile_layers(bench.arguments.backend)
     run = _Training(model)
     for _ in range(WARM_UPS):
-        run.step(batches[0])
+        run.step(batch)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.device == "cuda":
         activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as recorded:
-        run.step(batches[0])
+        run.step(batch)
         if bench.device == "cuda":
             torch.cuda.synchronize()
     spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -363,14 +340,7 @@ def budgets(bench: Bench) -> Iterator[Row]:
     """Tokens a second of training by token budget."""
     name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
     for tokens in sorted({max(LONGEST, bench.arguments.tokens // share) for share in (8, 4, 2, 1)}):
-        batches, model = bench.batches(tokens), bench.masked_lm(name, torch.bfloat16)
-        model.backbone.compile_layers(bench.arguments.backend)
-        run = _Training(model)
-        try:
-            taken_s = seconds(partial(run.steps, batches))
-            yield {"model": name, "tokens a batch": tokens, "tokens/s": real_tokens(batches) / taken_s}
-        except torch.OutOfMemoryError:
-            yield {"model": name, "tokens a batch": tokens, "tokens/s": None, "verdict": "out of memory"}
+        yield _trained(bench, name, tokens)
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {

@@ -3,7 +3,7 @@
 Ours runs an epoch of :class:`~dataset.batches.loader.ResidueSource`: it plans from the lengths, crops, tokenizes,
 packs and makes targets. The peer is a DataLoader over an LMDB of pickles that tokenizes each batch of 16 with
 EsmTokenizer and pads it; for masked LM, DataCollatorForLanguageModeling masks it. Both shuffle, crop at 1022 residues,
-take the same real proteins and one thread, and have no loader processes, so that the figure is per core. Work is
+take the same real proteins and one thread, and have no loader processes, so that the rate is per core. Work is
 counted in sequences. The store holds the proteins several times over, since ours would be through with them in
 milliseconds.
 

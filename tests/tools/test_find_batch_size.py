@@ -74,7 +74,7 @@ def test_largest_budget_is_found_to_the_resolution_in_few_trials_without_running
     assert largest <= min(end, 2**20)
     assert largest > min(end, 2**20) - max(UNIT, end / 8) - UNIT
     assert len(search.budgets.results) <= 22
-    assert machine.ran_out <= 2, "two measurements tell how far the memory goes"
+    assert machine.ran_out <= 2, "two measurements show how far the memory goes"
 
 
 def test_budget_that_batches_can_not_fill_is_not_asked_for():
