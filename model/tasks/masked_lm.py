@@ -55,7 +55,7 @@ class MaskedLM(TaskModel):
         if self.backbone.residue_ids is not None:
             targets_M = self.backbone.residue_ids[targets_M]
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
-        num_targets = torch.tensor(positions_M.numel(), device=losses_M.device)
+        num_targets = torch.full((), positions_M.numel(), device=losses_M.device)  # torch.tensor would wait for CUDA
         metrics = {
             "targets": num_targets.double(),
             "loss": losses_M.detach().sum(dtype=torch.float64),

@@ -95,6 +95,10 @@ def batch_of_lengths(lengths: Sequence[int]) -> PackedBatch:
     )
 
 
+WAITING = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.lift_fresh.default"}
+"""Operators at which CUDA waits for the device: values read, looked for, and made of Python's numbers."""
+
+
 class Operators(TorchDispatchMode):
     """Counts the operators that run, by name."""
 

@@ -8,7 +8,7 @@ import torch
 
 from dataset.packed_batch import PackedBatch
 from model.tasks.base import target_positions
-from tests.model.support import Operators, build_model, masked_batch, random_sequences, tiny_section
+from tests.model.support import WAITING, Operators, build_model, masked_batch, random_sequences, tiny_section
 
 
 @pytest.fixture
@@ -46,6 +46,16 @@ def test_compiled_layers_are_traced_for_no_further_shape(masked_lm):
     finally:
         torch._dynamo.reset()
     assert graphs[-1] == graphs[1] > 0
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
+def test_no_operator_of_a_step_waits_for_the_device(task):
+    host = masked_batch(random_sequences([40, 7, 90]), [0.2] * 3)
+    batch = replace(host, target_positions=target_positions(host))
+    model = build_model(tiny_section(task), seed=0)
+    with Operators() as operators:
+        model(batch).loss_sum.backward()
+    assert not WAITING & set(operators.counts)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -85,8 +85,8 @@ class TestFailingSteps:
     @pytest.mark.parametrize(
         ("result", "problem"),
         [
-            (StepResult(1.0, False, False), "the update did not lower the loss"),
-            (StepResult(float("nan"), False, False), "are not all finite"),
+            (StepResult(torch.tensor(1.0), False), "the update did not lower the loss"),
+            (StepResult(torch.tensor(torch.nan), False), "are not all finite"),
         ],
     )
     def test_update_that_is_none_fails(self, command, monkeypatch, result, problem):

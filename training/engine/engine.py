@@ -23,20 +23,34 @@ from train_config.schema import DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from training.engine.deepspeed_setup import prepare_deepspeed
 from training.engine.step_clock import StepClock, time_collectives
+from training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 
 SHARDS_FOLDER = "deepspeed"
-INITIAL_MICRO_STEP = -1
-"""DeepSpeed's ``INITIAL_MICRO_STEP_ID``."""
 ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step: the global gradient norm, and whether the update was left out as not finite."""
+    """Result of a step: ``norm`` () is the global gradient norm before clipping, not finite where the update was left
+    out; the device may still be at it. ``lowest_scale``: the loss scale was the lowest that there is."""
 
-    gradient_norm: float
-    skipped: bool
-    loss_scale_exhausted: bool
+    norm: Tensor
+    lowest_scale: bool
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm; waits for the device."""
+        return float(self.norm)
+
+    @property
+    def skipped(self) -> bool:
+        """True where the update was left out."""
+        return not math.isfinite(self.gradient_norm)
+
+    @property
+    def loss_scale_exhausted(self) -> bool:
+        """True where the update was left out and a lower loss scale would not have helped."""
+        return self.skipped and self.lowest_scale
 
 
 class TrainingEngine:
@@ -62,19 +76,22 @@ class TrainingEngine:
 
         from training.checkpoints.writer import ShardFiles
 
+        self.device, self.world_size = device, torch.distributed.get_world_size()
         self.stage: int = settings["zero_optimization"]["stage"]
-        self._checks_itself = self.stage == 0 and training.amp_dtype == "none"
-        optimizer_class = FiniteAdamW if self._checks_itself else torch.optim.AdamW
-        optimizer = optimizer_class(
-            groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=device.type == "cuda"
-        )
-        if isinstance(optimizer, FiniteAdamW):
-            # DeepSpeed would clip before the norm is taken.
+        if self.stage == 1 and training.amp_dtype == "bf16":  # its checkpoints would hold no fp32 weights
+            self.stage = settings["zero_optimization"]["stage"] = 2
+        optimizer = ClippingAdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
+        if self.stage == 0 and training.amp_dtype == "none":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
         model.to(device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
+        zero: Any = self._engine.optimizer
+        if self.stage in (1, 2) and training.amp_dtype != "fp16" and not deepspeed_section.offload_optimizer:
+            clip_on_device(zero, optimizer, training.gradient_clipping)
+            if self.world_size == 1:
+                add_up_in_place(zero)
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
         # The loop counts such steps and ends the run itself.
         if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
@@ -83,8 +100,6 @@ class TrainingEngine:
         self._engine.checkpoint_engine = self._shards
         # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
         self._engine._copy_recovery_script = lambda save_path: None
-        self.world_size = torch.distributed.get_world_size()
-        self.device = device
         self._end_timing: Callable[[], None] | None = None
 
     @property
@@ -120,21 +135,22 @@ class TrainingEngine:
             optimizer._backward_active_depth = 0
             optimizer.clear_backward_seen_flag()
         if hasattr(optimizer, "ipg_buckets"):
-            _clear_partitioned_gradients(optimizer)
+            clear_partitioned_gradients(optimizer)
 
     def step(self, learning_rate: float) -> StepResult:
-        """Clip, update and clear the gradients; leave the update out where they are not finite."""
+        """Clip, update and clear the gradients; leave the update out where they are not finite.
+
+        Waits for the device in fp16, with offloading, with several workers and under ZeRO-3, as DeepSpeed does.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
         loss_scale = _loss_scale(self._engine.optimizer)
         self._engine.step()
         optimizer = self._engine.optimizer
-        skipped = bool(getattr(optimizer, "overflow", False))
-        norm = self._engine.get_global_grad_norm()
-        if self._checks_itself:
-            norm = optimizer.gradient_norm
-        exhausted = skipped and loss_scale <= LOWEST_LOSS_SCALE
-        return StepResult(float("nan") if norm is None else float(norm), skipped, exhausted)
+        norm = optimizer.norm if isinstance(optimizer, ClippingAdamW) else self._engine.get_global_grad_norm()
+        if norm is None or getattr(optimizer, "overflow", False):
+            norm = math.nan
+        return StepResult(torch.as_tensor(norm), loss_scale <= LOWEST_LOSS_SCALE)
 
     def copy_shards(self) -> list[tuple[str, Any]]:
         """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it."""
@@ -184,48 +200,6 @@ class TrainingEngine:
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()
-
-
-class FiniteAdamW(torch.optim.AdamW):
-    """AdamW that clips, and leaves an update with a NaN or infinite gradient out, as ZeRO's optimizers do.
-
-    For stage 0 in fp32, where DeepSpeed uses the optimizer as it is. ``max_norm``: largest global norm, 0 for any.
-    """
-
-    overflow = False
-    gradient_norm = math.nan
-    max_norm = 0.0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update unless some gradient is not finite; ``overflow`` says which it was."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.gradient_norm = float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        self.overflow = not math.isfinite(self.gradient_norm)
-        if not self.overflow:
-            if 0 < self.max_norm < self.gradient_norm:
-                torch._foreach_mul_(gradients, self.max_norm / (self.gradient_norm + 1e-6))
-            super().step(closure)
-
-
-def _clear_partitioned_gradients(optimizer: Any) -> None:
-    """Clear what ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
-    for bucket in optimizer.ipg_buckets.values():
-        bucket.clear()
-    optimizer._release_ipg_buffers()
-    optimizer.extra_large_param_to_reduce.clear()
-    optimizer.previous_reduced_grads.clear()
-    optimizer.params_already_reduced = [False] * len(optimizer.params_already_reduced)
-    optimizer.reset_partition_gradient_structures()
-    for group in optimizer.averaged_gradients:
-        optimizer.averaged_gradients[group] = None
-    for group in optimizer.all_grad_tensors:
-        optimizer.all_grad_tensors[group] = None
-    optimizer.micro_step_id = INITIAL_MICRO_STEP
-    if optimizer.cpu_offload:
-        optimizer._wait_for_offload_copies()
-        optimizer._offload_accumulated_param_ids = set()
-        optimizer.reset_cpu_buffers()
 
 
 def _loss_scale(optimizer: Any) -> float:

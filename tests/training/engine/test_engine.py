@@ -13,7 +13,7 @@ from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
 from tests.dataset.store_fixtures import make_store
-from tests.model.support import Operators, build_model
+from tests.model.support import WAITING, Operators, build_model
 from tests.runs import a_manifest, tiny_config
 from train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
@@ -47,18 +47,22 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
     return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
 
 
-def test_a_step_of_the_masked_language_model_does_not_look_for_its_targets(process_group, tmp_path):
-    """On CUDA that would wait for the device in each micro-batch."""
+@pytest.mark.parametrize("amp_dtype", ["bf16", "none"])
+def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, amp_dtype):
+    """With training's own batches: none looks for targets, reads a value or copies one from the host."""
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
     config = tiny_config(tmp_path)
-    engine = make_engine(1)
+    engine = make_engine(2 if amp_dtype == "bf16" else 0, amp_dtype)
     settings = PreparationSettings(config.data.max_length, 0, random_crops=True, masking=MaskedLMSection())
     batches = TrainingSteps(ResidueSource(Store(store), settings), np.arange(3), batch=config.batch, seed=0)
-    with batches, Operators() as operators:
-        for batch in next(batches.epoch(0)):
+    with batches:
+        step = next(batches.epoch(0))
+    with Operators() as operators:
+        for batch in step:
             engine.backward(engine(batch).loss_sum, 1)
+        engine.step(1e-3)
     assert sum(operators.counts.values()) > 50
-    assert operators.counts["aten.nonzero.default"] == 0
+    assert not WAITING & set(operators.counts)
 
 
 def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
@@ -67,7 +71,9 @@ def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
     return store.complete()[0]
 
 
-@pytest.mark.parametrize(("stage", "amp_dtype"), [(0, "none"), (1, "none"), (2, "bf16"), (3, "none")])
+@pytest.mark.parametrize(
+    ("stage", "amp_dtype"), [(0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"), (2, "bf16"), (3, "none")]
+)
 def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
     process_group, tmp_path, stage, amp_dtype
 ):
@@ -84,9 +90,9 @@ def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
     assert [train_step(resumed)[0] for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_nan_step_changes_no_weight(process_group, stage):
-    engine = make_engine(stage)
+@pytest.mark.parametrize(("stage", "amp_dtype"), [(0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"), (3, "none")])
+def test_nan_step_changes_no_weight(process_group, stage, amp_dtype):
+    engine = make_engine(stage, amp_dtype)
     train_step(engine)
     before = engine.full_precision_state()
     _, result = train_step(engine, spoil=True)
@@ -107,7 +113,7 @@ def test_stages_take_the_same_step_and_report_the_norm_before_clipping(process_g
     assert expected_norm > 1.0
     expected, actual = reference.full_precision_state(), engine.full_precision_state()
     for name in expected:
-        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)  # a thousandth of an update
 
 
 def test_optimizer_settings_of_the_config_count_after_resuming(process_group, tmp_path):
