@@ -29,7 +29,7 @@ from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
-from training.engine.device import apply_device_settings
+from training.engine.device import HostCopy, apply_device_settings
 from training.engine.engine import StepResult, TrainingEngine
 from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 from training.engine.step_clock import StepClock
@@ -47,6 +47,7 @@ FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 _SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
 _DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRUNE_MARGIN = SearchSection().prune_margin
+_NORM = "gradient norm"
 _LONG_RUN_STEPS = 1_000_000
 
 
@@ -140,20 +141,25 @@ class TrainingWork:
         self._stepper = Stepper(self._engine, control, self.clock)
         self._total_steps = training.max_steps or _LONG_RUN_STEPS
         self._steps = 0
+        self._on_gpu = context.device.type == "cuda"
+        self._untold: HostCopy | None = None
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         sums = self._stepper.forward_backward(step, global_targets)
         with self.clock.phase("optimizer"):
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
-        # The loop adds up the metrics in steps that it logs: a part of the time that training takes.
-        logged = result.skipped or self.clock.log_due(self._steps)
-        totals = sums.over_workers(self._control) if logged else {}
+        # As in the loop, results are read a step later on a GPU, and added up in steps that it logs.
+        values = HostCopy({**sums.own, _NORM: result.gradient_norm})
+        told, self._untold = (self._untold or values) if self._on_gpu else values, values
+        own = told.read()
+        skipped = not math.isfinite(float(own.pop(_NORM)))
+        totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1
-        return not result.skipped or self._scale_is_falling(result, totals)
+        return not skipped or self._scale_is_falling(result, totals)
 
     def _scale_is_falling(self, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
         """With fp16 the first steps are left out until the loss scale fits, which is no failure."""
-        searching = self._settings.amp_dtype == "fp16" and not result.loss_scale_exhausted
+        searching = self._settings.amp_dtype == "fp16" and not result.lowest_scale
         return searching and math.isfinite(float(totals["loss"]))
 
     def close(self) -> None:

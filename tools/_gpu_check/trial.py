@@ -77,10 +77,10 @@ def _steps(engine: TrainingEngine, batch: PackedBatch, targets: int, *, skips: b
     for _ in range(_MOST_ATTEMPTS):
         output = engine(batch)
         engine.backward(output.loss_sum, targets)
-        result = engine.step(_LEARNING_RATE)
-        if not (result.skipped and skips):
+        norm = float(engine.step(_LEARNING_RATE).gradient_norm)
+        if math.isfinite(norm) or not skips:
             losses.append(float(output.loss_sum.detach()) / targets)
-            norms.append(result.gradient_norm)
+            norms.append(norm)
         if len(losses) == _STEPS:
             return losses, norms
     raise ResourceError(f"{_MOST_ATTEMPTS - len(losses)} steps had gradients that are not finite")

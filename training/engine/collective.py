@@ -74,15 +74,18 @@ class ControlGroup:
 
 
 class MetricSums:
-    """Sums of metrics over batches; additive, so that metrics are those of the whole and no mean of means."""
+    """Sums of metrics over batches; additive, so that metrics are those of the whole and no mean of means.
+
+    ``own``: this worker's, float64 on the device.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self.own: dict[str, Tensor] = {}
 
     def add(self, metrics: dict[str, Tensor]) -> None:
         for name, value in metrics.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.double()
+            self.own[name] = self.own[name] + value if name in self.own else value.double()
 
     def over_workers(self, control: ControlGroup) -> dict[str, Tensor]:
         """The sums over all workers, float64 in host memory. Every worker calls it."""
-        return control.sum(self._sums)
+        return control.sum(self.own)

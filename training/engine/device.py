@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from train_config.schema import TrainingSection
 
@@ -28,3 +30,19 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = training.tf32
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
+
+
+class HostCopy:
+    """Tensors on their way to the host: reading them waits for these copies, not for what the device does after."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+        self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors.values()) else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> dict[str, Tensor]:
+        """The tensors in host memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensors

@@ -31,26 +31,16 @@ ADAMW_SETTINGS = ("betas", "eps", "weight_decay")
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step: ``norm`` () is the global gradient norm before clipping, not finite where the update was left
-    out; the device may still be at it. ``lowest_scale``: the loss scale was the lowest that there is."""
+    """Result of a step.
 
-    norm: Tensor
+    Attributes:
+        gradient_norm: () fp32, global, before clipping; not finite where the update was left out. The device may still
+            be at it.
+        lowest_scale: the loss scale was the lowest, so that a lower one is no remedy.
+    """
+
+    gradient_norm: Tensor
     lowest_scale: bool
-
-    @property
-    def gradient_norm(self) -> float:
-        """The norm; waits for the device."""
-        return float(self.norm)
-
-    @property
-    def skipped(self) -> bool:
-        """True where the update was left out."""
-        return not math.isfinite(self.gradient_norm)
-
-    @property
-    def loss_scale_exhausted(self) -> bool:
-        """True where the update was left out and a lower loss scale would not have helped."""
-        return self.skipped and self.lowest_scale
 
 
 class TrainingEngine:

@@ -8,11 +8,8 @@ step, so that all end after the same step.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
-
-import torch
 
 from common.errors import EsmerayError
 from dataset.batches.plan import micro_batches
@@ -24,14 +21,13 @@ from training.checkpoints.checkpoint import CheckpointStore, Manifest, Position,
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement
 from training.engine.context import WorkerContext
-from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker, build
-from training.loop.finishing import described, diverged, failed, finish, repeatable, save_nonfinite_records
+from training.loop.finishing import described, diverged, failed, finish, repeatable
 from training.loop.restoring import random_states, restore, rng_file
+from training.loop.results import StepResults
 from training.loop.schedule import EarlyStopping, learning_rate
 from training.loop.stepping import Stepper
-from training.tasks.experiment import Experiment
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
@@ -72,12 +68,15 @@ def loop(worker: Worker, position: Position) -> Outcome:
     budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
     clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
     stepper = Stepper(worker.engine, control, clock, worker.guard)
+    results = StepResults(worker, clock, late=worker.context.device.type == "cuda")
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
         clock.loaded()
         with clock.phase("communication"):
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
             agreement = control.agree(targets, tokens, stop=worker.stop_requested(), failed=error is not None)
+        if agreement.failed or agreement.stop or step is None:
+            position = results.told(position)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
         if agreement.stop:
@@ -88,24 +87,22 @@ def loop(worker: Worker, position: Position) -> Outcome:
         rate = learning_rate(position.step, worker.total_steps, training)
         with clock.phase("optimizer"):
             result = worker.engine.step(rate)
-        totals = sums.over_workers(control) if result.skipped or clock.log_due(position.step) else None
-        nonfinite = result.skipped and _is_fault(worker, result, totals or {})
-        if nonfinite:
-            save_nonfinite_records(worker, position.step, step.batches)
-        position = _advance(position, step, agreement, result.skipped, nonfinite)
+        position = _advance(position, step, agreement)
         worker.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens)
-        if totals is not None:
-            _log_step(worker, position, totals, result, rate, clock)
+        position = results.taken(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
-        if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
-            return diverged(worker.run, position)
         last = position.step == worker.total_steps
         saving = last or position.step % worker.config.checkpoint.every_steps == 0
         # A checkpoint is one of the best only if its loss is known.
         validating = last or position.step % training.evaluate_every_steps == 0
-        cost = validate(worker, position) if validating or (saving and worker.config.checkpoint.keep_best) else None
+        validating = validating or bool(saving and worker.config.checkpoint.keep_best)
+        if validating or saving:
+            position = results.told(position)
+        if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
+            return diverged(worker.run, position)
+        cost = validate(worker, position) if validating else None
         if cost is not None:
             stopping.note(cost)
         if saving or (cost is not None and stopping.is_best and experiment.exports_best):
@@ -182,57 +179,6 @@ def _next_step(
         return None, error
 
 
-def _advance(
-    position: Position, step: StepBatches, agreement: StepAgreement, skipped: bool, nonfinite: bool
-) -> Position:
-    return Position(
-        step=position.step + 1,
-        epoch=step.next_epoch,
-        step_in_epoch=step.next_step,
-        tokens_seen=position.tokens_seen + agreement.tokens,
-        skipped_steps=position.skipped_steps + int(skipped),
-        nonfinite_in_a_row=position.nonfinite_in_a_row + 1 if nonfinite else 0,
-    )
-
-
-def _is_fault(worker: Worker, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
-    """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
-    if worker.config.training.amp_dtype != "fp16" or result.loss_scale_exhausted:
-        return True
-    return not math.isfinite(float(totals["loss"]))
-
-
-def _log_step(
-    worker: Worker,
-    position: Position,
-    totals: dict[str, torch.Tensor],
-    result: StepResult,
-    rate: float,
-    clock: StepClock,
-) -> None:
-    metrics: dict[str, float] = worker.engine.module.metrics(totals)  # type: ignore[operator]
-    times = clock.read()
-    if worker.sampler is not None:
-        worker.sampler.note(position.step, position.epoch, {**metrics, **times, **_loader_metrics(worker.experiment)})
-    worker.log.write(
-        "train",
-        position.step,
-        epoch=position.epoch,
-        **metrics,
-        learning_rate=rate,
-        gradient_norm=result.gradient_norm,
-        skipped=result.skipped,
-        skipped_steps=position.skipped_steps,
-        tokens_seen=position.tokens_seen,
-        **times,
-    )
-    if result.skipped:
-        worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
-
-
-def _loader_metrics(experiment: Experiment) -> dict[str, float]:
-    values = {
-        "loader_queue_depth": experiment.batches.queue_depth,
-        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
+def _advance(position: Position, step: StepBatches, agreement: StepAgreement) -> Position:
+    after = {"step": position.step + 1, "epoch": step.next_epoch, "step_in_epoch": step.next_step}
+    return position.model_copy(update=after | {"tokens_seen": position.tokens_seen + agreement.tokens})

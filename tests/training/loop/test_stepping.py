@@ -102,7 +102,7 @@ def test_gradient_and_sums_are_those_of_whole_batches(engine, passes, tmp_path):
     sums = stepper_of(engine, tmp_path).forward_backward(STEP, 32)
     assert engine.passes == passes
     assert engine.gradient == TOTAL
-    assert float(sums._sums["loss"]) == TOTAL
+    assert float(sums.own["loss"]) == TOTAL
 
 
 @pytest.mark.parametrize("reduces", ["never", "late", "early"])
@@ -113,7 +113,7 @@ def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tm
     assert engine.passes[-2:] == [16, 16]  # as many as the others take, with one that counts for nothing
     if reduces != "never" or runs_out == 1:
         assert engine.passes == [8, 8, 16, 16]
-        assert float(sums._sums["loss"]) == TOTAL + sum(range(16))  # the stand-in's loss has no targets in real models
+        assert float(sums.own["loss"]) == TOTAL + sum(range(16))  # the stand-in's loss has no targets in real models
 
 
 @pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])

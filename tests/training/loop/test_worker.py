@@ -20,7 +20,9 @@ from tests.runs import events, exported_weights, run_folder, tiny_config, train_
 from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
+from training.loop import worker
 from training.loop.finishing import repeatable
+from training.loop.results import StepResults
 from training.loop.worker import train_worker
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -196,7 +198,15 @@ def spoil(monkeypatch, steps) -> None:
     monkeypatch.setattr(TrainingEngine, "step", step)
 
 
-def test_one_nan_step_is_skipped_and_counted(store_path, tmp_path, monkeypatch):
+def tell_late(monkeypatch) -> None:
+    """Have results of steps told a step later, as on a GPU."""
+    monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_nan_step_is_skipped_and_counted(store_path, tmp_path, monkeypatch, late):
+    if late:
+        tell_late(monkeypatch)
     spoil(monkeypatch, {3})
     config = tiny_config(tmp_path)
     assert train(config, store_path).status == "finished"
@@ -224,6 +234,18 @@ def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_pat
     assert all(store.id(record["index"]) == record["id"] for record in saved["records"])
     assert not run_folder(config).export.exists()
     assert not run_folder(config).monitoring.exists(), "nothing is sampled where the interval is 0"
+
+
+def test_results_told_a_step_later_are_the_same(undisturbed, store_path, tmp_path, monkeypatch):
+    tell_late(monkeypatch)
+    config = tiny_config(tmp_path)
+    assert train(config, store_path).status == "finished"
+    names = ("step", "epoch", "loss", "gradient_norm", "tokens_seen", "learning_rate")
+    at_once, late = (
+        [[r[name] for name in names] for r in read_metrics(run_folder(run).metrics) if r["kind"] == "train"]
+        for run in (undisturbed, config)
+    )
+    assert at_once == late
 
 
 def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):

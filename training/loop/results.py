@@ -1,0 +1,123 @@
+"""What each step came to: its metrics, its gradient norm and whether its update was left out, logged and counted.
+
+On a GPU they are read a step later, when the device is long through with them, so that it never waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dataset.packed_batch import PackedBatch
+from training.checkpoints.checkpoint import Position
+from training.engine.collective import MetricSums
+from training.engine.device import HostCopy
+from training.engine.engine import StepResult
+from training.engine.step_clock import StepClock
+from training.loop.building import Worker
+from training.loop.finishing import save_nonfinite_records
+from training.tasks.experiment import Experiment
+
+_NORM = "gradient norm"
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A step, ``position`` after it; ``times`` where it is to be logged."""
+
+    position: Position
+    batches: list[PackedBatch]
+    values: HostCopy
+    lowest_scale: bool
+    rate: float
+    times: dict[str, float] | None
+
+
+class StepResults:
+    """Results of the steps of a run. ``late``: told a step later. Every worker calls the same methods in turn."""
+
+    def __init__(self, worker: Worker, clock: StepClock, *, late: bool) -> None:
+        self._worker, self._clock, self._late = worker, clock, late
+        self._waiting: deque[_Taken] = deque()
+
+    def taken(
+        self, position: Position, batches: list[PackedBatch], sums: MetricSums, result: StepResult, rate: float
+    ) -> Position:
+        """Note the step that led to this position; returns the position with what is told by now."""
+        values = HostCopy({**sums.own, _NORM: result.gradient_norm})
+        times = self._clock.read() if self._clock.log_due(position.step - 1) else None
+        self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
+        return self._told(position, keep=int(self._late))
+
+    def told(self, position: Position) -> Position:
+        """The position with what every step came to."""
+        return self._told(position, keep=0)
+
+    def _told(self, position: Position, keep: int) -> Position:
+        while len(self._waiting) > keep:
+            position = self._tell(self._waiting.popleft(), position)
+        return position
+
+    def _tell(self, taken: _Taken, position: Position) -> Position:
+        """Log a step and count it in the position where it was left out."""
+        worker, own = self._worker, taken.values.read()
+        norm = float(own.pop(_NORM))
+        skipped = not math.isfinite(norm)
+        totals = worker.control.sum(own) if skipped or taken.times is not None else {}
+        nonfinite = skipped and self._is_fault(taken, totals)
+        counts = {
+            "skipped_steps": position.skipped_steps + int(skipped),
+            "nonfinite_in_a_row": position.nonfinite_in_a_row + 1 if nonfinite else 0,
+        }
+        if nonfinite:
+            save_nonfinite_records(worker, taken.position.step - 1, taken.batches)
+        if totals:
+            told = taken.position.model_copy(update=counts)
+            self._log(told, totals, norm, skipped, taken.rate, taken.times or self._clock.read())
+        return position.model_copy(update=counts)
+
+    def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
+        """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
+        if self._worker.config.training.amp_dtype != "fp16" or taken.lowest_scale:
+            return True
+        return not math.isfinite(float(totals["loss"]))
+
+    def _log(
+        self,
+        position: Position,
+        totals: dict[str, Tensor],
+        norm: float,
+        skipped: bool,
+        rate: float,
+        times: dict[str, float],
+    ) -> None:
+        worker = self._worker
+        metrics: dict[str, float] = worker.engine.module.metrics(totals)  # type: ignore[operator]
+        if worker.sampler is not None:
+            loader = _loader_metrics(worker.experiment)
+            worker.sampler.note(position.step, position.epoch, {**metrics, **times, **loader})
+        worker.log.write(
+            "train",
+            position.step,
+            epoch=position.epoch,
+            **metrics,
+            learning_rate=rate,
+            gradient_norm=norm,
+            skipped=skipped,
+            skipped_steps=position.skipped_steps,
+            tokens_seen=position.tokens_seen,
+            **times,
+        )
+        if skipped:
+            worker.log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)
+
+
+def _loader_metrics(experiment: Experiment) -> dict[str, float]:
+    values = {
+        "loader_queue_depth": experiment.batches.queue_depth,
+        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
