@@ -163,6 +163,12 @@ class PackedBatch:
         """The same batch with every tensor on ``device``."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def keep_for(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of what another stream made from being used again before this one is through with it."""
+        for field in fields(self):
+            if isinstance(tensor := getattr(self, field.name), Tensor):
+                tensor.record_stream(stream)
+
     def pin_memory(self) -> PackedBatch:
         """The same batch in page-locked memory (what :class:`torch.utils.data.DataLoader` calls)."""
         return self._map(lambda tensor: tensor.pin_memory())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dataset.packed_batch import PackedBatch
 from train_config.schema import TrainingSection
 
 CUBLAS_WORKSPACE = ":4096:8"
@@ -30,6 +31,25 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = training.tf32
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
+
+
+class BatchCopies:
+    """Copies of batches to a device, on CUDA on a stream of their own, beside what is still done for those before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, batch: PackedBatch) -> PackedBatch:
+        """The batch on the device; where its memory is pinned, the host does not wait."""
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = batch.to(self._device, non_blocking=True)
+        reader = torch.cuda.current_stream(self._device)
+        reader.wait_stream(self._stream)
+        copied.keep_for(reader)
+        return copied
 
 
 class HostCopy:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from training.engine.collective import ControlGroup, MetricSums
+from training.engine.device import BatchCopies
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard, parts_of
 from training.engine.memory_meter import is_out_of_memory
@@ -33,6 +34,7 @@ class Stepper:
         self, engine: TrainingEngine, control: ControlGroup, clock: StepClock, guard: MemoryGuard | None = None
     ) -> None:
         self._engine, self._control, self._clock, self._guard = engine, control, clock, guard
+        self._copies = BatchCopies(engine.device)
         self._several = engine.world_size > 1
         self._agrees = guard is not None and self._several and engine.can_discard
         self._agreement_due = False
@@ -75,7 +77,7 @@ class Stepper:
         self._agreement_due = self._agrees
         try:
             with self._clock.phase("forward"):
-                output = self._engine(batch.to(self._engine.device, non_blocking=True))
+                output = self._engine(self._copies.copy(batch))
                 if self._guard is not None:
                     self._guard.meter.check()
             with self._clock.phase("backward"):
