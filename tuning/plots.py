@@ -96,7 +96,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
     style(axes)
     kinds: dict[tuple[str, bool], list[Trial]] = {}
     for trial in results.measured:
-        kinds.setdefault((trial.settings.amp_dtype, trial.settings.gradient_checkpointing), []).append(trial)
+        kinds.setdefault((trial.settings.amp_dtype, bool(trial.settings.gradient_checkpointing)), []).append(trial)
     for (precision, recomputes), trials in sorted(kinds.items()):
         highest: dict[int, float] = {}
         for trial in trials:

@@ -64,8 +64,8 @@ class Settings:
     num_workers: int
     prefetch: int
     amp_dtype: str
-    gradient_checkpointing: bool
-    compile: bool
+    gradient_checkpointing: bool | str
+    compile: bool | None
     stage: int
     workers: int
 

@@ -102,6 +102,10 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
     return replace(space, default=space.nearest(own))
 
 
+_RECOMPUTED: list[bool | str] = [False, "selective", True]
+"""Values of gradient_checkpointing; each needs less memory than the one before."""
+
+
 def needs_at_least(more: Settings, less: Settings) -> bool:
     """Return whether ``more`` surely needs at least the memory of a device that ``less`` needs.
 
@@ -112,7 +116,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
         (more.compile, more.stage, more.workers) == (less.compile, less.stage, less.workers)
         and more.tokens >= less.tokens
         and (more.batch_size or math.inf) >= (less.batch_size or math.inf)
-        and more.gradient_checkpointing <= less.gradient_checkpointing
+        and _RECOMPUTED.index(more.gradient_checkpointing) <= _RECOMPUTED.index(less.gradient_checkpointing)
         and (more.amp_dtype == less.amp_dtype or more.amp_dtype == "none")
     )
 
@@ -175,7 +179,7 @@ def _memory_order(settings: Settings) -> tuple[Any, ...]:
     return (
         -settings.workers,
         settings.tokens,
-        not settings.gradient_checkpointing,
+        -_RECOMPUTED.index(settings.gradient_checkpointing),
         settings.amp_dtype == "none",
         -settings.stage,
         tuple(str(getattr(settings, name)) for name in NAMES),

@@ -29,7 +29,7 @@ from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
-from training.engine.device import HostCopy, apply_device_settings
+from training.engine.device import HostCopy, apply_device_settings, compile_where_asked
 from training.engine.engine import StepResult, TrainingEngine
 from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 from training.engine.step_clock import StepClock
@@ -86,8 +86,7 @@ def measure_on_worker(
         memory: dict[str, Any] = {"peak_memory_bytes": meter.peak_bytes(), "total_memory_bytes": meter.total_bytes()}
         return Measurement("out_of_memory", reason, agreed=False, **memory)
     finally:
-        if config.training.compile:
-            torch.compiler.reset()
+        torch.compiler.reset()
         meter.free()
 
 
@@ -108,8 +107,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control)
-        if config.training.compile:
-            model.backbone.compile_layers()
+        compile_where_asked(model.backbone, config.training, context.device)
         if inference:
             return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
         work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
 from model.backbones.architectures import is_causal
+
+Checkpointing: TypeAlias = bool | Literal["selective"]
 
 
 class PackedBackbone(nn.Module, ABC):
@@ -25,7 +27,7 @@ class PackedBackbone(nn.Module, ABC):
     Attributes:
         model: the Hugging Face module, without a language-model head.
         frozen: no gradients, always in evaluation mode.
-        gradient_checkpointing: recompute each layer in the backward pass.
+        gradient_checkpointing: recompute each layer in the backward pass; "selective": all but products and attention.
         residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
             given; None where batches come in the backbone's own vocabulary.
         lora_export: how an adapter around its layers is to be exported; "merged" also where there is none.
@@ -35,7 +37,9 @@ class PackedBackbone(nn.Module, ABC):
     lora_export: Literal["merged", "adapter"] = "merged"
     residue_ids: Tensor | None
 
-    def __init__(self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.frozen = frozen

@@ -12,19 +12,20 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import EsmModel
 
 from dataset.packed_batch import PackedBatch
 from model.attention.cpu import cpu_attention, kernel_takes
 from model.attention.packed import attend
 from model.attention.rotary import RotaryTables, rotary_tables, rotate
-from model.backbones.base import PackedBackbone
+from model.backbones.base import Checkpointing, PackedBackbone
 from model.backbones.float32_buffers import keep_rotary_float32
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
@@ -34,13 +35,15 @@ _TRAINED_MASK_SHARE = 0.15 * 0.8
 class EsmBackbone(PackedBackbone):
     """An EsmModel that takes packed batches, with rotary or (ESM-1b) absolute positions."""
 
-    def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, model: EsmModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False) -> None:
         keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
-        self._layer: Callable[[Any, Tensor, _Layout], Tensor] = _layer
+        self._layer: _Layer = _layer
+        self._selective_layer: _Layer = _selective_layer
 
     def compile_layers(self, backend: str = "inductor") -> None:
         self._layer = torch.compile(_layer, fullgraph=True, backend=backend)
+        self._selective_layer = torch.compile(_selective_layer, fullgraph=True, backend=backend)
 
     @property
     def longest(self) -> int | None:
@@ -51,14 +54,15 @@ class EsmBackbone(PackedBackbone):
         return int(self.config.max_position_embeddings - _first_position(embeddings))
 
     def _features(self, batch: PackedBatch) -> Tensor:
-        checkpointing = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
+        run = self._selective_layer if checkpointing == "selective" else self._layer
         hidden_TD = self._embed(batch)
         layout = _layout(self.model, hidden_TD, batch)
         for layer in self.model.encoder.layer:
-            if checkpointing:
-                hidden_TD = checkpoint(self._layer, layer, hidden_TD, layout, use_reentrant=False)
+            if checkpointing is True:
+                hidden_TD = checkpoint(run, layer, hidden_TD, layout, use_reentrant=False)
             else:
-                hidden_TD = self._layer(layer, hidden_TD, layout)
+                hidden_TD = run(layer, hidden_TD, layout)
         norm = self.model.encoder.emb_layer_norm_after
         return hidden_TD if norm is None else norm(hidden_TD)
 
@@ -97,6 +101,15 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
 
 
+_KEPT = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.torch_attn._varlen_attn.default,
+    torch.ops.esmeray.cpu_attention.default,
+]
+_keeping_products = partial(create_selective_checkpoint_contexts, _KEPT)
+
+
 class _Layout(NamedTuple):
     """Properties of the batch that every layer needs, made once.
 
@@ -108,6 +121,9 @@ class _Layout(NamedTuple):
     max_seqlen: int
     by_kernel: bool
     rotary: RotaryTables | None
+
+
+_Layer: TypeAlias = Callable[[Any, Tensor, _Layout], Tensor]
 
 
 def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
@@ -130,6 +146,12 @@ def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
     hidden_TD = hidden_TD + output.dropout(output.dense(attended_TD))
     inner = functional.gelu(layer.intermediate.dense(layer.LayerNorm(hidden_TD)))
     return hidden_TD + layer.output.dropout(layer.output.dense(inner))
+
+
+def _selective_layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
+    """The layer, of which the backward pass computes norms, rotation and GELU again."""
+    result: Tensor = checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
+    return result
 
 
 def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:

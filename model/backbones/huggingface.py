@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from common.errors import ConfigError
 from dataset.packed_batch import PackedBatch
 from model.attention.packed import PACKED_ATTENTION
-from model.backbones.base import PackedBackbone
+from model.backbones.base import Checkpointing, PackedBackbone
 from model.backbones.float32_buffers import keep_rotary_float32
 from model.backbones.source import SOURCE_KEY
 
@@ -42,12 +42,14 @@ class HuggingFaceBackbone(PackedBackbone):
     of the architectures in :data:`model.backbones.architectures.PACKED`.
     """
 
-    def __init__(self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False
+    ) -> None:
         _set_packed_attention(model)
         keep_rotary_float32(model)
         super().__init__(model, frozen=frozen, gradient_checkpointing=gradient_checkpointing)
         self._first_position, self._longest = _positions(model)
-        _set_checkpointing(model, gradient_checkpointing and not frozen)
+        _set_checkpointing(model, not frozen and gradient_checkpointing)
 
     @property
     def longest(self) -> int | None:
@@ -83,7 +85,7 @@ class PaddedBackbone(PackedBackbone):
         *,
         pad: int = 0,
         frozen: bool = False,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: Checkpointing = False,
     ) -> None:
         parameters = inspect.signature(model.forward).parameters
         if not {"input_ids", "attention_mask"} <= parameters.keys():
@@ -96,7 +98,7 @@ class PaddedBackbone(PackedBackbone):
         self._pad = pad
         self._settings = {"use_cache": False} if "use_cache" in parameters else {}
         _, self._longest = _positions(model)
-        _set_checkpointing(model, gradient_checkpointing and not frozen)
+        _set_checkpointing(model, not frozen and gradient_checkpointing)
 
     @property
     def longest(self) -> int | None:
@@ -139,7 +141,9 @@ def _set_packed_attention(model: PreTrainedModel) -> None:
     assert own._attn_implementation == PACKED_ATTENTION
 
 
-def _set_checkpointing(model: PreTrainedModel, enabled: bool) -> None:
+def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
+    if enabled == "selective":
+        raise ConfigError("model.backbone.gradient_checkpointing: selective is for ESM-2; set it to true or false")
     if enabled and not model.supports_gradient_checkpointing:
         raise ConfigError(
             f"model.backbone.gradient_checkpointing: transformers can't recompute the layers of a model of type "

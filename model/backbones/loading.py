@@ -127,7 +127,7 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 
 def _wrap(model: PreTrainedModel, section: BackboneSection, pad: int) -> PackedBackbone:
-    settings = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
+    settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
     if is_padded(section, model.config.model_type):
         return PaddedBackbone(model, pad=pad, **settings).train()
     kind: Any = EsmBackbone if model.config.model_type == "esm" else HuggingFaceBackbone

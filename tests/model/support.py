@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import MASK, pack_sequences
+from model.backbones.base import Checkpointing
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.masked_lm import MaskedLM
@@ -24,7 +25,9 @@ TINY = BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
 TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
 
 
-def tiny_section(task: str = "autoencoder", *, frozen: bool = False, checkpointing: bool = False) -> ModelSection:
+def tiny_section(
+    task: str = "autoencoder", *, frozen: bool = False, checkpointing: Checkpointing = False
+) -> ModelSection:
     backbone = TINY.model_copy(update={"frozen": frozen, "gradient_checkpointing": checkpointing})
     return ModelSection(task=task, backbone=backbone, autoencoder=TINY_AUTOENCODER)
 

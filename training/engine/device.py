@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from common.compiled_code import cache_folder
 from dataset.packed_batch import PackedBatch
+from model.backbones.base import PackedBackbone
 from train_config.schema import TrainingSection
 
 CUBLAS_WORKSPACE = ":4096:8"
@@ -31,6 +33,13 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = training.tf32
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
+
+
+def compile_where_asked(backbone: PackedBackbone, training: TrainingSection, device: torch.device) -> None:
+    """Have the backbone's layers compiled, by default on CUDA; compiled code is kept in the user's cache folder."""
+    if training.compile or (training.compile is None and device.type == "cuda"):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
+        backbone.compile_layers()
 
 
 class BatchCopies:
