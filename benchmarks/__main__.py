@@ -62,7 +62,7 @@ class Arguments(BaseModel):
 def main(argv: list[str]) -> int:
     """Parse, check that all peers are there, measure."""
     if argv[:1] == ["gpu"]:
-        from benchmarks.gpu import main as measure_gpu  # here: it loads torch
+        from benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
 
         return measure_gpu(argv[1:])
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks", description=__doc__)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import load_stages
-from benchmarks.gpu import parsed
+from benchmarks.gpu.script import parsed
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store

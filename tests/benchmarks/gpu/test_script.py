@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu import PARTS
+from benchmarks.gpu.script import PARTS
 from common.errors import ConfigError
 
 TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--backend", "eager"]

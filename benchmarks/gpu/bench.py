@@ -1,0 +1,103 @@
+"""What the parts of the GPU script share: arguments, batches, models, and how time is taken."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from pydantic import BaseModel, Field
+
+from common.errors import ConfigError
+from common.text import did_you_mean
+from common.timing import timed
+from dataset.batches.loader import ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import StepBatches, TrainingSteps
+from dataset.store.conversion import ensure_store
+from dataset.store.reader import Store
+from model.tasks.masked_lm import MaskedLM
+from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
+
+Row: TypeAlias = dict[str, str | int | float | None]
+
+LONGEST = 1024
+"""Tokens of the longest sequence."""
+
+SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "3B": "esm2_t36_3B"}
+ROUNDS, WARM_UPS, MICRO_BATCHES = 5, 3, 4
+
+
+class Arguments(BaseModel):
+    """Parts to run, and the place of their results."""
+
+    part: tuple[str, ...] = Field((), description="Parts to run; all if none is named.")
+    output: Path = Field(Path("gpu-results"), description="Folder of gpu.json and gpu.md.")
+    device: str = Field("cuda", description="cuda, or cpu to try the script.")
+    sizes: tuple[str, ...] = Field(("8M", "650M", "150M", "3B"), description="Sizes of ESM-2, in order; 'tiny' to try.")
+    tokens: int = Field(65_536, description="Token budget of a batch in forward passes; training takes half of it.")
+    backend: str = Field("inductor", description="Of torch.compile; 'eager' traces alone, to try the script.")
+    minutes: float = Field(8.0, description="No part starts later than this.")
+
+
+@dataclass
+class Bench:
+    """What the parts share, and what they found."""
+
+    arguments: Arguments
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        return self.arguments.device
+
+    @cached_property
+    def store(self) -> Store:
+        """The embedded sample, kept among temporary files."""
+        return Store(ensure_store(DataSection(), Path(tempfile.gettempdir()) / "esmeray-gpu"))
+
+    @cached_property
+    def product_tflops(self) -> float:
+        """TFLOP/s of a large bf16 matrix product, the most that the device does."""
+        size = 8192 if self.device == "cuda" else 256
+        left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        return 2e-12 * size**3 * 20 / seconds(lambda: [left @ right for _ in range(20)])
+
+    def work(self, tokens: int) -> tuple[StepBatches, float]:
+        """A step of masked batches of one shape on the device, and the tokens that a token attends to on average."""
+        settings = PreparationSettings(LONGEST - 2, 0, random_crops=True, masking=MaskedLMSection())
+        batch = BatchSection(tokens=tokens, global_tokens=MICRO_BATCHES * tokens)
+        records = np.arange(len(self.store))
+        steps = TrainingSteps(ResidueSource(self.store, settings), records, batch=batch, seed=0, fixed_shapes=True)
+        step = next(steps.epoch(0))
+        return replace(step, batches=[batch.to(self.device) for batch in step]), steps.mean_context
+
+    def size(self, name: str) -> BackboneSection:
+        """Settings of a size of ESM-2."""
+        if name == "tiny":
+            return BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
+        if name not in SIZES:
+            raise ConfigError(f"--sizes: no size {name!r}{did_you_mean(name, SIZES)}; there are {', '.join(SIZES)}")
+        return BackboneSection(source=SIZES[name])
+
+    def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
+        """A masked language model on the device."""
+        section = ModelSection(task="masked_lm", backbone=self.size(name))
+        return MaskedLM.build(section, seed=0).to(self.device, dtype)
+
+    def share_of_peak(self, flops: float, taken_s: float) -> float:
+        """Model FLOP/s as a share of a large product's (MFU against what the card reaches)."""
+        return flops / taken_s / 1e12 / self.product_tflops
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Median of a few rounds, the device's work included, after some to warm up."""
+    for _ in range(WARM_UPS):
+        work()
+    return median(timed(work)[1] for _ in range(ROUNDS))

@@ -1,0 +1,55 @@
+"""Whether the device computes what the CPU does, and nothing waits for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.bench import Bench, Row
+
+
+def correctness(bench: Bench) -> Iterator[Row]:
+    """Loss, features and gradients on the device against fp32 on the CPU."""
+    name = bench.arguments.sizes[0]
+    batch = bench.work(2048)[0].batches[0]
+    reference = bench.masked_lm(name, torch.float32).cpu()
+    wanted = reference(batch.to("cpu"))
+    wanted.loss_sum.backward()
+    wanted_grads = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+    for dtype, compiled in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        model = bench.masked_lm(name, dtype)
+        if compiled:
+            model.backbone.compile_layers(bench.arguments.backend)
+        output = model(batch)
+        output.loss_sum.backward()
+        grads = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
+        loss, expected = float(output.loss_sum.detach()), float(wanted.loss_sum.detach())
+        cosine = float(torch.nn.functional.cosine_similarity(grads, wanted_grads, dim=0))
+        least, most = (0.999, 1e-2) if dtype == torch.bfloat16 else (0.999999, 1e-4)
+        yield {
+            "model": name,
+            "dtype": str(dtype).removeprefix("torch."),
+            "layers": "compiled" if compiled else "eager",
+            "loss, relative difference": abs(loss / expected - 1),
+            "cosine of the gradients": cosine,
+            "verdict": "ok" if cosine >= least and abs(loss / expected - 1) <= most else "WRONG",
+        }
+    yield {"model": name, "layers": "no wait in a step", "verdict": _waits_nowhere(bench, name)}
+
+
+def _waits_nowhere(bench: Bench, name: str) -> str:
+    """Whether a step runs under torch's mode that forbids to wait for the device."""
+    model, batch = bench.masked_lm(name, torch.bfloat16), bench.work(2048)[0].batches[0]
+    if bench.device != "cuda":
+        return "not on this device"
+    model(batch).loss_sum.backward()  # what is set up once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(batch).loss_sum.backward()
+    except RuntimeError as error:
+        return f"WRONG: {str(error).splitlines()[0]}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "ok"
