@@ -245,6 +245,8 @@ class TrainingSection(Section):
     compile: bool | None = None
     """Compile the encoder layers with torch.compile: a third of the memory traffic between matrix products, for some
     seconds at the first step. Default: on CUDA."""
+    fp8: bool = False
+    """Matrix products of the layers in FP8, by torchao, on NVIDIA Hopper and later: for models of 650M and more."""
     deterministic: bool = False
     """Refuse CUDA kernels whose result depends on timing."""
     evaluate_every_steps: PositiveInt = 200

@@ -29,7 +29,7 @@ from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
-from training.engine.device import HostCopy, apply_device_settings, compile_where_asked
+from training.engine.device import HostCopy, apply_device_settings, prepare_layers
 from training.engine.engine import StepResult, TrainingEngine
 from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 from training.engine.step_clock import StepClock
@@ -107,7 +107,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control)
-        compile_where_asked(model.backbone, config.training, context.device)
+        prepare_layers(model.backbone, config.training, context.device)
         if inference:
             return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
         work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)

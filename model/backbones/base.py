@@ -69,6 +69,11 @@ class PackedBackbone(nn.Module, ABC):
         return int(self.config.num_hidden_layers)
 
     @property
+    def layers(self) -> nn.ModuleList:
+        """The transformer's layers."""
+        return _layer_list(self.model, self.num_layers)[1]
+
+    @property
     def causal(self) -> bool:
         """True where a token's features depend on earlier tokens alone, so that only the last has seen the sequence."""
         return is_causal(self.config)
@@ -104,7 +109,7 @@ class PackedBackbone(nn.Module, ABC):
 
         Where batches have different shapes (:meth:`dataset.packed_batch.PackedBatch.filled`), it serves any.
         """
-        for layer in _layer_list(self.model, self.num_layers)[1]:
+        for layer in self.layers:
             layer.compile(backend=backend)
 
     @abstractmethod

@@ -104,6 +104,7 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
 _KEPT = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
     torch.ops.torch_attn._varlen_attn.default,
     torch.ops.esmeray.cpu_attention.default,
 ]

@@ -20,7 +20,7 @@ from model.tasks.base import TaskModel
 from tests.model.support import assert_near, build_model, masked_batch, random_sequences, residue_batch, tiny_section
 from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
-from training.engine.device import compile_where_asked
+from training.engine.device import prepare_layers
 
 LENGTHS = [12, 1, 40, 3, 7]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
@@ -139,7 +139,7 @@ def test_compiled_layers_compute_what_eager_ones_do_and_are_compiled_once_for_al
     for _ in range(2):
         torch._dynamo.reset()  # a new process has nothing in memory either
         model = a_model("masked_lm")
-        compile_where_asked(model.backbone, TrainingSection(compile=True), torch.device("cpu"))
+        prepare_layers(model.backbone, TrainingSection(compile=True), torch.device("cpu"))
         for batch, (metrics, reference) in zip(batches, expected, strict=True):
             measured, compiled = gradients(model, batch)
             assert_near(list(measured.values()), list(metrics.values()))

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from common.compiled_code import cache_folder
+from common.errors import ResourceError
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
+from model.backbones.fp8 import use_fp8
 from train_config.schema import TrainingSection
 
+_FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
 """Workspaces with which cuBLAS gives the same result each time (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
 
@@ -35,8 +38,16 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
 
 
-def compile_where_asked(backbone: PackedBackbone, training: TrainingSection, device: torch.device) -> None:
-    """Have the backbone's layers compiled, by default on CUDA; compiled code is kept in the user's cache folder."""
+def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: torch.device) -> None:
+    """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA.
+
+    Compiled code is kept in the user's cache folder. Raises ResourceError where the device has no FP8, ConfigError
+    where torchao is not installed.
+    """
+    if training.fp8:
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+            raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8, Hopper or later: set it to false")
+        use_fp8(backbone)
     if training.compile or (training.compile is None and device.type == "cuda"):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
         backbone.compile_layers()

@@ -1,0 +1,51 @@
+"""FP8 products, as torchao emulates them on the CPU."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from common.errors import ResourceError
+from model.backbones.fp8 import use_fp8
+from model.tasks.masked_lm import MaskedLM
+from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
+from train_config.schema import TrainingSection
+from training.engine.device import prepare_layers
+
+
+def masked_lm() -> MaskedLM:
+    return build_model(tiny_section("masked_lm"), seed=0).bfloat16()
+
+
+def gradients(model: MaskedLM) -> dict[str, torch.Tensor]:
+    sequences = random_sequences([30, 20, 10])
+    model(masked_batch(sequences, [0.3] * 3)).loss_sum.backward()
+    return {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_and_names_stay():
+    expected, model = gradients(masked_lm()), masked_lm()
+    use_fp8(model.backbone, emulate=True)
+    assert {type(m).__name__ for m in model.backbone.layers.modules() if isinstance(m, nn.Linear)} == {"Float8Linear"}
+    measured = gradients(model)
+    assert measured.keys() == expected.keys()
+    flat, reference = (torch.cat([value.flatten() for value in values.values()]) for values in (measured, expected))
+    cosine = float(nn.functional.cosine_similarity(flat, reference, dim=0))
+    assert 0.99 < cosine < 0.99999, "e4m3 has four significant bits, bf16 eight"
+
+
+def test_layers_with_fp8_are_one_graph():
+    torch._dynamo.reset()
+    counters.clear()
+    model = masked_lm()
+    use_fp8(model.backbone, emulate=True)
+    model.backbone.compile_layers(backend="eager")
+    gradients(model)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+def test_fp8_is_refused_where_there_is_none():
+    with pytest.raises(ResourceError, match="training.fp8 needs an NVIDIA GPU"):
+        prepare_layers(masked_lm().backbone, TrainingSection(fp8=True), torch.device("cpu"))
