@@ -1,4 +1,9 @@
-"""Fixtures that tests of several parts share."""
+"""Fixtures that tests of several parts share.
+
+Ray, DeepSpeed and what needs them are imported where they are used: tests marked cuda run where neither is installed.
+"""
+
+from __future__ import annotations
 
 import gc
 import os
@@ -7,15 +12,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import ray
 import torch
 import torch.distributed as dist
 
 from dataset.store.conversion import ensure_store
-from tests.runs import tiny_config
-from tests.worker_pair import WorkerPair
+
+if TYPE_CHECKING:
+    from tests.worker_pair import WorkerPair
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
@@ -27,7 +33,14 @@ RAY_FILES: set[Path] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes."""
+    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes.
+
+    Tests marked cuda are skipped where there is none.
+    """
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     RAY_FILES.update(item.path for item in items if "ray_address" in getattr(item, "fixturenames", ()))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
@@ -37,6 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End this process's cluster after its last file: idle, it takes a twentieth of a core from what follows."""
     if nextitem is not None and item.path in RAY_FILES and nextitem.path not in RAY_FILES:
+        import ray
+
         ray.shutdown()
 
 
@@ -91,6 +106,8 @@ def process_group() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def worker_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
     """Two processes of a gloo group for tests of two ranks."""
+    from tests.worker_pair import WorkerPair
+
     pair = WorkerPair(tmp_path_factory.mktemp("worker-pair"))
     yield pair
     pair.close()
@@ -99,6 +116,8 @@ def worker_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair
 @pytest.fixture(scope="session")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny sample's store."""
+    from tests.runs import tiny_config
+
     root = tmp_path_factory.mktemp("stores")
     return str(ensure_store(tiny_config(root).data, root))
 
@@ -106,6 +125,8 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """One local Ray cluster for each process of tests; runs connect to it as to any cluster."""
+    import ray
+
     context = ray.init(
         address="local",
         num_cpus=4,

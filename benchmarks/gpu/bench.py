@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,7 @@ class Bench:
 
     arguments: Arguments
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _drawn: dict[str, MaskedLM] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -68,6 +70,13 @@ class Bench:
         size = 8192 if self.device == "cuda" else 256
         left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         return 2e-12 * size**3 * 20 / seconds(lambda: [left @ right for _ in range(20)])
+
+    @cached_property
+    def copy_tb_per_s(self) -> float:
+        """TB/s of a large copy, bytes read and written."""
+        source = torch.empty(2**30 if self.device == "cuda" else 2**20, dtype=torch.int8, device=self.device)
+        target = torch.empty_like(source)
+        return 2e-12 * source.numel() / seconds(lambda: target.copy_(source))
 
     def work(self, tokens: int) -> tuple[StepBatches, float]:
         """A step of masked batches of one shape on the device, and the tokens that a token attends to on average."""
@@ -87,13 +96,29 @@ class Bench:
         return BackboneSection(source=SIZES[name])
 
     def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
-        """A masked language model on the device."""
-        section = ModelSection(task="masked_lm", backbone=self.size(name))
-        return MaskedLM.build(section, seed=0).to(self.device, dtype)
+        """A masked language model on the device; weights are drawn once for each size."""
+        if name not in self._drawn:
+            section = ModelSection(task="masked_lm", backbone=self.size(name))
+            self._drawn[name] = MaskedLM.build(section, seed=0)
+        return copy.deepcopy(self._drawn[name]).to(self.device, dtype)
 
     def share_of_peak(self, flops: float, taken_s: float) -> float:
         """Model FLOP/s as a share of a large product's (MFU against what the card reaches)."""
         return flops / taken_s / 1e12 / self.product_tflops
+
+
+def captured(work: Callable[[], object]) -> Callable[[], None]:
+    """The work as a CUDA graph: called again, the device repeats it on the same tensors without the host."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from benchmarks.gpu.bench import Bench, Row
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def correctness(bench: Bench) -> Iterator[Row]:
@@ -37,6 +42,16 @@ def correctness(bench: Bench) -> Iterator[Row]:
             "verdict": "ok" if cosine >= least and abs(loss / expected - 1) <= most else "WRONG",
         }
     yield {"model": name, "layers": "no wait in a step", "verdict": _waits_nowhere(bench, name)}
+    if bench.device == "cuda":
+        yield {"layers": "tests marked cuda", "verdict": _tests()}
+
+
+def _tests() -> str:
+    """How the tests of model/ that need a GPU end."""
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "--continue-on-collection-errors", "tests/model"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180)
+    last = done.stdout.strip().splitlines()[-1:]
+    return " ".join(["ok" if done.returncode == 0 else "WRONG", *last])
 
 
 def _waits_nowhere(bench: Bench, name: str) -> str:

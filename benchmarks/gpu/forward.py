@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row, seconds
+from benchmarks.gpu.bench import LONGEST, Bench, Row, captured, seconds
+from common.timing import timed
 from dataset.batches.steps import StepBatches
+from dataset.packed_batch import PackedBatch
 from dataset.store.sample import sample_records
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost.flops import training_flops_per_token
@@ -19,32 +21,55 @@ from model.tasks.sequences import pack_in_order
 
 
 def forward(bench: Bench) -> Iterator[Row]:
-    """Tokens a second of the backbone's forward pass in bf16, beside transformers."""
+    """Tokens a second of the backbone's forward pass in bf16, of large batches and of small, beside other packages."""
     for name in bench.arguments.sizes:
         model = bench.masked_lm(name, torch.bfloat16).eval()
         step, context = bench.work(bench.arguments.tokens)
-        flops = training_flops_per_token(model, context) / 3 * step.num_tokens
-
-        @torch.inference_mode()
-        def ours(model: MaskedLM = model, step: StepBatches = step) -> None:
-            for batch in step:
-                model.backbone(batch)
-
-        for layers in ("eager", "compiled"):
-            if layers == "compiled":
-                model.backbone.compile_layers(bench.arguments.backend)
-            began = time.perf_counter()
-            ours()
-            first_s, taken_s = time.perf_counter() - began, seconds(ours)
-            yield {
-                "model": name,
-                "contender": f"esmeray, {layers}",
-                "tokens/s": step.num_tokens / taken_s,
-                "share of a product": bench.share_of_peak(flops, taken_s),
-                "first call s": first_s,
-            }
+        flops = training_flops_per_token(model, context) / 3
+        yield _row(bench, name, "eager", step.num_tokens, partial(_run, model, step), flops)
+        model.backbone.compile_layers(bench.arguments.backend)
+        yield _row(bench, name, "compiled", step.num_tokens, partial(_run, model, step), flops)
+        for tokens in (1024, 4096):
+            small = bench.work(tokens)[0].batches[:1]
+            count, work = small[0].num_tokens, partial(_run, model, small)
+            yield _row(bench, name, f"compiled, one batch of {count}", count, work, flops)
+            if bench.device == "cuda":
+                with torch.inference_mode():
+                    replay = captured(work)
+                yield _row(bench, name, f"CUDA graph, one batch of {count}", count, replay, flops)
+        yield from _esm_efficient(bench, name, model.backbone.config, step, flops)
         del model
-        yield from _transformers(bench, name, flops / step.num_tokens)
+        yield from _transformers(bench, name, flops)
+
+
+@torch.inference_mode()
+def _run(model: MaskedLM, batches: Iterable[PackedBatch]) -> None:
+    for batch in batches:
+        model.backbone(batch)
+
+
+def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[], None], flops_per_token: float) -> Row:
+    first_s, taken_s = timed(work)[1], seconds(work)
+    share = bench.share_of_peak(flops_per_token * tokens, taken_s)
+    rate: Row = {"tokens/s": tokens / taken_s, "share of a product": share, "first call s": first_s}
+    return {"model": name, "contender": contender, **rate}
+
+
+def _esm_efficient(bench: Bench, name: str, config: Any, step: StepBatches, flops_per_token: float) -> Iterator[Row]:
+    """esm-efficient on the same batches; nothing where it or flash-attn can't be imported."""
+    try:
+        from esme import ESM2
+    except ImportError:
+        return
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+    network = ESM2(*sizes).to(bench.device).eval()
+
+    @torch.inference_mode()
+    def theirs() -> None:
+        for batch in step:
+            network.forward_representation(batch.tokens, (batch.cu_seqlens, batch.max_seqlen))
+
+    yield _row(bench, name, "esm-efficient", step.num_tokens, theirs, flops_per_token)
 
 
 def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[Row]:

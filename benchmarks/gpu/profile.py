@@ -1,52 +1,93 @@
-"""A training step by kernel."""
+"""A training step by kernel, and how near each kind comes to what bounds it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
+from torch._inductor import metrics
+from torch._inductor.utils import fresh_cache
 
 from benchmarks.gpu.bench import WARM_UPS, Bench, Row
 from benchmarks.gpu.training import TrainingRun
+from dataset.packed_batch import PackedBatch
+from model.cost.flops import training_flops_per_token
+from model.tasks.masked_lm import MaskedLM
+
+Kernels: TypeAlias = Counter[tuple[str, str]]
+"""A value by kind and name of the kernel."""
 
 NAMES_OF_KERNELS = {
-    "product": ("gemm", "nvjet", "cutlass", "matmul", "::mm", "addmm", "linear"),
+    "fused": ("triton_poi", "triton_red", "triton_per", "triton_mix"),
+    "product": ("gemm", "nvjet", "cutlass", "matmul", "::mm", "addmm", "linear", "triton_tem"),
     "attention": ("flash", "fmha", "attention"),
     "optimizer": ("adam", "multi_tensor"),
     "copy": ("memcpy", "memset", "copy"),
-    "fused": ("triton",),
 }
 """What the name of a kernel holds, by kind; the first that fits counts."""
 
+OPTIMIZER_BYTES = 28
+"""Of a parameter's update: weight and two moments read and written, gradient read, fp32."""
+
 
 def profile(bench: Bench) -> Iterator[Row]:
-    """A training step of the second size by kernel: the share of each in the time."""
+    """A training step of the second size by kernel, compiled: share of the time, and of the limit of its kind.
+
+    The limit of products and attention is a large product's FLOP/s, that of the others the bytes of a copy.
+    """
     name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
-    batch = bench.work(bench.arguments.tokens // 2)[0].batches[0]
-    model = bench.masked_lm(name, torch.bfloat16)
+    step, context = bench.work(bench.arguments.tokens // 2)
+    batch, model = step.batches[0], bench.masked_lm(name, torch.bfloat16)
     model.backbone.compile_layers(bench.arguments.backend)
     run = TrainingRun(model)
-    for _ in range(WARM_UPS):
+    metrics.reset()
+    torch._logging.set_logs(inductor_metrics=True)  # counts bytes while it compiles
+    with fresh_cache():
+        for _ in range(WARM_UPS):
+            run.step(batch)
+    torch._logging.set_logs()
+    fused_bytes = sum(4 * elements for node, elements in metrics.nodes_num_elem if not node.is_extern())
+    spent, calls = _recorded(bench, run, batch)
+    total, by_kind = sum(spent.values()), Counter[str]()
+    for (kind, _), microseconds in spent.items():
+        by_kind[kind] += microseconds
+    products, attention = (1e-12 * batch.num_tokens * flops for flops in _flops_per_token(model, context))
+    work = {
+        "product": products / bench.product_tflops,
+        "attention": attention / bench.product_tflops,
+        "fused": 1e-12 * fused_bytes * model.backbone.num_layers / bench.copy_tb_per_s,
+        "optimizer": 1e-12 * OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()) / bench.copy_tb_per_s,
+    }
+    for kind, own in by_kind.most_common():
+        limit = work[kind] / (own * 1e-6) if work.get(kind) else None
+        yield {"kind": kind, "kernel": "all of them", "share": own / total, "ms": own / 1e3, "of its limit": limit}
+    for (kind, kernel), own in spent.most_common(20):
+        row: Row = {"kind": kind, "kernel": kernel, "share": own / total, "ms": own / 1e3}
+        yield row | {"calls": calls[kind, kernel]}
+
+
+def _flops_per_token(model: MaskedLM, context: float) -> tuple[float, float]:
+    """Of products and of attention."""
+    products = training_flops_per_token(model, 0.0)
+    return products, training_flops_per_token(model, context) - products
+
+
+def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kernels, Kernels]:
+    """Microseconds and calls of a step by kind and kernel."""
+    on_gpu = bench.device == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as recorded:
         run.step(batch)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if bench.device == "cuda":
-        activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as recorded:
-        run.step(batch)
-        if bench.device == "cuda":
+        if on_gpu:
             torch.cuda.synchronize()
-    spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    spent, calls = Kernels(), Kernels()
     for event in recorded.key_averages():
-        own = event.self_device_time_total if bench.device == "cuda" else event.self_cpu_time_total
+        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         kinds = (kind for kind, words in NAMES_OF_KERNELS.items() if any(w in event.key.lower() for w in words))
         if own:
-            spent[next(kinds, "other"), event.key[:80]] += [own, event.count]
-    total = sum(values[0] for values in spent.values())
-    by_kind: defaultdict[str, float] = defaultdict(float)
-    for (kind, _), values in spent.items():
-        by_kind[kind] += values[0]
-    for kind, own in sorted(by_kind.items(), key=lambda item: -item[1]):
-        yield {"kind": kind, "kernel": "all of them", "share": own / total, "ms": own / 1e3}
-    for (kind, kernel), values in sorted(spent.items(), key=lambda item: -item[1][0])[:20]:
-        yield {"kind": kind, "kernel": kernel, "share": values[0] / total, "ms": values[0] / 1e3, "calls": values[1]}
+            key = next(kinds, "other"), event.key[:80]
+            spent[key] += own
+            calls[key] += event.count
+    return spent, calls

@@ -25,6 +25,7 @@ from benchmarks.gpu.bench import Arguments, Bench, Row
 from benchmarks.gpu.ceilings import ceilings
 from benchmarks.gpu.correctness import correctness
 from benchmarks.gpu.forward import forward
+from benchmarks.gpu.production import production
 from benchmarks.gpu.profile import profile
 from benchmarks.gpu.training import budgets, training
 from benchmarks.harness.machine import describe_machine, revision, versions
@@ -33,7 +34,7 @@ from common.publishing import write_atomically
 from common.text import did_you_mean
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    part.__name__: part for part in (correctness, ceilings, training, forward, profile, budgets)
+    part.__name__: part for part in (correctness, ceilings, training, forward, profile, budgets, production)
 }
 
 

@@ -58,7 +58,7 @@ def test_no_operator_of_a_step_waits_for_the_device(task):
     assert not WAITING & set(operators.counts)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
 def test_a_step_never_waits_for_the_device(task):
     model = build_model(tiny_section(task), seed=0).cuda().bfloat16()

@@ -5,19 +5,25 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.gpu import production
 from benchmarks.gpu.script import PARTS
 from common.errors import ConfigError
 
+NO_TORCHAO = "training.fp8 needs torchao: pip install torchao"
 TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--backend", "eager"]
 
 
-def test_every_part_runs_and_is_written(tmp_path):
+def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(production, "find_spec", lambda name: None)  # what it starts has its own tests
     assert main([*TRIED, "--output", str(tmp_path)]) == 0
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert list(parts) == list(PARTS)
     assert all(part["rows"] and part["error"] is None for part in parts.values())
     assert {row["verdict"] for row in parts["correctness"]["rows"][:-1]} == {"ok"}
-    assert all(row["tokens/s"] > 0 for name in ("training", "forward", "budgets") for row in parts[name]["rows"])
+    timed = [row for name in ("training", "forward", "budgets") for row in parts[name]["rows"]]
+    assert all(row["tokens/s"] > 0 for row in timed if "verdict" not in row)
+    assert {row["verdict"] for row in timed if "verdict" in row} <= {"not on this device", NO_TORCHAO}
+    assert len(timed) > 10
     shares = [row["share"] for row in parts["profile"]["rows"] if row["kernel"] == "all of them"]
     assert sum(shares) == pytest.approx(1)
     page = (tmp_path / "gpu.md").read_text()

@@ -73,7 +73,7 @@ def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
         assert torch.equal(attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal), expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_flash_kernel_agrees_with_sdpa_without_synchronising(causal):
     q, k, v = (torch.randn(1, 4, 99, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))

@@ -1,4 +1,6 @@
-"""FP8 products, as torchao emulates them on the CPU."""
+"""FP8 products, as torchao emulates them on the CPU; skipped where it is not installed (make bench installs it)."""
+
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from tests.model.support import build_model, masked_batch, random_sequences, tin
 from train_config.schema import TrainingSection
 from training.engine.device import prepare_layers
 
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+
 
 def masked_lm() -> MaskedLM:
     return build_model(tiny_section("masked_lm"), seed=0).bfloat16()
@@ -23,6 +27,7 @@ def gradients(model: MaskedLM) -> dict[str, torch.Tensor]:
     return {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@needs_torchao
 def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_and_names_stay():
     expected, model = gradients(masked_lm()), masked_lm()
     use_fp8(model.backbone, emulate=True)
@@ -34,6 +39,7 @@ def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_and_names_stay():
     assert 0.99 < cosine < 0.99999, "e4m3 has four significant bits, bf16 eight"
 
 
+@needs_torchao
 def test_layers_with_fp8_are_one_graph():
     torch._dynamo.reset()
     counters.clear()
@@ -47,5 +53,5 @@ def test_layers_with_fp8_are_one_graph():
 
 
 def test_fp8_is_refused_where_there_is_none():
-    with pytest.raises(ResourceError, match="training.fp8 needs an NVIDIA GPU"):
+    with pytest.raises(ResourceError, match=r"training\.fp8 needs an NVIDIA GPU"):
         prepare_layers(masked_lm().backbone, TrainingSection(fp8=True), torch.device("cpu"))

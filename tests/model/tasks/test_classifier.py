@@ -238,7 +238,7 @@ def test_the_loss_at_a_fixed_seed_is_the_known_one(kind, loss):
     assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_never_waits_for_the_device(kind):
     pooling = "mean" if kind == "per_residue" else "light_attention"
