@@ -17,6 +17,7 @@ from dataset.store.reader import Store
 from model.backbones.base import Checkpointing
 from model.backbones.lora import adapt
 from model.tasks.base import TaskModel
+from model.tasks.pooling import mean_over_residues
 from tests.model.support import assert_near, build_model, masked_batch, random_sequences, residue_batch, tiny_section
 from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
@@ -64,6 +65,15 @@ def test_fillers_change_no_metric_and_no_gradient(task, shape):
 )
 def test_fillers_change_no_metric_and_no_gradient_of_a_classifier(kind, pooling, shape):
     assert_equal(build(kind, pooling=pooling), labelled(kind, LENGTHS), shape)
+
+
+def test_fillers_change_no_embedding():
+    backbone = build_model(tiny_section("masked_lm"), seed=0).backbone.eval()
+    batch = masked_batch(random_sequences(LENGTHS), [0.0] * len(LENGTHS))
+    filled = batch.filled(SHAPES[0])
+    with torch.inference_mode():
+        expected, means = (mean_over_residues(backbone(one), one) for one in (batch, filled))
+    assert torch.equal(means[: len(LENGTHS)], expected)
 
 
 @pytest.fixture

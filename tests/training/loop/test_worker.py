@@ -23,6 +23,7 @@ from training.engine.engine import TrainingEngine
 from training.loop import worker
 from training.loop.finishing import repeatable
 from training.loop.results import StepResults
+from training.loop.stepping import Stepper
 from training.loop.worker import train_worker
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -246,6 +247,36 @@ def test_results_told_a_step_later_are_the_same(undisturbed, store_path, tmp_pat
         for run in (undisturbed, config)
     )
     assert at_once == late
+
+
+def test_batches_of_one_shape_train_and_resume_as_others_do(undisturbed, store_path, tmp_path, monkeypatch):
+    place = {"rank": 0, "world_size": 1, "fixed_shapes": True}
+    monkeypatch.setattr(WorkerContext, "place", property(lambda self: place))
+    config, stopped = tiny_config(tmp_path / "whole"), tiny_config(tmp_path / "stopped")
+    assert train(config, store_path).status == "finished"
+    stop_after(stopped, store_path, 4)
+    assert train(stopped, store_path).status == "finished"
+    assert train_losses(stopped) == train_losses(config)
+    assert train_losses(config) == pytest.approx(train_losses(undisturbed), rel=1e-5)
+
+
+@pytest.mark.cuda
+def test_no_step_of_training_waits_for_the_device(store_path, tmp_path, monkeypatch):
+    def guarded(method):
+        def call(*arguments):
+            torch.cuda.set_sync_debug_mode("error" if run_folder(config).metrics.exists() else "default")
+            try:
+                return method(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    config = tiny_config(tmp_path, training={"amp_dtype": "bf16"})
+    monkeypatch.setattr(Stepper, "forward_backward", guarded(Stepper.forward_backward))
+    monkeypatch.setattr(TrainingEngine, "step", guarded(TrainingEngine.step))
+    context = WorkerContext(device=torch.device("cuda", 0))
+    assert train_worker(config, context, store_path).status == "finished"
 
 
 def test_damaged_record_ends_the_run_as_a_data_error(store_path, tmp_path):
