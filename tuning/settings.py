@@ -65,15 +65,17 @@ class Settings:
     prefetch: int
     amp_dtype: str
     gradient_checkpointing: bool | str
-    compile: bool | None
+    compile: bool
     stage: int
     workers: int
 
     @classmethod
-    def of(cls, config: Config, workers: int) -> Settings:
-        """Read the settings of a config. Raises ConfigError where DeepSpeed's settings can't be read."""
+    def of(cls, config: Config, workers: int, device: str = "cpu") -> Settings:
+        """Read the settings of a config on a kind of device. Raises ConfigError where DeepSpeed's can't be read."""
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+        if values["compile"] is None:
+            values["compile"] = device == "cuda"
         return cls(**values | {"stage": stage, "workers": workers})
 
     def applied(self, config: Config, keep_global_tokens: bool) -> Config:

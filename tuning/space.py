@@ -80,7 +80,7 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
     workers.
     """
     placed = place_workers(config.ray, nodes)
-    own = Settings.of(config, placed.count)
+    own = Settings.of(config, placed.count, placed.device)
     values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
     if search.space.tokens is None:
         values["tokens"] = _budgets(config.data, config.batch, own.tokens)
