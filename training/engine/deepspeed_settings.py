@@ -57,6 +57,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         zero["overlap_comm"] = False
     if stage == 0 or training.amp_dtype == "none":  # stage 0 knows no gradient dtype but the model's
         settings.pop("data_types", None)
+    settings.setdefault("timers", {"throughput": {"enabled": False}})  # it waits for the device, twice a batch
     return settings | {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

@@ -48,12 +48,12 @@ def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None
     from deepspeed import comm
 
     def norm() -> Tensor:
-        gradients = [gradient for group in zero.averaged_gradients.values() for gradient in group]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)))
-        if comm.get_world_size(zero.dp_process_group) == 1:
-            return norm
-        squares = norm.square()
-        comm.all_reduce(squares, group=zero.dp_process_group)
+        squares = torch.zeros((), device=zero.device)
+        for gradients in zero.averaged_gradients.values():
+            if gradients:  # a group of few parameters leaves some workers none
+                squares += torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
+        if comm.get_world_size(zero.dp_process_group) > 1:
+            comm.all_reduce(squares, group=zero.dp_process_group)
         return squares.sqrt()
 
     zero.check_grad_overflow = False
