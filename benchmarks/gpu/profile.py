@@ -33,38 +33,59 @@ OPTIMIZER_BYTES = 28
 
 
 def profile(bench: Bench) -> Iterator[Row]:
-    """A training step of the second size by kernel, compiled: share of the time, and of the limit of its kind.
+    """A training step of the second size by kernel, eager and compiled: share of the time, and of its kind's limit.
 
     The limit of products and attention is a large product's FLOP/s, that of the others the bytes of a copy.
     """
     name = bench.arguments.sizes[min(1, len(bench.arguments.sizes) - 1)]
     step, context = bench.work(bench.arguments.tokens // 2)
-    batch, model = step.batches[0], bench.masked_lm(name, torch.bfloat16)
-    model.backbone.compile_layers(bench.arguments.backend)
-    run = TrainingRun(model)
-    metrics.reset()
-    torch._logging.set_logs(inductor_metrics=True)  # counts bytes while it compiles
-    with fresh_cache():
+    batch = step.batches[0]
+    for layers in ("eager", "compiled"):
+        model = bench.masked_lm(name, torch.bfloat16)
+        run, fused_bytes = TrainingRun(model), 0
+        if layers == "compiled":
+            model.backbone.compile_layers(bench.arguments.backend)
+            fused_bytes = _bytes_of_a_layer(run, batch)
+            yield {
+                "layers": layers,
+                "kind": "fused",
+                "kernel": f"{fused_bytes / batch.num_tokens:,.0f} B a token and layer",
+            }
         for _ in range(WARM_UPS):
             run.step(batch)
+        spent, calls = _recorded(bench, run, batch)
+        products, attention = (1e-12 * batch.num_tokens * flops for flops in _flops_per_token(model, context))
+        least_s = {
+            "product": products / bench.product_tflops,
+            "attention": attention / bench.product_tflops,
+            "fused": 1e-12 * fused_bytes * model.backbone.num_layers / bench.copy_tb_per_s,
+            "optimizer": 1e-12 * OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()) / bench.copy_tb_per_s,
+        }
+        yield from ({"layers": layers, **row} for row in _rows(spent, calls, least_s))
+
+
+def _bytes_of_a_layer(run: TrainingRun, batch: PackedBatch) -> int:
+    """What inductor's kernels of one layer read and write, forward and backward, as it counts them when it compiles."""
+    metrics.reset()
+    torch._logging.set_logs(inductor_metrics=True)
+    with fresh_cache():
+        run.step(batch)
     torch._logging.set_logs()
-    fused_bytes = sum(4 * elements for node, elements in metrics.nodes_num_elem if not node.is_extern())
-    spent, calls = _recorded(bench, run, batch)
-    total, by_kind = sum(spent.values()), Counter[str]()
-    for (kind, _), microseconds in spent.items():
+    return sum(4 * elements for node, elements in metrics.nodes_num_elem if not node.is_extern())
+
+
+def _rows(spent: Kernels, calls: Kernels, least_s: dict[str, float]) -> Iterator[Row]:
+    """Kinds, then single kernels, the longest first; ``least_s``: seconds that a kind takes at its limit."""
+    total, by_kind, count = sum(spent.values()), Counter[str](), Counter[str]()
+    for (kind, kernel), microseconds in spent.items():
         by_kind[kind] += microseconds
-    products, attention = (1e-12 * batch.num_tokens * flops for flops in _flops_per_token(model, context))
-    work = {
-        "product": products / bench.product_tflops,
-        "attention": attention / bench.product_tflops,
-        "fused": 1e-12 * fused_bytes * model.backbone.num_layers / bench.copy_tb_per_s,
-        "optimizer": 1e-12 * OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()) / bench.copy_tb_per_s,
-    }
+        count[kind] += calls[kind, kernel]
     for kind, own in by_kind.most_common():
-        limit = work[kind] / (own * 1e-6) if work.get(kind) else None
-        yield {"kind": kind, "kernel": "all of them", "share": own / total, "ms": own / 1e3, "of its limit": limit}
+        limit = least_s[kind] / (own * 1e-6) if least_s.get(kind) else None
+        row: Row = {"kind": kind, "kernel": "all of them", "share": own / total, "ms": own / 1e3, "calls": count[kind]}
+        yield row | {"of its limit": limit}
     for (kind, kernel), own in spent.most_common(20):
-        row: Row = {"kind": kind, "kernel": kernel, "share": own / total, "ms": own / 1e3}
+        row = {"kind": kind, "kernel": kernel, "share": own / total, "ms": own / 1e3}
         yield row | {"calls": calls[kind, kernel]}
 
 

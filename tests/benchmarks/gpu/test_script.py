@@ -24,8 +24,9 @@ def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
     assert all(row["tokens/s"] > 0 for row in timed if "verdict" not in row)
     assert {row["verdict"] for row in timed if "verdict" in row} <= {"not on this device", NO_TORCHAO}
     assert len(timed) > 10
-    shares = [row["share"] for row in parts["profile"]["rows"] if row["kernel"] == "all of them"]
-    assert sum(shares) == pytest.approx(1)
+    kinds = [row for row in parts["profile"]["rows"] if row["kernel"] == "all of them"]
+    assert {row["layers"] for row in kinds} == {"eager", "compiled"}
+    assert sum(row["share"] for row in kinds) == pytest.approx(2)
     page = (tmp_path / "gpu.md").read_text()
     assert all(f"## {name}" in page for name in PARTS)
 
