@@ -244,7 +244,7 @@ class TrainingSection(Section):
     batches rarely have the same twice."""
     compile: bool | None = None
     """Compile the encoder layers with torch.compile: a third of the memory traffic between matrix products, for some
-    seconds at the first step. Default: on CUDA."""
+    seconds at the first step. Default: on CUDA, under ZeRO-0 to 2."""
     fp8: bool = False
     """Matrix products of the layers in FP8, by torchao, on NVIDIA Hopper and later: for models of 650M and more."""
     deterministic: bool = False

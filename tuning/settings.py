@@ -75,7 +75,7 @@ class Settings:
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
         stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
         if values["compile"] is None:
-            values["compile"] = device == "cuda"
+            values["compile"] = device == "cuda" and stage < 3
         return cls(**values | {"stage": stage, "workers": workers})
 
     def applied(self, config: Config, keep_global_tokens: bool) -> Config:

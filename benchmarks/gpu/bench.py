@@ -44,7 +44,7 @@ class Arguments(BaseModel):
     sizes: tuple[str, ...] = Field(("8M", "650M", "150M", "3B"), description="Sizes of ESM-2, in order; 'tiny' to try.")
     tokens: int = Field(65_536, description="Token budget of a batch in forward passes; training takes half of it.")
     backend: str = Field("inductor", description="Of torch.compile; 'eager' traces alone, to try the script.")
-    minutes: float = Field(8.0, description="No part starts later than this.")
+    minutes: float = Field(8.0, description="No part and no row of one starts later than this.")
 
 
 @dataclass

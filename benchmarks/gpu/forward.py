@@ -35,8 +35,8 @@ def forward(bench: Bench) -> Iterator[Row]:
             yield _row(bench, name, f"compiled, one batch of {count}", count, work, flops)
             if bench.device == "cuda":
                 with torch.inference_mode():
-                    replay = captured(work)
-                yield _row(bench, name, f"CUDA graph, one batch of {count}", count, replay, flops)
+                    row = _row(bench, name, f"CUDA graph, one batch of {count}", count, captured(work), flops)
+                yield row
         yield from _esm_efficient(bench, name, model.backbone.config, step, flops)
         del model
         yield from _transformers(bench, name, flops)

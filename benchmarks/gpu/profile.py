@@ -21,8 +21,8 @@ Kernels: TypeAlias = Counter[tuple[str, str]]
 
 NAMES_OF_KERNELS = {
     "fused": ("triton_poi", "triton_red", "triton_per", "triton_mix"),
-    "product": ("gemm", "nvjet", "cutlass", "matmul", "::mm", "addmm", "linear", "triton_tem"),
     "attention": ("flash", "fmha", "attention"),
+    "product": ("gemm", "nvjet", "cutlass", "matmul", "::mm", "addmm", "linear", "triton_tem"),
     "optimizer": ("adam", "multi_tensor"),
     "copy": ("memcpy", "memset", "copy"),
 }

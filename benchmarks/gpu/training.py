@@ -96,9 +96,7 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
         if variant.compiled:
             model.backbone.compile_layers(bench.arguments.backend)
         if variant.graph:  # the number of targets differs from batch to batch: the same one again
-            step = replace(
-                step, batches=step.batches[:1] * len(step), num_tokens=step.batches[0].num_tokens * len(step)
-            )
+            step = replace(step, batches=step.batches[:1] * len(step))  # of as many real tokens, to a percent
         run = TrainingRun(model, capturable=variant.graph)
         work = partial(run.steps, step)
         first_s = timed(work)[1]

@@ -31,6 +31,7 @@ def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
     def takes(module: nn.Module, name: str) -> bool:
         return isinstance(module, nn.Linear) and not (module.in_features | module.out_features) % _MULTIPLE
 
-    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate)
+    # Padded: weights' gradients are products over tokens, of which a part of a batch has any number.
+    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate, pad_inner_dim=True)
     for layer in backbone.layers:
         convert_to_float8_training(layer, module_filter_fn=takes, config=config)

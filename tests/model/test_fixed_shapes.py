@@ -18,7 +18,15 @@ from model.backbones.base import Checkpointing
 from model.backbones.lora import adapt
 from model.tasks.base import TaskModel
 from model.tasks.pooling import mean_over_residues
-from tests.model.support import assert_near, build_model, masked_batch, random_sequences, residue_batch, tiny_section
+from tests.model.support import (
+    Operators,
+    assert_near,
+    build_model,
+    masked_batch,
+    random_sequences,
+    residue_batch,
+    tiny_section,
+)
 from tests.model.tasks.test_classifier import KINDS, POOLINGS, build, labelled, with_targets
 from train_config.schema import BatchSection, LoraSection, MaskedLMSection, TrainingSection
 from training.engine.device import prepare_layers
@@ -126,6 +134,19 @@ def test_one_graph_without_a_break_serves_every_layer_and_batch_of_an_epoch(sett
     assert len(batches) > 4
     assert graphs["stats"]["unique_graphs"] == expected
     assert not graphs["graph_break"]
+
+
+def test_selective_checkpointing_computes_norms_again_and_no_product(store_path):
+    batch = epoch(store_path, "masked_lm")[0]
+    counts = {}
+    for checkpointing in (False, "selective", True):
+        model = a_model("masked_lm", checkpointing)
+        with Operators() as operators:
+            gradients(model, batch)
+        counts[checkpointing] = [operators.counts[f"aten.{name}.default"] for name in ("native_layer_norm", "addmm")]
+    (norms, products), selective, whole = counts.values()
+    assert selective == [norms + 4, products], "two norms in each of two layers"
+    assert whole[1] > products
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -18,7 +18,7 @@ from training.engine.memory_meter import MemoryMeter
 from training.engine.step_clock import StepClock
 from tuning import trial as module
 from tuning.settings import Measurement, Settings
-from tuning.trial import measure_on_worker
+from tuning.trial import TrainingWork, measure_on_worker
 
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
 TOKENS_PER_STEP = 100
@@ -87,6 +87,26 @@ def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_e
     for best, windows in ((103.0, 3), (107.0, 2), (118.0, 1)):
         result, _ = scripted(monkeypatch, seconds, best, max_windows=3)
         assert (len(result.windows), result.status) == (windows, "ok" if windows == 3 else "pruned")
+
+
+@pytest.mark.parametrize(("spoiled", "status"), [(None, "ok"), (2, "nan")])
+def test_results_read_a_step_later_say_the_same(process_group, store_path, tmp_path, monkeypatch, spoiled, status):
+    """As on a GPU."""
+    steps = []
+
+    class LateWork(TrainingWork):
+        def step(self, step: StepBatches, global_targets: int) -> bool:
+            self._late = True
+            steps.append(step)
+            if len(steps) == spoiled:
+                for parameter in self.model.parameters():
+                    parameter.data.fill_(torch.nan)
+            return super().step(step, global_targets)
+
+    monkeypatch.setattr(module, "TrainingWork", LateWork)
+    result = measured(tiny_config(tmp_path), store_path)
+    assert result.status == status, result.reason
+    assert len(steps) > 2
 
 
 def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.compiled_code import cache_folder
-from common.errors import ResourceError
+from common.errors import ConfigError, ResourceError
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 from model.backbones.fp8 import use_fp8
@@ -38,17 +38,21 @@ def apply_device_settings(training: TrainingSection) -> None:
     torch.backends.cudnn.benchmark = training.cudnn_benchmark
 
 
-def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: torch.device) -> None:
-    """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA.
+def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: torch.device, stage: int = 0) -> None:
+    """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA, under ZeRO-0 to 2.
 
     Compiled code is kept in the user's cache folder. Raises ResourceError where the device has no FP8, ConfigError
-    where torchao is not installed.
+    where torchao is not installed or settings don't go together.
     """
+    if training.compile and stage == 3:
+        raise ConfigError("training.compile: ZeRO-3 gathers weights in hooks that torch can't compile; set it to false")
     if training.fp8:
+        if training.amp_dtype != "bf16":
+            raise ConfigError("training.fp8 needs training.amp_dtype bf16")
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
             raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8, Hopper or later: set it to false")
         use_fp8(backbone)
-    if training.compile or (training.compile is None and device.type == "cuda"):
+    if training.compile or (training.compile is None and device.type == "cuda" and stage < 3):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
         backbone.compile_layers()
 
@@ -85,4 +89,4 @@ class HostCopy:
         """The tensors in host memory."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._tensors
+        return dict(self._tensors)

@@ -130,7 +130,8 @@ class TrainingEngine:
     def step(self, learning_rate: float) -> StepResult:
         """Clip, update and clear the gradients; leave the update out where they are not finite.
 
-        Waits for the device in fp16, with offloading, with several workers and under ZeRO-3, as DeepSpeed does.
+        Waits for the device, as DeepSpeed does, in fp16, in fp32 under ZeRO-1 and 2, with offloading, with several
+        workers and under ZeRO-3.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)

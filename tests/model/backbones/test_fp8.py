@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from common.errors import ResourceError
+from common.errors import ConfigError, ResourceError
 from model.backbones.fp8 import use_fp8
 from model.tasks.masked_lm import MaskedLM
 from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
@@ -52,6 +52,14 @@ def test_layers_with_fp8_are_one_graph():
     torch._dynamo.reset()
 
 
-def test_fp8_is_refused_where_there_is_none():
-    with pytest.raises(ResourceError, match=r"training\.fp8 needs an NVIDIA GPU"):
-        prepare_layers(masked_lm().backbone, TrainingSection(fp8=True), torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("settings", "stage", "error", "reason"),
+    [
+        ({"fp8": True}, 2, ResourceError, "training.fp8 needs an NVIDIA GPU"),
+        ({"fp8": True, "amp_dtype": "none"}, 2, ConfigError, "needs training.amp_dtype bf16"),
+        ({"compile": True}, 3, ConfigError, "ZeRO-3 gathers weights"),
+    ],
+)
+def test_what_can_not_be_is_refused(settings, stage, error, reason):
+    with pytest.raises(error, match=reason):
+        prepare_layers(masked_lm().backbone, TrainingSection(**settings), torch.device("cpu"), stage)

@@ -262,6 +262,8 @@ def test_batches_of_one_shape_train_and_resume_as_others_do(undisturbed, store_p
 
 @pytest.mark.cuda
 def test_no_step_of_training_waits_for_the_device(store_path, tmp_path, monkeypatch):
+    """To be run by itself (-m cuda): DeepSpeed stays on the device of the first test of a process."""
+
     def guarded(method):
         def call(*arguments):
             torch.cuda.set_sync_debug_mode("error" if run_folder(config).metrics.exists() else "default")
