@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from train_config.schema import Config
-from training.engine.deepspeed_settings import deepspeed_settings
+from training.engine.deepspeed_settings import zero_stage
 
 Value: TypeAlias = int | str | bool | None
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
@@ -73,7 +73,7 @@ class Settings:
     def of(cls, config: Config, workers: int, device: str = "cpu") -> Settings:
         """Read the settings of a config on a kind of device. Raises ConfigError where DeepSpeed's can't be read."""
         values: dict[str, Any] = {name: attrgetter(path)(config) for name, path in KEYS.items()}
-        stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+        stage = zero_stage(config.training, config.deepspeed)
         if values["compile"] is None:
             values["compile"] = device == "cuda" and stage < 3
         return cls(**values | {"stage": stage, "workers": workers})

@@ -28,7 +28,7 @@ from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
-from training.engine.deepspeed_settings import check_precision, deepspeed_settings
+from training.engine.deepspeed_settings import check_precision, zero_stage
 from training.engine.device import HostCopy, apply_device_settings, prepare_layers
 from training.engine.engine import StepResult, TrainingEngine
 from training.engine.memory_meter import MemoryMeter, is_out_of_memory
@@ -107,7 +107,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control)
-        stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+        stage = zero_stage(config.training, config.deepspeed)
         prepare_layers(model.backbone, config.training, context.device, 0 if inference else stage)
         if inference:
             return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
@@ -141,7 +141,7 @@ class TrainingWork:
         self._total_steps = training.max_steps or _LONG_RUN_STEPS
         self._steps = 0
         self._late = context.device.type == "cuda"
-        self._untold: HostCopy | None = None
+        self._unread: HostCopy | None = None
 
     def step(self, step: StepBatches, global_targets: int) -> bool:
         sums = self._stepper.forward_backward(step, global_targets)
@@ -149,8 +149,8 @@ class TrainingWork:
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
         # As in the loop, results are read a step later on a GPU, and added up in steps that it logs.
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
-        told, self._untold = (self._untold or values) if self._late else values, values
-        own = told.read()
+        copied, self._unread = (self._unread or values) if self._late else values, values
+        own = copied.read()
         skipped = not math.isfinite(float(own.pop(_NORM)))
         totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1

@@ -75,6 +75,12 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
     }
 
 
+def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
+    """ZeRO's stage of a run. Raises ConfigError, as :func:`deepspeed_settings`."""
+    stage: int = deepspeed_settings(training, section)["zero_optimization"]["stage"]
+    return stage
+
+
 def settings_path(configured: str) -> Path:
     """DeepSpeed's settings file, absolute: relative to this folder, else to the repository."""
     path = Path(configured).expanduser()

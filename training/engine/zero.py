@@ -28,7 +28,7 @@ class ClippingAdamW(torch.optim.AdamW):
     def clip(self, norm: Tensor, max_norm: float) -> None:
         """Have the next steps divide by norm / max_norm where that is above 1, and do nothing for a norm not finite.
 
-        The names are those by which torch's gradient scaler tells fused optimizers.
+        The names are those that torch's gradient scaler sets on fused optimizers.
         """
         self.found_inf = (~norm.isfinite()).float()
         self.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0) if max_norm > 0 else torch.ones_like(norm)

@@ -9,7 +9,7 @@ from common.text import counted
 from dataset.fasta.counts import UNCHANGED, count_lines
 from model.cost.memory import MemoryEstimate, estimate_memory
 from train_config.schema import BatchSection, Config, TrainingSection
-from training.engine.deepspeed_settings import check_precision, deepspeed_settings
+from training.engine.deepspeed_settings import check_precision, zero_stage
 from training.launch.placement import Workers
 from training.tasks.plan import DataSize, TaskSize
 
@@ -66,7 +66,7 @@ def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
     """Derive the plan; ConfigError where DeepSpeed's settings are wrong."""
     data, batch, training = size.data, config.batch, config.training
     check_precision(training, workers.device)
-    stage = deepspeed_settings(training, config.deepspeed)["zero_optimization"]["stage"]
+    stage = zero_stage(training, config.deepspeed)
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
     if batch.batch_size is not None:
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))

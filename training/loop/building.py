@@ -22,7 +22,7 @@ from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
-from training.engine.deepspeed_settings import deepspeed_settings
+from training.engine.deepspeed_settings import zero_stage
 from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
@@ -79,7 +79,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     starts_anew = not control.from_rank_0("\n".join(folder.path.name for folder in checkpoints.complete()))
     if starts_anew:
         experiment.prepare(model, context, control)
-    stage = deepspeed_settings(config.training, config.deepspeed)["zero_optimization"]["stage"]
+    stage = zero_stage(config.training, config.deepspeed)
     prepare_layers(model.backbone, config.training, context.device, stage)
     flops_per_token = training_flops_per_token(
         model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None

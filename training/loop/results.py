@@ -37,31 +37,31 @@ class _Taken:
 
 
 class StepResults:
-    """Results of the steps of a run. ``late``: told a step later. Every worker calls the same methods in turn."""
+    """Results of the steps of a run. ``late``: logged a step later. Every worker calls the same methods in turn."""
 
     def __init__(self, worker: Worker, clock: StepClock, *, late: bool) -> None:
         self._worker, self._clock, self._late = worker, clock, late
         self._waiting: deque[_Taken] = deque()
 
-    def taken(
+    def add(
         self, position: Position, batches: list[PackedBatch], sums: MetricSums, result: StepResult, rate: float
     ) -> Position:
-        """Note the step that led to this position; returns the position with what is told by now."""
+        """Note the step that led to this position; returns the position with what is known by now."""
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         times = self._clock.read() if self._clock.log_due(position.step - 1) else None
         self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
-        return self._told(position, keep=int(self._late))
+        return self._log_all_but(int(self._late), position)
 
-    def told(self, position: Position) -> Position:
-        """The position with what every step came to."""
-        return self._told(position, keep=0)
+    def log_all(self, position: Position) -> Position:
+        """Log what waits; returns the position with what every step came to."""
+        return self._log_all_but(0, position)
 
-    def _told(self, position: Position, keep: int) -> Position:
-        while len(self._waiting) > keep:
-            position = self._tell(self._waiting.popleft(), position)
+    def _log_all_but(self, count: int, position: Position) -> Position:
+        while len(self._waiting) > count:
+            position = self._log_and_count(self._waiting.popleft(), position)
         return position
 
-    def _tell(self, taken: _Taken, position: Position) -> Position:
+    def _log_and_count(self, taken: _Taken, position: Position) -> Position:
         """Log a step and count it in the position where it was left out."""
         worker, own = self._worker, taken.values.read()
         norm = float(own.pop(_NORM))
@@ -75,8 +75,8 @@ class StepResults:
         if nonfinite:
             save_nonfinite_records(worker, taken.position.step - 1, taken.batches)
         if totals:
-            told = taken.position.model_copy(update=counts)
-            self._log(told, totals, norm, skipped, taken.rate, taken.times or self._clock.read())
+            after = taken.position.model_copy(update=counts)
+            self._log(after, totals, norm, skipped, taken.rate, taken.times or self._clock.read())
         return position.model_copy(update=counts)
 
     def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:

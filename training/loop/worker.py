@@ -76,7 +76,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
             agreement = control.agree(targets, tokens, stop=worker.stop_requested(), failed=error is not None)
         if agreement.failed or agreement.stop or step is None:
-            position = results.told(position)
+            position = results.log_all(position)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
         if agreement.stop:
@@ -90,7 +90,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         position = _advance(position, step, agreement)
         worker.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens)
-        position = results.taken(position, step.batches, sums, result, rate)
+        position = results.add(position, step.batches, sums, result, rate)
         if position.step_in_epoch == 0 and worker.sampler is not None:
             worker.sampler.new_epoch()
         last = position.step == worker.total_steps
@@ -99,7 +99,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         validating = last or position.step % training.evaluate_every_steps == 0
         validating = validating or bool(saving and worker.config.checkpoint.keep_best)
         if validating or saving:
-            position = results.told(position)
+            position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
             return diverged(worker.run, position)
         cost = validate(worker, position) if validating else None

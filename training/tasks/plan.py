@@ -18,7 +18,7 @@ from model.cost.memory import ParameterCount
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointFolder
-from training.engine.deepspeed_settings import deepspeed_settings
+from training.engine.deepspeed_settings import zero_stage
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TaskPlan(ABC):
 
     def check_stage(self, *, padded: bool) -> None:
         """Raise ConfigError for ZeRO-3 with a padded backbone."""
-        stage = deepspeed_settings(self.config.training, self.config.deepspeed)["zero_optimization"]["stage"]
+        stage = zero_stage(self.config.training, self.config.deepspeed)
         if stage == 3 and padded:
             raise ConfigError(
                 "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "

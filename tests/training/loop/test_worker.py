@@ -199,15 +199,15 @@ def spoil(monkeypatch, steps) -> None:
     monkeypatch.setattr(TrainingEngine, "step", step)
 
 
-def tell_late(monkeypatch) -> None:
-    """Have results of steps told a step later, as on a GPU."""
+def log_late(monkeypatch) -> None:
+    """Have results of steps logged a step later, as on a GPU."""
     monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_one_nan_step_is_skipped_and_counted(store_path, tmp_path, monkeypatch, late):
     if late:
-        tell_late(monkeypatch)
+        log_late(monkeypatch)
     spoil(monkeypatch, {3})
     config = tiny_config(tmp_path)
     assert train(config, store_path).status == "finished"
@@ -237,8 +237,8 @@ def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_pat
     assert not run_folder(config).monitoring.exists(), "nothing is sampled where the interval is 0"
 
 
-def test_results_told_a_step_later_are_the_same(undisturbed, store_path, tmp_path, monkeypatch):
-    tell_late(monkeypatch)
+def test_results_logged_a_step_later_are_the_same(undisturbed, store_path, tmp_path, monkeypatch):
+    log_late(monkeypatch)
     config = tiny_config(tmp_path)
     assert train(config, store_path).status == "finished"
     names = ("step", "epoch", "loss", "gradient_norm", "tokens_seen", "learning_rate")
