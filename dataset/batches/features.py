@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataset.batches.feature_store import FeatureStore
 from dataset.batches.labelled import LabelledSource
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
+from dataset.embeddings.cache import FeatureStore
 from dataset.packed_batch import PackedBatch
 
 

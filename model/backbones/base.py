@@ -6,6 +6,7 @@ Shape legend: T tokens in the batch, D channels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -93,16 +94,28 @@ class PackedBackbone(nn.Module, ABC):
         Returns (T, D) in the dtype of the weights: the last hidden state, after the final norm. Raises ConfigError (a
         sequence is longer than :attr:`longest`).
         """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self._features(self._accepted(batch))
+
+    def hidden_states(self, batch: PackedBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+        """(T, D) of every token after each of these layers, as transformers' ``hidden_states`` has them.
+
+        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. Raises as :meth:`forward`.
+        """
+        last = self.num_layers
+        if tuple(layers) == (last,):
+            return {last: self(batch)}
+        return self._hidden_states(self._accepted(batch), frozenset(layers))
+
+    def _accepted(self, batch: PackedBatch) -> PackedBatch:
+        """The batch in the backbone's own vocabulary; raises ConfigError where a sequence is too long."""
         longest = self.longest
         if longest is not None and batch.max_seqlen > longest:
             raise ConfigError(
                 f"a sequence of {batch.max_seqlen} tokens exceeds the {longest} positions of this backbone; "
                 f"set data.max_length to at most {longest - 2}"
             )
-        if self.residue_ids is not None:
-            batch = replace(batch, tokens=self.residue_ids[batch.tokens])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self._features(batch)
+        return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
@@ -115,6 +128,10 @@ class PackedBackbone(nn.Module, ABC):
     @abstractmethod
     def _features(self, batch: PackedBatch) -> Tensor:
         """(T, D) of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
+
+    @abstractmethod
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        """(T, D) by layer, of such a batch."""
 
 
 def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, float]:

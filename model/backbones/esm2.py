@@ -11,7 +11,7 @@ Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,17 +54,34 @@ class EsmBackbone(PackedBackbone):
         return int(self.config.max_position_embeddings - _first_position(embeddings))
 
     def _features(self, batch: PackedBatch) -> Tensor:
+        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
+
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer
         hidden_TD = self._embed(batch)
         layout = _layout(self.model, hidden_TD, batch)
-        for layer in self.model.encoder.layer:
+        kept = {0: hidden_TD} if 0 in layers else {}
+        for number, layer in enumerate(self.model.encoder.layer, start=1):
             if checkpointing is True:
                 hidden_TD = checkpoint(run, layer, hidden_TD, layout, use_reentrant=False)
             else:
                 hidden_TD = run(layer, hidden_TD, layout)
+            if number in layers:
+                kept[number] = hidden_TD
         norm = self.model.encoder.emb_layer_norm_after
-        return hidden_TD if norm is None else norm(hidden_TD)
+        if norm is not None and self.num_layers in layers:
+            kept[self.num_layers] = norm(hidden_TD)
+        return kept
+
+    def contacts(self, tokens_L: Tensor) -> Tensor:
+        """(residues, residues) fp32: probability that two residues touch (Rao et al. 2021), of one sequence.
+
+        ``tokens_L``: ids with <cls> and <eos>. By transformers' own attention, whose weights the contact head takes.
+        """
+        self.model.set_attn_implementation("eager")  # the packed forward never asks for it
+        probabilities: Tensor = self.model.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0]
+        return probabilities.float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -58,15 +58,21 @@ class HuggingFaceBackbone(PackedBackbone):
         return min(limits, default=None)
 
     def _features(self, batch: PackedBatch) -> Tensor:
-        output = self.model(
+        features_TD: Tensor = self._output(batch).last_hidden_state[0]
+        return features_TD
+
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        return {layer: h_1TD[0] for layer, h_1TD in _states(self._output(batch, output_hidden_states=True), layers)}
+
+    def _output(self, batch: PackedBatch, **settings: bool) -> Any:
+        return self.model(
             input_ids=batch.tokens[None],
             position_ids=(batch.positions + self._first_position)[None],
             cu_seqlens=batch.cu_seqlens,
             max_seqlen=batch.max_seqlen,
             use_cache=False,
+            **settings,
         )
-        features_TD: Tensor = output.last_hidden_state[0]
-        return features_TD
 
 
 class PaddedBackbone(PackedBackbone):
@@ -106,26 +112,44 @@ class PaddedBackbone(PackedBackbone):
         return self._longest
 
     def _features(self, batch: PackedBatch) -> Tensor:
-        features, places = [], []
-        for places_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):
-            features.append(self._group_features(batch.tokens, places_GL, is_token_GL))
-            places.append(places_GL[is_token_GL])
-        order_T = np.argsort(np.concatenate(places))
-        return torch.cat(features).index_select(0, _on(order_T, batch.tokens.device))
+        return self._hidden_states(batch, {self.num_layers})[self.num_layers]
 
-    def _group_features(self, tokens_T: Tensor, places_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_]) -> Tensor:
-        """(tokens of the group, D): row by row."""
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
+        rows: dict[int, list[Tensor]] = {}
+        places = []
+        for places_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):
+            for layer, rows_TD in self._group_states(batch.tokens, places_GL, is_token_GL, layers):
+                rows.setdefault(layer, []).append(rows_TD)
+            places.append(places_GL[is_token_GL])
+        order_T = _on(np.argsort(np.concatenate(places)), batch.tokens.device)
+        return {layer: torch.cat(groups).index_select(0, order_T) for layer, groups in rows.items()}
+
+    def _group_states(
+        self, tokens_T: Tensor, places_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_], layers: Set[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(tokens of the group, D) after each layer: row by row."""
         device = tokens_T.device
         mask_GL = _on(is_token_GL, device)
         ids_GL = tokens_T[_on(places_GL, device)].masked_fill(~mask_GL, self._pad)
-        output = self.model(input_ids=ids_GL, attention_mask=mask_GL.long(), **self._settings)
-        hidden_GLD = getattr(output, "last_hidden_state", None)
-        if hidden_GLD is None or hidden_GLD.shape[:2] != ids_GL.shape:
+        all_layers = {"output_hidden_states": True} if layers != {self.num_layers} else {}
+        output = self.model(input_ids=ids_GL, attention_mask=mask_GL.long(), **self._settings, **all_layers)
+        last_GLD = getattr(output, "last_hidden_state", None)
+        if last_GLD is None or last_GLD.shape[:2] != ids_GL.shape:
             raise ConfigError(
                 f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
                 "choose another"
             )
-        return hidden_GLD.flatten(0, 1).index_select(0, _on(is_token_GL.ravel().nonzero()[0], device))
+        rows = _on(is_token_GL.ravel().nonzero()[0], device)
+        states = _states(output, layers) if all_layers else [(self.num_layers, last_GLD)]
+        for layer, hidden_GLD in states:
+            yield layer, hidden_GLD.flatten(0, 1).index_select(0, rows)
+
+
+def _states(output: Any, layers: Set[int]) -> Iterator[tuple[int, Tensor]]:
+    """Hidden states of some layers; of the last one after the final norm, which transformers' list may lack."""
+    last = len(output.hidden_states) - 1
+    for layer in sorted(layers):
+        yield layer, output.last_hidden_state if layer == last else output.hidden_states[layer]
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Floating-point operations of a model for a token in training, counted from its shapes.
+"""Floating-point operations of a model for a token, in training and in a forward pass, counted from its shapes.
 
 Model FLOPs as in Kaplan et al. 2020 (Scaling Laws, section 2.1) and Chowdhery et al. 2022 (PaLM, appendix B): two for
 each weight that a token is multiplied by in the forward pass and four in the backward pass, and for attention
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from model.backbones.base import PackedBackbone
 from model.tasks.base import TaskModel
 
 
@@ -32,6 +33,11 @@ def training_flops_per_token(model: TaskModel, context: float, *, runs_backbone:
     passes = 2 if any(parameter.requires_grad for parameter in model.backbone.parameters()) else 1
     attention = (2 * passes - 1) * _attention_flops(model.backbone.config, context)
     return flops + passes * 2.0 * backbone + 2.0 * trained_backbone + attention
+
+
+def forward_flops(backbone: PackedBackbone) -> tuple[float, float]:
+    """Operations of a forward pass for a token, and besides for each token that it attends to."""
+    return 2.0 * _matrix_weights(backbone)[0], _attention_flops(backbone.config, 1.0)
 
 
 def _matrix_weights(model: nn.Module) -> tuple[int, int]:

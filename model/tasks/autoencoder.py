@@ -161,6 +161,11 @@ class ESM2Autoencoder(TaskModel):
         batches = [sequences] if isinstance(sequences, PackedBatch) else pack_in_order(sequences, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
+    def latents(self, features_TD: Tensor) -> Tensor:
+        """(T, Z) fp32: the latents of every token's features."""
+        latent_TZ: Tensor = self.encoder(self._cast(self.normalization(features_TD)))
+        return latent_TZ.float()
+
     @torch.no_grad()
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Features and residue logits from latents.
@@ -224,7 +229,7 @@ class ESM2Autoencoder(TaskModel):
         return torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
 
     def _encode_batch(self, batch: PackedBatch) -> tuple[Tensor, ...]:
-        latent_TZ = self.encoder(self._cast(self.normalization(self.backbone(batch)))).float()
+        latent_TZ = self.latents(self.backbone(batch))
         tokens_T = batch.tokens
         residue_T = (tokens_T != CLS) & (tokens_T != EOS) & (tokens_T != PAD)
         residues_before = functional.pad(residue_T.cumsum(0), (1, 0))

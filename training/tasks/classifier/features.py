@@ -7,8 +7,6 @@ Shape legend: N sequences, T tokens of a batch, D channels.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +15,10 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from dataset.batches.feature_store import FeatureStore, write_shard
 from dataset.batches.labelled import LabelledSource
+from dataset.embeddings.cache import FeatureStore, write_shard
 from dataset.tokens.base import SequenceTokenizer
+from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
 from model.tasks.classifier import Classifier
 from train_config.schema import DataSection
 from training.engine.collective import ControlGroup
@@ -38,19 +37,11 @@ def is_pooled(model: Classifier) -> bool:
 
 def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, amp_dtype: str) -> str:
     """Identity of what is computed, hex: weights, architecture, tokens, cropping, precision and pooling."""
-    weights = xxhash.xxh3_128()
-    for name, tensor in sorted(model.backbone.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    described = {
-        "weights": weights.hexdigest(),
-        "config": model.backbone.config.to_dict(),
-        "tokenizer": tokenizer.fingerprint,
-        "crop": [data.max_length, data.crop],
-        "dtype": amp_dtype,
-        "pooling": model.section.pooling if is_pooled(model) else "tokens",
-    }
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+    pooling = model.section.pooling if is_pooled(model) else "tokens"
+    weights = weights_fingerprint(model.backbone)
+    return features_fingerprint(
+        model.backbone, weights, tokenizer.fingerprint, data.max_length, data.crop, amp_dtype, pooling
+    )
 
 
 def ensure_features(

@@ -13,6 +13,7 @@ Shape legend: N sequences, R rows of all of them, D channels, S sequences of a s
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -141,3 +142,20 @@ class _Shard:
 
 def _joined(parts: list[NDArray], dtype: type) -> NDArray:
     return np.concatenate([np.empty(0, dtype=dtype), *parts]).astype(dtype)
+
+
+def bound_cache(root: Path, most_bytes: int) -> int:
+    """Remove the oldest shards of all fingerprints under ``root`` until no more than so many bytes are left.
+
+    Returns the number of shards removed. Whoever has one open keeps its memory-mapped files.
+    """
+    shards = sorted(root.glob("*/shard-*"), key=lambda shard: shard.stat().st_mtime)
+    sizes = [sum(file.stat().st_size for file in shard.iterdir()) for shard in shards]
+    total, removed = sum(sizes), 0
+    for shard, size in zip(shards, sizes, strict=True):
+        if total <= most_bytes:
+            break
+        with exclusive(shard):
+            shutil.rmtree(shard)
+        total, removed = total - size, removed + 1
+    return removed

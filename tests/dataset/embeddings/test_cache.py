@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset.batches.feature_store import FEATURES_FILE, MANIFEST_FILE, FeatureStore, write_shard
+from dataset.embeddings.cache import FEATURES_FILE, MANIFEST_FILE, FeatureStore, write_shard
 
 HASHES = np.array([7, 2**64 - 1, 3], dtype=np.uint64)
 

@@ -1,0 +1,78 @@
+"""Arrays in a safetensors file, written once and memory-mapped from then on.
+
+In: named arrays. Out: a file that the safetensors library opens too. Written here without the library's copy of every
+array; bf16, which NumPy lacks, is held as uint16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.publishing import atomic_file, writing
+
+Arrays: TypeAlias = Mapping[str, NDArray]
+
+_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8", "int64": "I64"}
+_DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
+_ALIGNMENT = 64
+
+
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the arrays; the file appears under its name when it is complete and synced.
+
+    fp32, fp16, int8, int64, and bf16 as uint16. Raises ResourceError where the disk is full or can't be written.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, array in arrays.items():
+        kind = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}
+        header[name] = {**kind, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    with writing(path), atomic_file(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).data)
+
+
+def open_arrays(path: Path) -> dict[str, NDArray]:
+    """The arrays as read-only views of the mapped file. Raises DataError where it is missing or truncated."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        mapped = np.memmap(path, mode="r", dtype=np.uint8)
+        found = {}
+        for name, kind in header.items():
+            start, end = (8 + length + offset for offset in kind["data_offsets"])
+            found[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged or missing ({type(error).__name__}); compute it again") from error
+    return found
+
+
+def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.float32]:
+    """Stored values as fp32: bf16 widened, int8 multiplied by the scale of each channel."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    wide = values.astype(np.float32, copy=False)
+    return wide if scales is None else wide * scales
+
+
+def quantized(values: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.int8]:
+    """int8 of fp32, symmetric: the value divided by its channel's scale, rounded to nearest."""
+    return np.rint(values / scales).clip(-127, 127).astype(np.int8)
+
+
+def scales_of(largest: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale of each channel, from its largest absolute value; 1 for a channel that is 0 everywhere."""
+    return np.where(largest > 0, largest / 127, 1).astype(np.float32)

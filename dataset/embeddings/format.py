@@ -1,0 +1,105 @@
+"""A folder of embeddings: its manifest, and the index from the ids of the input to the sequences that were computed.
+
+``embeddings.json``     what each output is, its files, and the job that it was made by
+``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence)
+``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
+``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
+
+Nothing here needs torch or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import DataError
+from common.publishing import write_atomically, writing
+
+MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
+INDEX_ROWS = 65_536
+
+Per: TypeAlias = Literal["protein", "residue", "pair"]
+Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
+FileFormat: TypeAlias = Literal["parquet", "npy", "hdf5", "safetensors"]
+
+
+class OutputManifest(BaseModel):
+    """One output of a model.
+
+    Attributes:
+        description: pooling, layer, and whether special tokens count.
+        per: what has a row: a protein, each of its residues, or each pair of its residues.
+        channels: values of a row.
+        files: relative to the folder; of safetensors one for each shard.
+        first_sequences: number of the first sequence of each shard.
+        scales: of int8, by channel; shards have their own.
+        columns: channels that each source has, of a joined output.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str
+    per: Per
+    channels: int
+    dtype: Dtype
+    format: FileFormat
+    files: list[str]
+    first_sequences: list[int] = []
+    scales: list[float] | None = None
+    columns: dict[str, int] = {}
+
+
+class EmbeddingsManifest(BaseModel):
+    """``embeddings.json``; ``job`` describes what the folder was computed from and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["esmeray-embeddings"] = "esmeray-embeddings"
+    format_version: Literal[1] = 1
+    num_records: int
+    num_sequences: int
+    outputs: dict[str, OutputManifest]
+    job: dict[str, Any] = {}
+
+
+def read_manifest(folder: Path) -> EmbeddingsManifest:
+    """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
+    path = folder / MANIFEST_FILE
+    try:
+        return EmbeddingsManifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed") from error
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{path}: damaged ({type(error).__name__}); compute the embeddings again") from error
+
+
+def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
+    """Write the manifest, last of all files."""
+    write_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write the index from parts of it, each with equally long columns ``id``, ``length``, ``sequence``, or ``key``.
+
+    ``key``: the name of a record's dataset in an HDF5 file.
+    """
+    types = {"id": pa.string(), "length": pa.uint32(), "sequence": pa.int64(), "key": pa.string()}
+    writer = None
+    with writing(folder / INDEX_FILE):
+        for part in rows:
+            if writer is None:
+                writer = pq.ParquetWriter(folder / INDEX_FILE, pa.schema([(name, types[name]) for name in part]))
+            writer.write_table(pa.table(part, schema=writer.schema))
+        if writer is not None:
+            writer.close()
+
+
+def parts(number: int, size: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each part of so many rows."""
+    return ((start, min(start + size, number)) for start in range(0, number, size))

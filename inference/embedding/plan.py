@@ -1,0 +1,184 @@
+"""The plan of an embedding job: which sequences are computed, in which shard and batch, from lengths and hashes alone.
+
+In: a store and the job's limits. Out: distinct sequences, numbered in the order of the input, cut into shards; those of
+a shard are packed into batches under a token budget, the longest first, so that memory runs out early or not at all.
+The same store and limits give the same plan, and the same plan gives the same bytes on the same kind of device.
+
+Shape legend: N records of the store, U distinct sequences, S shards, n sequences of a shard, B batches of a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.text import counted
+from dataset.store.reader import Store
+from inference.embedding.settings import CPU_BATCH_TOKENS, EmbeddingSettings
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
+
+Indices = NDArray[np.int64]
+
+
+class Shard(NamedTuple):
+    """A shard as it is sent to whoever computes it.
+
+    Attributes:
+        number: from 0.
+        records: (n,) of the store.
+        lengths: (n,) residues that are taken of each; more than ``window`` are averaged over windows.
+        budget: tokens of a batch.
+        window: residues of a window; None where nothing is longer.
+    """
+
+    number: int
+    records: Indices
+    lengths: Indices
+    budget: int
+    window: int | None
+
+    def batches(self) -> list[Indices]:
+        """Places (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
+        tokens_n = self.lengths + SPECIAL_TOKENS_PER_SEQUENCE
+        order = np.argsort(-tokens_n, kind="stable")
+        used = np.cumsum(tokens_n[order])
+        windowed = 0 if self.window is None else int((self.lengths > self.window).sum())
+        found = [order[place : place + 1] for place in range(windowed)]
+        first, before = windowed, int(used[windowed - 1]) if windowed else 0
+        while first < order.size:
+            last = max(int(np.searchsorted(used, before + self.budget, side="right")), first + 1)
+            found.append(order[first:last])
+            first, before = last, int(used[last - 1])
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Distinct sequences of a store in shards.
+
+    Attributes:
+        sequences: (N,) number of each record's sequence.
+        records: (U,) the first record of each sequence.
+        lengths: (U,) residues that are taken of each.
+        bounds: (S+1,) number of the first sequence of each shard.
+        num_cached: shards at the start whose values are known already.
+        long_sequences: distinct sequences of more than the limit.
+        residues_left_out: of all records, by cropping.
+        budget, window: as in :class:`Shard`.
+    """
+
+    sequences: Indices
+    records: Indices
+    lengths: Indices
+    bounds: Indices
+    num_cached: int
+    long_sequences: int
+    residues_left_out: int
+    budget: int
+    window: int | None
+
+    @property
+    def num_shards(self) -> int:
+        """S."""
+        return self.bounds.size - 1
+
+    @property
+    def num_sequences(self) -> int:
+        """U."""
+        return self.records.size
+
+    @property
+    def checksum(self) -> str:
+        """Identity of the plan, hex."""
+        digest = hashlib.sha256(repr((self.num_cached, self.budget, self.window)).encode())
+        for array in (self.sequences, self.records, self.lengths, self.bounds):
+            digest.update(array.tobytes())
+        return digest.hexdigest()[:32]
+
+    def shard(self, number: int) -> Shard:
+        """One shard, to be computed."""
+        part = slice(self.bounds[number], self.bounds[number + 1])
+        return Shard(number, self.records[part], self.lengths[part], self.budget, self.window)
+
+    def tokens(self, numbers: Sequence[int]) -> int:
+        """Tokens of these shards, special ones included."""
+        residues = np.add.reduceat(self.lengths, self.bounds[:-1])[list(numbers)].sum()
+        return int(residues + SPECIAL_TOKENS_PER_SEQUENCE * np.diff(self.bounds)[list(numbers)].sum())
+
+
+def make_plan(
+    store: Store, settings: EmbeddingSettings, longest: int | None, known: NDArray[np.bool_] | None = None
+) -> Plan:
+    """The plan of a job.
+
+    ``longest``: residues that the model takes at most. ``known``: (U,) sequences in the order of the input whose values
+    are cached: they come first, in shards of their own. Raises DataError where a sequence is longer than the limit and
+    the settings say error.
+    """
+    limit = min((each for each in (settings.max_length, longest) if each is not None), default=None)
+    whole = store.lengths
+    records, sequences = distinct_sequences(store)
+    long = np.zeros(records.size, dtype=bool) if limit is None else whole[records] > limit
+    if long.any() and settings.long == "error":
+        first = int(records[long][0])
+        raise DataError(
+            f"{store.id(first)}: {whole[first]:,} residues, more than {limit:,} "
+            f"({counted(int(long.sum()), 'such sequence{s}')}); choose --long crop or window, or another --max-length"
+        )
+    lengths = whole[records].astype(np.int64)
+    cropped = 0
+    if settings.long == "crop" and limit is not None:
+        cropped = int(np.maximum(whole.astype(np.int64) - limit, 0).sum())
+        lengths = np.minimum(lengths, limit)
+    cached = np.zeros(records.size, dtype=bool) if known is None else known
+    order = np.argsort(~cached, kind="stable")
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(order.size)
+    lengths = lengths[order]
+    num_known = int(cached.sum())
+    tokens = lengths + SPECIAL_TOKENS_PER_SEQUENCE
+    known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
+    bounds = np.concatenate([known_bounds, num_known + _bounds(tokens[num_known:], settings.shard_tokens)[1:]])
+    return Plan(
+        sequences=numbers[sequences],
+        records=records[order],
+        lengths=lengths,
+        bounds=bounds,
+        num_cached=known_bounds.size - 1,
+        long_sequences=int(long.sum()),
+        residues_left_out=cropped,
+        budget=settings.batch_tokens or CPU_BATCH_TOKENS,
+        window=limit if settings.long == "window" else None,
+    )
+
+
+def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
+    """(U,) the first record of each distinct sequence, in input order, and (N,) the number of each record's sequence.
+
+    Equal are sequences of the same XXH3-64 and length: of 10^8 sequences two others would be with a chance of 10^-6.
+    """
+    keys = np.stack([store.sequence_hashes, store.lengths.astype(np.uint64)], axis=1)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    new = np.ones(order.size, dtype=bool)
+    new[1:] = (keys[order][1:] != keys[order][:-1]).any(axis=1)
+    group = np.cumsum(new) - 1
+    first = np.minimum.reduceat(order, new.nonzero()[0])
+    by_input = np.argsort(first, kind="stable")
+    rank = np.empty_like(by_input)
+    rank[by_input] = np.arange(by_input.size)
+    sequences = np.empty(order.size, dtype=np.int64)
+    sequences[order] = rank[group]
+    return first[by_input], sequences
+
+
+def _bounds(tokens: Indices, most: int) -> Indices:
+    """Bounds of consecutive shards, each from its first sequence up to the one with which it reaches ``most``."""
+    ends = np.cumsum(tokens)
+    shards = np.maximum(ends - tokens, 0) // most
+    return np.concatenate([[0], shards.searchsorted(np.unique(shards), side="right")]).astype(np.int64)

@@ -1,0 +1,111 @@
+"""Performance of an embedding job from the rows of its shards: as JSON, and as a table.
+
+In: rows, facts of the model, seconds of the job. Out: plain values. Rows of earlier starts of a resumed job count.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy
+import torch
+from rich.table import Table
+
+from common.text import duration
+from inference.embedding.plan import Plan
+from inference.embedding.settings import EmbeddingSettings, ModelFacts
+from inference.embedding.shard_files import ShardRow
+from monitoring.sampling.peak_flops import peak_tflops
+
+
+def report_name(device: str) -> str:
+    """File of the report of a job on this kind of device."""
+    return f"embedding_performance_report_{device}.json"
+
+
+def performance(
+    facts: ModelFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbeddingSettings, seconds: float, starts: int
+) -> dict[str, Any]:
+    """The report of one model.
+
+    ``seconds``: of all starts of the job, loading and writing included. Rates are of the shards that were computed, by
+    the time of their computation; with several workers by the sum of their rates.
+    """
+    computed = [row for row in rows if not row.cached]
+    batches = [batch_s for row in computed for batch_s in row.batch_s]
+    workers = {row.worker for row in computed}
+    busy_s = sum(row.seconds for row in computed) / max(1, len(workers))
+    residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
+    sequences, records = sum(row.sequences for row in computed), plan.sequences.size
+    cached = sum(row.sequences for row in rows if row.cached)
+    peak = peak_tflops(facts.device_name, settings.precision or "fp32")
+    flops_per_s = sum(row.flops for row in computed) / busy_s if busy_s else 0.0
+    return {
+        "model": facts.name,
+        "fingerprint": facts.fingerprint,
+        "random_weights": facts.random_weights,
+        "device": facts.device_name,
+        "workers": len(workers),
+        "precision": settings.precision,
+        "batch_tokens": plan.budget,
+        "proteins": records,
+        "distinct_sequences": plan.num_sequences,
+        "computed_sequences": sequences,
+        "duplicates": records - plan.num_sequences,
+        "cache_hit_rate": cached / plan.num_sequences,
+        "long_sequences": plan.long_sequences,
+        "long_policy": settings.long,
+        "residues_left_out": plan.residues_left_out,
+        "seconds": seconds,
+        "starts": starts,
+        "computing_s": busy_s,
+        "proteins_per_s": sequences / busy_s if busy_s else None,
+        "residues_per_s": residues / busy_s if busy_s else None,
+        "tokens_per_s": tokens / busy_s if busy_s else None,
+        "residues": residues,
+        "tokens": tokens,
+        "batch_s": _statistics(batches),
+        "batches": sum(row.batches for row in computed),
+        "batches_split_for_memory": sum(row.splits for row in computed),
+        "memory_peak_bytes": max((row.peak_bytes for row in computed), default=None),
+        "memory_mean_bytes": round(fmean(row.mean_bytes for row in computed)) if computed else None,
+        "flops_per_s": flops_per_s,
+        "peak_tflops": peak,
+        "flops_utilization": flops_per_s / (peak * 1e12 * len(workers)) if peak and workers else None,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__},
+    }
+
+
+def table(reports: Sequence[dict[str, Any]]) -> Table:
+    """A row for each model."""
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("model", "proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached"):
+        shown.add_column(column, justify="left" if column == "model" else "right")
+    for report in reports:
+        batch, share = report["batch_s"], report["flops_utilization"]
+        shown.add_row(
+            report["model"],
+            f"{report['proteins']:,}",
+            duration(report["seconds"]),
+            _number(report["proteins_per_s"]),
+            _number(report["residues_per_s"]),
+            f"{1e3 * batch['mean']:.0f} ± {1e3 * batch['deviation']:.0f} ms" if batch else "",
+            "" if report["memory_peak_bytes"] is None else f"{report['memory_peak_bytes'] / 1e6:,.0f} MB",
+            "" if share is None else f"{share:.0%}",
+            f"{report['cache_hit_rate']:.0%}",
+        )
+    return shown
+
+
+def _statistics(values: list[float]) -> dict[str, float] | None:
+    """Of the batches after the warm-up."""
+    if not values:
+        return None
+    return {"mean": fmean(values), "deviation": pstdev(values), "min": min(values), "max": max(values)}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"

@@ -1,0 +1,46 @@
+"""Identity of the features that a frozen backbone gives, by which they are found again.
+
+In: a backbone and what its features depend on beside its weights. Out: a hexadecimal string, the same wherever the same
+features are computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+import xxhash
+from torch import nn
+
+from model.backbones.base import PackedBackbone
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """XXH3-128 of all names, parameters and buffers, hex, wherever they lie."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def features_fingerprint(
+    backbone: PackedBackbone,
+    weights: str,
+    tokenizer: str,
+    max_length: int | None,
+    crop: str,
+    amp_dtype: str,
+    pooling: str,
+) -> str:
+    """Identity of features: weights and tokenizer by their fingerprints, architecture, cropping, precision, pooling."""
+    described = {
+        "weights": weights,
+        "config": backbone.config.to_dict(),
+        "tokenizer": tokenizer,
+        "crop": [max_length, crop],
+        "dtype": amp_dtype,
+        "pooling": pooling,
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
