@@ -200,8 +200,8 @@ class Encoder:
         wanted = {output.kind for output in self.facts.outputs}
         of_last = wanted & {"logits", "latents", "mean_latents"}
         layers = sorted({*self._layers, *([self.backbone.num_layers] if of_last else [])})
-        features: Features = {}
-        features |= self.backbone.hidden_states(batch, layers) if layers else {}
+        states = self.backbone.hidden_states(batch, layers) if layers else {}
+        features: Features = {layer: states[layer] for layer in layers}
         if "contacts" in wanted:
             features["contacts"] = batch.tokens  # whose attention is computed again, a sequence at a time
         last = features.get(self.backbone.num_layers)
