@@ -29,7 +29,7 @@ from inference.exported import EXPORT_FOLDER
 from model.backbones.architectures import MASKED_LM_HEADS, PACKED
 from model.backbones.base import PackedBackbone
 from model.backbones.esm2 import EsmBackbone
-from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
+from model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
 from model.backbones.loading import build_backbone, build_masked_lm
 from model.backbones.lora import merge
 from model.backbones.residues import residue_tokenizer
@@ -169,7 +169,7 @@ class Encoder:
         random_weights: bool,
     ) -> ModelFacts:
         weights = [weights_fingerprint(module) for module in modules]
-        described = [*weights, backbone.config.to_dict(), self.tokenizer.fingerprint]
+        described = [*weights, architecture(backbone), self.tokenizer.fingerprint]
         special = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
         settings = self.settings
         key = partial(

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 MADE_BY = "embed"
 JOB_FILE = "job.json"
+_ONE_MODEL = "model"
+"""Folder of the shards of a job's only model."""
 MEASURED_S = 10.0
 """Seconds that a dry run measures for."""
 
@@ -83,7 +85,10 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
             stack.enter_context(connected(request.cluster))
         request = _resolved(request)
         store = _store(request, request.partial)
-        models = [_Model(request, model, name, store) for model, name in zip(request.models, names, strict=True)]
+        folders = names if len(names) > 1 else [_ONE_MODEL]
+        if others := {path.parent.name for path in request.partial.glob(f"*/{JOB_FILE}")} - {*folders}:
+            raise _other_job(request.partial, f"of model {min(others)}")
+        models = [_Model(request, model, name, store) for model, name in zip(request.models, folders, strict=True)]
         for model in models:
             model.compute([manifest.job for manifest in complete])
         if complete:
@@ -224,7 +229,7 @@ class _Model:
                 return
             known = sum(row.sequences for row in self.rows.values())
             log.info("%s: %d of %d shards to compute", self.source, len(todo), self.plan.num_shards)
-            with record_bar(f"embedding, {self.name}") as bar:
+            with record_bar(f"embedding by {self.source}") as bar:
                 done = known
 
                 def progress(sequences: int) -> None:
@@ -236,7 +241,7 @@ class _Model:
                 for row in engine.run([self.plan.shard(number) for number in todo], progress):
                     self.rows[row.number] = row
                     self.spent["seconds"] = before + time.perf_counter() - start_s
-                    write_atomically(self.folder / "spent.json", json.dumps(self.spent))
+                    self._write_spent()
                     rate = row.residues / row.seconds
                     log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
                     if row.splits:
@@ -278,6 +283,9 @@ class _Model:
                 np.save(path, known)
         return plan
 
+    def _write_spent(self) -> None:
+        write_atomically(self.folder / "spent.json", json.dumps(self.spent))
+
     def _identity(self) -> dict[str, Any]:
         """What the bytes of the result depend on."""
         return {
@@ -299,6 +307,7 @@ class _Model:
         if self.rows:
             log.info("%s: resuming, %d of %d shards are done", self.source, len(self.rows), self.plan.num_shards)
         self.spent["starts"] += 1
+        self._write_spent()
         if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
             if cache is None:
                 raise ConfigError("--cache: the job was started with a cache; give the same one to resume it")
@@ -323,10 +332,14 @@ def _check_job(path: Path, job: dict[str, Any], request: JobRequest) -> None:
         return
     there = json.loads(path.read_text(encoding="utf-8"))
     if found := _difference(there, job):
-        raise ConfigError(
-            f"{request.partial}: holds the unfinished work of another job ({found}); choose another --output, or "
-            "remove this folder"
-        )
+        raise _other_job(request.partial, found)
+
+
+def _other_job(folder: Path, difference: str) -> ConfigError:
+    return ConfigError(
+        f"{folder}: holds the unfinished work of another job ({difference}); choose another --output, or remove this "
+        "folder"
+    )
 
 
 def _check_complete(complete: list[dict[str, Any]], job: dict[str, Any], request: JobRequest) -> None:

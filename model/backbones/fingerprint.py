@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import torch
 import xxhash
 from torch import nn
 
 from model.backbones.base import PackedBackbone
+
+_ORIGIN = ("_name_or_path", "transformers_version", "architectures", "dtype")
 
 
 def weights_fingerprint(module: nn.Module) -> str:
@@ -23,6 +26,11 @@ def weights_fingerprint(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def architecture(backbone: PackedBackbone) -> dict[str, Any]:
+    """The config of a backbone, without what says where it is from."""
+    return {name: value for name, value in backbone.config.to_dict().items() if name not in _ORIGIN}
 
 
 def features_fingerprint(
@@ -37,7 +45,7 @@ def features_fingerprint(
     """Identity of features: weights and tokenizer by their fingerprints, architecture, cropping, precision, pooling."""
     described = {
         "weights": weights,
-        "config": backbone.config.to_dict(),
+        "config": architecture(backbone),
         "tokenizer": tokenizer,
         "crop": [max_length, crop],
         "dtype": amp_dtype,

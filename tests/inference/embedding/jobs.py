@@ -1,0 +1,53 @@
+"""Small embedding jobs, and what is read back of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dataset.embeddings.reader import open_embeddings
+from inference.embedding.request import JobRequest
+from inference.embedding.settings import EmbeddingSettings
+from tests.dataset.tokenizer_folders import esm
+from tests.model.small_models import save_small_model
+from tests.model.support import random_sequences
+from train_config.schema import IngestSection
+
+LENGTHS = [5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8]
+
+
+def write_proteins(path: Path, sequences: list[str], ids: list[str] | None = None) -> Path:
+    names = ids or [f"P{number:05d}" for number in range(len(sequences))]
+    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in zip(names, sequences, strict=True)))
+    return path
+
+
+def small_model_folder(folder: Path) -> Path:
+    save_small_model(esm(folder), "esm", vocab_size=33)
+    return folder
+
+
+def request(folder: Path, *, sequences: list[str] | None = None, **more: Any) -> JobRequest:
+    """A job of twelve proteins in about six shards; settings are those of EmbeddingSettings or of JobRequest."""
+    model, fasta = folder / "model", folder / "proteins.fasta"
+    if not model.exists():
+        small_model_folder(model)
+    if not fasta.exists():
+        write_proteins(fasta, sequences or random_sequences(LENGTHS))
+    settings: dict[str, Any] = {"precision": "fp32", "batch_tokens": 64, "shard_tokens": 64}
+    settings |= {name: more.pop(name) for name in list(more) if name in EmbeddingSettings.model_fields}
+    given: dict[str, Any] = {"models": [str(model)], "sources": [str(fasta)], "output": folder / "out"}
+    given |= {"ingest": IngestSection(), "device": "cpu", **more}
+    return JobRequest(settings=EmbeddingSettings(**settings), **given)
+
+
+def final_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file but the log, the report, and the manifest that has their checksums."""
+    left_out = ("embedding_performance_report_cpu.json", "esmeray.json")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in left_out]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.parent.name != "logs"}
+
+
+def vectors(folder: Path, output: str | None = None) -> dict[str, Any]:
+    opened = open_embeddings(folder, output)
+    return dict(zip(opened.ids, opened, strict=True))

@@ -1,0 +1,181 @@
+"""Embeddings equal transformers' own, one sequence at a time, for each architecture, output and layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, EsmForMaskedLM
+
+from common.errors import ConfigError, DataError, ResourceError
+from dataset.tokens.base import EsmSequenceTokenizer
+from inference.embedding.encoder import Encoder
+from inference.embedding.settings import EmbeddingSettings
+from model.export.backbone import export
+from model.tasks.autoencoder import ESM2Autoencoder
+from tests.classifiers import export_tiny
+from tests.dataset.tokenizer_folders import ankh, esm, esmc, prot_bert, prot_t5
+from tests.model.small_models import save_masked_lm, save_small_model
+from tests.model.support import build_model, random_sequences, tiny_section
+
+FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "ESM-2": (esm, "esm"),
+    "ESM C": (esmc, "esmc"),
+    "ProtBERT": (prot_bert, "bert"),
+    "ProtT5": (prot_t5, "t5"),
+    "Ankh": (ankh, "t5"),
+}
+LENGTHS = [7, 31, 1, 18]
+SEQUENCES = random_sequences(LENGTHS)
+
+
+def model_folder(path: Path, name: str) -> tuple[Path, Any]:
+    make, model_type = FOLDERS[name]
+    folder = make(path / "model")
+    vocabulary = 33 if model_type == "esm" else 64 if model_type == "esmc" else 140
+    return folder, save_small_model(folder, model_type, vocab_size=vocabulary)
+
+
+def encoder(folder: Path | str, *outputs: str, precision: str = "fp32", layers: tuple[int, ...] = (-1,), **more: Any):
+    settings = EmbeddingSettings(outputs=list(outputs) or ["mean"], precision=precision, layers=list(layers), **more)
+    return Encoder(str(folder), settings, "cpu")
+
+
+def encoded(model: Encoder, sequences: list[str] = SEQUENCES) -> dict[str, Tensor]:
+    return model.encode(model.pack([sequence.encode() for sequence in sequences]))
+
+
+def reference(folder: Path, model: Any, special: tuple[int, int]) -> dict[int, list[Tensor]]:
+    """Residues of each sequence alone, after each layer."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    own = Encoder(str(folder), EmbeddingSettings(precision="fp32"), "cpu").tokenizer
+    layers: dict[int, list[Tensor]] = {}
+    for sequence in SEQUENCES:
+        text = " ".join(sequence) if getattr(own, "spaced", False) else sequence
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        if ids.shape[1] != len(sequence) + sum(special):  # Ankh, whose tokenizer transformers 5 reads otherwise
+            ids = torch.tensor([[*own.encode([sequence])[0].tolist(), *own.suffix]])
+        with torch.no_grad():
+            output = model(input_ids=ids, output_hidden_states=True)
+        states = [*output.hidden_states[:-1], output.last_hidden_state]
+        for layer, state in enumerate(states):
+            layers.setdefault(layer, []).append(state[0, special[0] : state.shape[1] - special[1]])
+    return layers
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_proteins_and_residues_of_each_layer_equal_transformers(tmp_path: Path, name: str):
+    folder, network = model_folder(tmp_path, name)
+    special = (0, 1) if name in ("ProtT5", "Ankh") else (1, 1)
+    wanted = reference(folder, network, special)
+    layers = sorted(wanted)
+    found = encoded(encoder(folder, "mean", "max", "residues", layers=tuple(layers)))
+    half = encoded(encoder(folder, "mean", "residues", layers=tuple(layers), precision="bf16"))
+    for layer in layers:
+        rows = torch.cat(wanted[layer])
+        scale = rows.abs().max()
+        means = torch.stack([row.mean(0) for row in wanted[layer]])
+        largest = torch.stack([row.amax(0) for row in wanted[layer]])
+        assert (found[f"residues_layer_{layer}"] - rows).abs().max() <= 1e-5 * scale
+        assert (found[f"mean_layer_{layer}"] - means).abs().max() <= 1e-5 * scale
+        assert (found[f"max_layer_{layer}"] - largest).abs().max() <= 1e-5 * scale
+        for ours, theirs in ((half[f"residues_layer_{layer}"], rows), (half[f"mean_layer_{layer}"], means)):
+            assert torch.cosine_similarity(ours.float(), theirs).min() >= 0.999
+
+
+def test_first_token_logits_and_contacts_equal_transformers(tmp_path: Path):
+    folder = esm(tmp_path / "model")
+    network: EsmForMaskedLM = save_masked_lm(folder, "esm", vocab_size=33)
+    found = encoded(encoder(folder, "cls", "logits", "contacts"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network.set_attn_implementation("eager")
+    logits, contacts, first = [], [], []
+    for sequence in SEQUENCES:
+        ids = tokenizer(sequence, return_tensors="pt")
+        with torch.no_grad():
+            logits.append(network(**ids).logits[0, 1:-1])
+            first.append(network.esm(**ids).last_hidden_state[0, 0])
+            contacts.append(network.esm.predict_contacts(ids.input_ids, ids.attention_mask)[0].reshape(-1, 1))
+    for name, rows in (("logits", torch.cat(logits)), ("contacts", torch.cat(contacts)), ("cls", torch.stack(first))):
+        assert found[name].shape == rows.shape
+        assert (found[name] - rows).abs().max() <= 1e-5 * rows.abs().max()
+
+
+def test_windows_average_the_residues_that_they_share(tmp_path: Path):
+    folder, _ = model_folder(tmp_path, "ESM-2")
+    model = encoder(folder, "mean", "max", "cls", "residues", long="window", max_length=12, overlap=4)
+    whole = encoder(folder, "residues", "cls")
+    (sequence,) = random_sequences([31])
+    starts = [0, 8, 16, 19]
+    parts = [encoded(whole, [sequence[start : start + 12]]) for start in starts]
+    sums, counts = torch.zeros(31, 32), torch.zeros(31, 1)
+    for start, part in zip(starts, parts, strict=True):
+        sums[start : start + 12] += part["residues"]
+        counts[start : start + 12] += 1
+    found = model.encode_windows(sequence.encode(), 12, 4, budget=30)
+    wanted = {"residues": sums / counts, "mean": (sums / counts).mean(0, keepdim=True)}
+    wanted |= {"max": (sums / counts).amax(0, keepdim=True), "cls": torch.stack([p["cls"] for p in parts]).mean(0)}
+    for name, rows in wanted.items():
+        assert (found[name] - rows).abs().max() <= 1e-5 * rows.abs().max()
+
+
+def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    export(build_model(tiny_section(), 0), run / "export", EsmSequenceTokenizer())
+    model = encoder(run, "latents", "mean_latents")  # the run has an export
+    wanted = ESM2Autoencoder.from_pretrained(run / "export").encode(SEQUENCES)
+    found = encoded(model)
+    assert torch.allclose(found["latents"], torch.cat(wanted), atol=1e-5)
+    assert torch.allclose(found["mean_latents"], torch.stack([rows.mean(0) for rows in wanted]), atol=1e-5)
+    exported = export_tiny(tmp_path / "classifier")
+    assert encoded(encoder(exported))["mean"].shape[0] == len(SEQUENCES)
+
+
+def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
+    folder, network = model_folder(tmp_path, "ESM-2")
+    copied = esm(tmp_path / "copied")
+    network.save_pretrained(copied)
+    assert encoder(folder).facts.fingerprint == encoder(copied).facts.fingerprint
+    with torch.no_grad():
+        network.encoder.layer[1].output.dense.bias[3] += 1e-3
+    network.save_pretrained(copied)
+    assert encoder(folder).facts.fingerprint != encoder(copied).facts.fingerprint
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path):
+    folder, network = model_folder(tmp_path, "ESM-2")
+    with torch.no_grad():
+        network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
+    network.save_pretrained(folder)
+    with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight hold NaN"):
+        encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "outputs", "message"),
+    [
+        ("esm2_t6_8M", ["mean"], "random"),
+        ("./nothing", ["mean"], "--model: there is no folder|--model: .*nothing"),
+        ("{folder}", ["latents"], "this model has none; it has mean"),
+    ],
+)
+def test_what_a_model_has_not_is_refused(tmp_path: Path, source: str, outputs: list[str], message: str):
+    folder, _ = model_folder(tmp_path, "ESM-2")
+    with pytest.raises(ConfigError, match=message):
+        encoder(source.format(folder=folder), *outputs)
+    with pytest.raises(ConfigError, match="the model has 2 layers"):
+        encoder(folder, layers=(3,))
+
+
+def test_a_model_that_is_not_at_hand_says_what_to_pass(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ResourceError, match=r"--model: nobody/nothing .* the hub can't be reached; give a local folder"
+    ):
+        encoder("nobody/nothing")

@@ -1,0 +1,289 @@
+"""A job gives every protein's vector once, resumes to the same bytes, and refuses what is not its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import ConfigError, DataError, ResourceError
+from dataset.embeddings.format import read_manifest
+from dataset.embeddings.reader import open_embeddings
+from dataset.store.conversion import convert
+from inference.embedding.encoder import Encoder
+from inference.embedding.job import estimate, run_job
+from inference.embedding.shard_files import ShardFiles
+from inference.embedding.worker import ShardWorker
+from tests.conftest import REPOSITORY
+from tests.inference.embedding.jobs import final_bytes, request, small_model_folder, vectors, write_proteins
+from tests.model.support import random_sequences
+
+
+def expected(folder: Path, sequences: list[str], output: str = "mean") -> list[np.ndarray]:
+    settings = request(folder, outputs=[output]).settings
+    encoder = Encoder(str(folder / "model"), settings, "cpu")
+    return [encoder.encode(encoder.pack([sequence.encode()]))[output].numpy() for sequence in sequences]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "npy", "hdf5"])
+def test_each_protein_has_its_vector_in_the_order_of_the_input(tmp_path: Path, file_format: str):
+    sequences = random_sequences([5, 40, 12, 33])
+    sequences.insert(2, sequences[0])  # two ids of one sequence
+    ids = ["sp|P1|A/B", "c:2", "again", "x.y", "z"]
+    write_proteins(tmp_path / "proteins.fasta", sequences, ids)
+    (report,) = run_job(request(tmp_path, format=file_format))
+    opened = open_embeddings(tmp_path / "out")
+    assert opened.ids == ids
+    assert opened.lengths.tolist() == [len(sequence) for sequence in sequences]
+    wanted = np.concatenate(expected(tmp_path, sequences))
+    np.testing.assert_allclose(opened[:], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(opened["sp|P1|A/B"], opened["again"])
+    assert (report["proteins"], report["distinct_sequences"], report["computed_sequences"]) == (5, 4, 4)
+    saved = json.loads((tmp_path / "out" / "embedding_performance_report_cpu.json").read_text())
+    assert saved == report and report["residues"] == sum(map(len, sequences)) - len(sequences[0])
+    assert len(list((tmp_path / "out" / "logs").glob("embed-*.log"))) == 1
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "hdf5"])
+def test_residues_and_pairs_have_rows_of_their_own(tmp_path: Path, file_format: str):
+    job = request(tmp_path, outputs=["residues", "contacts"], format=file_format)
+    run_job(job)
+    sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
+    for found, wanted in zip(
+        open_embeddings(job.output, "residues"), expected(tmp_path, sequences, "residues"), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    contacts = open_embeddings(job.output, "contacts")
+    wanted = expected(tmp_path, sequences, "contacts")[2].reshape(12, 12)
+    np.testing.assert_allclose(contacts["P00002"], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp16", 1e-3), ("bf16", 8e-3), ("int8", 1e-2)])
+def test_narrow_files_are_near(tmp_path: Path, dtype: str, error: float):
+    outputs = ["residues"] if dtype == "bf16" else ["residues", "mean"]
+    run_job(request(tmp_path, outputs=outputs, dtype=dtype))
+    run_job(request(tmp_path, outputs=outputs, output=tmp_path / "whole"))
+    for output in outputs:
+        narrow, whole = vectors(tmp_path / "out", output), vectors(tmp_path / "whole", output)
+        largest = max(np.abs(rows).max() for rows in whole.values())
+        assert all(np.abs(narrow[name] - rows).max() <= error * largest for name, rows in whole.items())
+
+
+class _KilledError(Exception):
+    pass
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> list[int]:
+    """Let the process end before it writes one more shard; the numbers of those that are computed."""
+    computed: list[int] = []
+    compute, write = ShardWorker.compute, ShardFiles.write
+
+    def counted(self: ShardWorker, shard: Any, *rest: Any) -> Any:
+        computed.append(shard.number)
+        return compute(self, shard, *rest)
+
+    def killed(self: ShardFiles, *given: Any) -> Any:
+        if shards == len(list(self.folder.glob("rows/*"))):
+            raise _KilledError
+        return write(self, *given)
+
+    monkeypatch.setattr(ShardWorker, "compute", counted)
+    monkeypatch.setattr(ShardFiles, "write", killed)
+    return computed
+
+
+@pytest.mark.parametrize("shards", [0, 1, 4])
+def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int):
+    job = request(tmp_path, outputs=["mean", "residues"])
+    run_job(replace(job, output=tmp_path / "undisturbed"))
+    with monkeypatch.context() as patched:
+        first = stop_after(patched, shards)
+        with pytest.raises(_KilledError):
+            run_job(job)
+    assert not job.output.exists()
+    with monkeypatch.context() as patched:
+        again = stop_after(patched, -1)
+        (report,) = run_job(job)
+    assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
+    assert report["starts"] == 2
+    assert len(set(first) & set(again)) <= 2  # the one that was lost, and the one computed beside its writing
+    assert sorted({*first, *again}) == list(range(len({*first, *again})))
+
+
+def test_a_complete_job_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (report,) = run_job(request(tmp_path))
+    before = final_bytes(tmp_path / "out")
+    computed = stop_after(monkeypatch, -1)
+    assert run_job(request(tmp_path)) == [report]
+    assert not computed and final_bytes(tmp_path / "out") == before
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("change", ["model", "input", "settings"])
+def test_an_output_of_another_job_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, finished: bool
+):
+    job = request(tmp_path)
+    with monkeypatch.context() as patched:
+        if not finished:
+            stop_after(patched, 2)
+        try:
+            run_job(job)
+        except _KilledError:
+            assert not finished
+    if change == "model":
+        other = small_model_folder(tmp_path / "other")
+        (other / "model.safetensors").unlink()
+        from tests.model.small_models import save_small_model
+
+        save_small_model(other, "esm", seed=1, vocab_size=33)
+        job = replace(job, models=[str(other)])
+    elif change == "input":
+        write_proteins(tmp_path / "proteins.fasta", random_sequences([5, 6]))
+    else:
+        job = request(tmp_path, outputs=["max"])
+    there = final_bytes(job.output if finished else job.partial)
+    with pytest.raises((ConfigError, DataError), match="model:|made of|input:|outputs:"):
+        run_job(job)
+    assert {name: content for name, content in final_bytes(job.output if finished else job.partial).items()} == there
+    if finished:
+        run_job(replace(job, overwrite=True))
+
+
+def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
+    from transformers import EsmModel
+
+    job = request(tmp_path)
+    network = EsmModel.from_pretrained(tmp_path / "model", add_pooling_layer=False)
+    with torch.no_grad():
+        network.encoder.layer[0].output.dense.weight.mul_(1e30)
+        network.encoder.layer[1].output.dense.weight.mul_(1e38)
+    network.save_pretrained(tmp_path / "model")
+    with pytest.raises(DataError, match=r"NaN or infinity in the batch of P0"):
+        run_job(job)
+    assert not job.output.exists()
+
+
+def test_out_of_memory_splits_the_batch_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = request(tmp_path, batch_tokens=128, shard_tokens=256)
+    run_job(replace(job, output=tmp_path / "whole"))
+    encode = Encoder.encode
+
+    def limited(self: Encoder, batch: Any) -> Any:
+        if batch.num_tokens > 90:
+            raise torch.OutOfMemoryError("no more")
+        return encode(self, batch)
+
+    monkeypatch.setattr(Encoder, "encode", limited)
+    (report,) = run_job(job)
+    assert report["batches_split_for_memory"] > 0
+    assert read_manifest(job.output).job["batches_split"] == report["batches_split_for_memory"]
+    wanted = vectors(tmp_path / "whole")
+    for name, vector in vectors(job.output).items():
+        np.testing.assert_allclose(vector, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_too_long_for_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def never(self: Encoder, batch: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(Encoder, "encode", never)
+    with pytest.raises(ResourceError, match=r"P\d+: out of memory on a single sequence of \d+ residues"):
+        run_job(request(tmp_path))
+
+
+def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk: Any):
+    job = request(tmp_path, outputs=["residues"], sequences=random_sequences([10, 12, 9, 300, 10]), shard_tokens=30)
+    convert(job.sources, tmp_path / "store", job.ingest)
+    job = replace(job, sources=[str(tmp_path / "store")])
+    run_job(replace(job, output=tmp_path / "undisturbed"))
+    with full_disk(20_000), pytest.raises(ResourceError, match="no room left"):
+        run_job(job)
+    assert len(list(job.partial.glob("model/rows/*"))) >= 1
+    run_job(job)
+    assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("policy", ["error", "crop", "window"])
+def test_long_sequences_follow_the_policy_and_are_counted(tmp_path: Path, policy: str):
+    job = request(tmp_path, outputs=["residues", "mean"], long=policy, max_length=30, overlap=10)
+    if policy == "error":
+        with pytest.raises(DataError, match=r"P00001: 40 residues, more than 30 \(4 such sequences\)"):
+            run_job(job)
+        return
+    (report,) = run_job(job)
+    assert report["long_sequences"] == 4
+    assert report["residues_left_out"] == (0 if policy == "window" else 10 + 10 + 47 + 3)
+    rows = vectors(job.output, "residues")
+    assert len(rows["P00005"]) == (77 if policy == "window" else 30)
+
+
+def test_several_models_share_a_plan(tmp_path: Path):
+    other = small_model_folder(tmp_path / "other")
+    job = request(tmp_path)
+    reports = run_job(replace(job, models=[*job.models, str(other)]))
+    assert len(reports) == 2
+    both = [vectors(job.output / name) for name in ("model", "other")]
+    assert all(np.array_equal(both[0][name], both[1][name]) for name in both[0])
+    assert run_job(replace(job, models=[*job.models, str(other)])) == reports
+
+
+def test_a_cache_serves_later_jobs(tmp_path: Path):
+    job = request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_bytes=10**9)
+    (first,) = run_job(job)
+    sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
+    write_proteins(tmp_path / "proteins.fasta", [*sequences[:6], *random_sequences([50], seed=9)])
+    (second,) = run_job(replace(job, output=tmp_path / "second"))
+    assert (first["cache_hit_rate"], second["cache_hit_rate"]) == (0, pytest.approx(6 / 7))
+    assert second["computed_sequences"] == 1
+    ours, theirs = vectors(tmp_path / "second"), vectors(job.output)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in list(ours)[:6])
+    (third,) = run_job(replace(job, output=tmp_path / "third", cache_bytes=1))
+    assert third["cache_hit_rate"] == 1
+    assert not list((tmp_path / "cache").glob("*/shard-*")) or third["computed_sequences"] == 0
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.1)
+    job = request(tmp_path, outputs=["mean", "residues"], dtype="fp16")
+    before = sorted(tmp_path.rglob("*"))
+    (found,) = estimate(job)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert found.disk_bytes == 2 * 32 * (12 + int(found.plan.lengths.sum()))
+    assert found.seconds > 0 and found.residues_per_s > 0
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
+    """SIGKILL at random moments, of the whole command."""
+    sequences = random_sequences([200 + number for number in range(60)])
+    job = request(tmp_path, sequences=sequences)
+    options = ["--model", str(tmp_path / "model"), "--input", str(tmp_path / "proteins.fasta"), "--device", "cpu"]
+    options += ["--precision", "fp32", "--shard-tokens", "500"]
+    command = [sys.executable, "-m", "tools", "embed", *options]
+    subprocess.run([*command, "--output", str(tmp_path / "whole")], cwd=REPOSITORY, check=True, capture_output=True)
+    draw = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen([*command, "--output", str(job.output)], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list(job.partial.glob("model/rows/*")):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(
+        [*command, "--output", str(job.output)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert final_bytes(job.output) == final_bytes(tmp_path / "whole")
