@@ -74,8 +74,7 @@ class _EmbeddingActor:
         device = "cuda" if of.gpus else "cpu"
         encoder = Encoder(of.source, of.settings, device, random_weights=of.random_weights)
         path = of.store if of.stage_dir is None else stage_store(of.store, of.stage_dir)
-        name = f"{ray.util.get_node_ip_address()} {str(ray.get_runtime_context().get_actor_id())[:8]}"
-        self._worker = ShardWorker(encoder, Store(path), name)
+        self._worker = ShardWorker(encoder, Store(path))
         return encoder.facts
 
     def run(self, shard: Shard) -> ShardRow:
@@ -109,7 +108,8 @@ class ActorPool:
             while idle and todo:
                 actor = idle.pop()
                 if actor not in self._lost:
-                    self._waiting[actor.run.remote(todo[0])] = actor, todo.popleft()
+                    following = todo.popleft()
+                    self._waiting[actor.run.remote(following)] = actor, following
             for actor, shard, result in self._replies():
                 if isinstance(result, ShardRow):
                     left -= 1

@@ -36,7 +36,7 @@ from dataset.store.reader import Store
 from inference.embedding.assembly import assemble
 from inference.embedding.cached import Cache
 from inference.embedding.plan import Plan, Shard, distinct_sequences, make_plan
-from inference.embedding.report import performance, report_name
+from inference.embedding.report import Spent, performance, report_name
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, file_format
 from inference.embedding.shard_files import ShardFiles, ShardRow
@@ -203,7 +203,7 @@ class _Model:
         self.plan: Plan
         self.job: dict[str, Any] = {}
         self.rows: dict[int, ShardRow] = {}
-        self.spent: dict[str, float] = {"starts": 0, "seconds": 0.0}
+        self.spent = Spent()
 
     def compute(self, complete: list[dict[str, Any]]) -> None:
         """Compute the shards that are missing; none where ``complete``, jobs of the finished output, has this one."""
@@ -224,7 +224,7 @@ class _Model:
             _check_job(self.folder / JOB_FILE, self.job, self.request)
             self._restore(cache)
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
-            before = self.spent["seconds"]
+            before, computing_s = self.spent.model_copy(), time.perf_counter()
             if not todo:
                 return
             known = sum(row.sequences for row in self.rows.values())
@@ -240,7 +240,9 @@ class _Model:
                 progress(0)
                 for row in engine.run([self.plan.shard(number) for number in todo], progress):
                     self.rows[row.number] = row
-                    self.spent["seconds"] = before + time.perf_counter() - start_s
+                    now_s = time.perf_counter()
+                    self.spent.seconds = before.seconds + now_s - start_s
+                    self.spent.computing_s = before.computing_s + now_s - computing_s
                     self._write_spent()
                     rate = row.residues / row.seconds
                     log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
@@ -258,8 +260,8 @@ class _Model:
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         assemble(building, self.facts, self.plan, self.store, self.files, settings, job, show)
         rows = [self.rows[number] for number in sorted(self.rows)]
-        seconds = self.spent["seconds"] + time.perf_counter() - start_s
-        report = performance(self.facts, self.plan, rows, settings, seconds, int(self.spent["starts"]))
+        self.spent.seconds += time.perf_counter() - start_s
+        report = performance(self.facts, self.plan, rows, settings, self.spent, self.request.workers or 1)
         name = report_name(self.request.device or "cpu")
         write_atomically(building / name, json.dumps(report, indent=1) + "\n")
         return report
@@ -284,7 +286,7 @@ class _Model:
         return plan
 
     def _write_spent(self) -> None:
-        write_atomically(self.folder / "spent.json", json.dumps(self.spent))
+        write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
 
     def _identity(self) -> dict[str, Any]:
         """What the bytes of the result depend on."""
@@ -303,10 +305,10 @@ class _Model:
         write_atomically(self.folder / JOB_FILE, json.dumps(self.job, indent=1) + "\n")
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
-            self.spent = json.loads((self.folder / "spent.json").read_text())
+            self.spent = Spent.model_validate_json((self.folder / "spent.json").read_bytes())
         if self.rows:
             log.info("%s: resuming, %d of %d shards are done", self.source, len(self.rows), self.plan.num_shards)
-        self.spent["starts"] += 1
+        self.spent.starts += 1
         self._write_spent()
         if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
             if cache is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+from pydantic import BaseModel
 from rich.table import Table
 
 from common.text import duration
@@ -21,23 +22,29 @@ from inference.embedding.shard_files import ShardRow
 from monitoring.sampling.peak_flops import peak_tflops
 
 
+class Spent(BaseModel):
+    """Time of all starts of a job: of everything, and of the computation of shards alone."""
+
+    starts: int = 0
+    seconds: float = 0.0
+    computing_s: float = 0.0
+
+
 def report_name(device: str) -> str:
     """File of the report of a job on this kind of device."""
     return f"embedding_performance_report_{device}.json"
 
 
 def performance(
-    facts: ModelFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbeddingSettings, seconds: float, starts: int
+    facts: ModelFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbeddingSettings, spent: Spent, workers: int
 ) -> dict[str, Any]:
     """The report of one model.
 
-    ``seconds``: of all starts of the job, loading and writing included. Rates are of the shards that were computed, by
-    the time of their computation; with several workers by the sum of their rates.
+    Rates are of the shards that were computed, over the seconds in which workers computed.
     """
     computed = [row for row in rows if not row.cached]
     batches = [batch_s for row in computed for batch_s in row.batch_s]
-    workers = {row.worker for row in computed}
-    busy_s = sum(row.seconds for row in computed) / max(1, len(workers))
+    busy_s = spent.computing_s
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     cached = sum(row.sequences for row in rows if row.cached)
@@ -48,7 +55,7 @@ def performance(
         "fingerprint": facts.fingerprint,
         "random_weights": facts.random_weights,
         "device": facts.device_name,
-        "workers": len(workers),
+        "workers": workers,
         "precision": settings.precision,
         "batch_tokens": plan.budget,
         "proteins": records,
@@ -59,8 +66,8 @@ def performance(
         "long_sequences": plan.long_sequences,
         "long_policy": settings.long,
         "residues_left_out": plan.residues_left_out,
-        "seconds": seconds,
-        "starts": starts,
+        "seconds": spent.seconds,
+        "starts": spent.starts,
         "computing_s": busy_s,
         "proteins_per_s": sequences / busy_s if busy_s else None,
         "residues_per_s": residues / busy_s if busy_s else None,
@@ -74,7 +81,7 @@ def performance(
         "memory_mean_bytes": round(fmean(row.mean_bytes for row in computed)) if computed else None,
         "flops_per_s": flops_per_s,
         "peak_tflops": peak,
-        "flops_utilization": flops_per_s / (peak * 1e12 * len(workers)) if peak and workers else None,
+        "flops_utilization": flops_per_s / (peak * 1e12 * workers) if peak else None,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__},
     }
 

@@ -49,7 +49,6 @@ class ShardRow(BaseModel):
     peak_bytes: int = 0
     mean_bytes: int = 0
     cached: bool = False
-    worker: str = ""
 
 
 class ShardFiles:

@@ -40,11 +40,10 @@ class ShardWorker:
     Args:
         encoder: on the device.
         store: of the sequences.
-        name: of the worker, for the rows.
     """
 
-    def __init__(self, encoder: Encoder, store: Store, name: str = "") -> None:
-        self.encoder, self._store, self._name = encoder, store, name
+    def __init__(self, encoder: Encoder, store: Store) -> None:
+        self.encoder, self._store = encoder, store
         self._warm_up = WARM_UP_BATCHES
         self._splits = 0
 
@@ -86,7 +85,6 @@ class ShardWorker:
             flops=float(flops),
             peak_bytes=self._peak(memory),
             mean_bytes=int(np.mean(memory)),
-            worker=self._name,
         )
         return {output.name: self._joined(output, parts[output.name]) for output in facts.outputs}, row
 

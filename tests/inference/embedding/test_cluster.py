@@ -1,0 +1,61 @@
+"""Actors of a Ray cluster compute the same bytes as one process, also where they are lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.errors import DataError
+from inference.embedding.job import run_job
+from inference.embedding.shard_files import ShardFiles
+from tests.inference.embedding.jobs import final_bytes, request
+from tests.model.support import random_sequences
+from train_config.schema import RaySection
+
+pytestmark = pytest.mark.slow
+
+
+def actor_processes() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if any("_EmbeddingActor" in word for word in p.cmdline())]
+
+
+def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_path: Path, ray_address: str):
+    sequences = random_sequences([400 + number for number in range(80)])
+    alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, batch_tokens=128)
+    run_job(replace(alone, output=tmp_path / "alone"))
+    job = replace(alone, cluster=RaySection(address=ray_address), workers=2)
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        while not list(job.partial.glob("model/rows/*")):
+            time.sleep(0.01)
+        process = actor_processes()[0]
+        killed.append(process.pid)
+        process.send_signal(signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    (report,) = run_job(job)
+    thread.join()
+    assert killed and report["workers"] == 2
+    assert final_bytes(job.output) == final_bytes(tmp_path / "alone")
+    log = next((job.output / "logs").glob("*.log")).read_text()
+    assert "a worker was lost and is replaced" in log
+
+
+def test_what_an_actor_refuses_ends_the_job_as_it_does_in_one_process(tmp_path: Path, ray_address: str):
+    from transformers import EsmModel
+
+    job = request(tmp_path, cluster=RaySection(address=ray_address), workers=1)
+    network = EsmModel.from_pretrained(tmp_path / "model", add_pooling_layer=False)
+    network.encoder.layer[0].output.dense.weight.data[0] = float("nan")
+    network.save_pretrained(tmp_path / "model")
+    with pytest.raises(DataError, match="hold NaN or infinity"):
+        run_job(job)
+    assert not ShardFiles(job.partial / "model").done() and not job.output.exists()
