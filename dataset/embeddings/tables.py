@@ -24,7 +24,7 @@ from common.publishing import writing
 from dataset.embeddings.arrays import quantized
 from dataset.embeddings.format import Dtype, FileFormat
 
-ROW_GROUP_BYTES = 96 << 20
+ROW_GROUP_BYTES, MOST_ROWS = 96 << 20, 1 << 17
 SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "npy": ".npy", "hdf5": ".h5"}
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -61,7 +61,7 @@ def write_table(
 
 def block_rows(channels: int, dtype: Dtype) -> int:
     """Rows of a block, and of a row group of Parquet."""
-    return max(1, ROW_GROUP_BYTES // (channels * np.dtype(NUMPY_DTYPES[dtype]).itemsize))
+    return min(MOST_ROWS, max(1, ROW_GROUP_BYTES // (channels * np.dtype(NUMPY_DTYPES[dtype]).itemsize)))
 
 
 def narrowed(vectors: NDArray[np.float32], dtype: Dtype, scales: NDArray[np.float32] | None) -> NDArray:

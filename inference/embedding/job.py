@@ -93,7 +93,6 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
             model.compute([manifest.job for manifest in complete])
         if complete:
             reports = sorted(request.output.glob(f"**/{report_name('*')}"))
-            shutil.rmtree(request.partial)
             return [json.loads(path.read_text(encoding="utf-8")) for path in reports]
         return _publish(request, models)
 
@@ -410,7 +409,7 @@ def _disk_bytes(facts: ModelFacts, plan: Plan, store: Store, settings: Embedding
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the unfinished folder, and remove it if nothing was put into it. Raises ResourceError where it is held."""
+    """Hold the unfinished folder, and remove it where no job was accepted. Raises ResourceError where it is held."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -419,7 +418,11 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ResourceError(f"{folder}: another process is computing this job; wait for it, or end it") from error
-        yield
+        try:
+            yield
+        finally:
+            if not any(folder.glob(f"*/{JOB_FILE}")):
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
 
