@@ -23,6 +23,7 @@ COMMANDS = {
     "analyze_gpu_logs": ("analyze_gpu_logs", "--log", "log.csv", "--output", "target.png"),
     "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
     "benchmark": ("benchmark", "store", "--output", "target"),
+    "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
     "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
 }
 

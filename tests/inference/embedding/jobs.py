@@ -8,6 +8,7 @@ from typing import Any
 from dataset.embeddings.reader import open_embeddings
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings
+from model.backbones.loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
@@ -23,7 +24,8 @@ def write_proteins(path: Path, sequences: list[str], ids: list[str] | None = Non
 
 
 def small_model_folder(folder: Path) -> Path:
-    save_small_model(esm(folder), "esm", vocab_size=33)
+    with quiet_transformers():
+        save_small_model(esm(folder), "esm", vocab_size=33)
     return folder
 
 

@@ -1,0 +1,149 @@
+"""Files of embeddings are what the tools that people use for them open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch_file
+
+from common.errors import ConfigError, DataError
+from dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
+from dataset.embeddings.format import EmbeddingsManifest, OutputManifest, write_index, write_manifest
+from dataset.embeddings.reader import open_embeddings
+from dataset.embeddings.tables import (
+    SUFFIXES,
+    Block,
+    biotrainer_key,
+    block_rows,
+    hdf5_key,
+    refuse_equal_keys,
+    write_table,
+)
+
+IDS = ["sp|P1|A", "a/b", "c:1", "d"]
+LENGTHS = np.array([3, 5, 8, 13])
+VECTORS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+
+
+def write(path: Path, file_format: Any, dtype: Any = "fp32", keys: list[str] | None = None) -> Path:
+    blocks = [Block(IDS[:3], LENGTHS[:3], VECTORS[:3]), Block(IDS[3:], LENGTHS[3:], VECTORS[3:])]
+    scales = scales_of(np.abs(VECTORS).max(0)) if dtype == "int8" else None
+    write_table(path, file_format, blocks, VECTORS.shape, dtype, scales, keys or IDS)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_parquet_opens_in_pandas_polars_and_duckdb(tmp_path: Path, dtype: str):
+    path = write(tmp_path / "mean.parquet", "parquet", dtype)
+    wanted = VECTORS.astype(np.float32 if dtype == "fp32" else np.float16)
+    frame = pd.read_parquet(path)
+    assert frame.id.tolist() == IDS and frame.length.tolist() == LENGTHS.tolist()
+    np.testing.assert_array_equal(np.stack(frame.embedding.tolist()), wanted)
+    np.testing.assert_array_equal(pl.read_parquet(path)["embedding"].to_numpy(), wanted)
+    # In a process of its own: DuckDB 2.0 complains about its own leaks when a process ends.
+    query = f"select id, embedding from '{path}' where length > 4 order by length"
+    code = f'import duckdb, json; print(json.dumps(duckdb.sql("{query}").fetchall()))'
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    assert [row[0] for row in rows] == IDS[1:]
+    np.testing.assert_array_equal(np.array([row[1] for row in rows], dtype=wanted.dtype), wanted[1:])
+
+
+def test_parquet_has_row_groups_and_neither_dictionary_nor_compression(tmp_path: Path):
+    metadata = pq.ParquetFile(write(tmp_path / "mean.parquet", "parquet")).metadata
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 1]
+    column = metadata.row_group(0).column(2)
+    assert column.compression == "UNCOMPRESSED" and not any("DICTIONARY" in name for name in column.encodings)
+    assert 64 << 20 <= block_rows(1280, "fp32") * 1280 * 4 <= 128 << 20
+
+
+def test_npy_is_mapped_by_numpy(tmp_path: Path):
+    mapped = np.load(write(tmp_path / "mean.npy", "npy"), mmap_mode="r")
+    assert isinstance(mapped, np.memmap)
+    np.testing.assert_array_equal(mapped, VECTORS)
+
+
+def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
+    """By its convert of an embeddings file (1.4): key by id or hash, attribute original_id."""
+    path = write(tmp_path / "mean.h5", "hdf5", keys=[biotrainer_key(name * 3) for name in "ACDE"])
+    with h5py.File(path, "r") as file:
+        by_id = {file[key].attrs["original_id"]: np.array(values) for key, values in file.items()}
+        np.testing.assert_array_equal(file[biotrainer_key("CCC")][:], VECTORS[1])
+    assert sorted(by_id) == sorted(IDS)
+    # sha256 of "ACD_3", as biotrainer's calculate_sequence_hash gives it
+    assert biotrainer_key("ACD") == "eeb0f924a97be1dfaefc43af2eb118ac55f9b948ede937cb5ac28d4f6984e926"
+
+
+def test_ids_that_hdf5_can_not_tell_apart_are_refused():
+    assert hdf5_key("a/b") == "a_b"
+    with pytest.raises(DataError, match=r"'a/b' and 'a_b' would both be the dataset 'a_b'"):
+        refuse_equal_keys(["a/b", "c", "a_b"])
+
+
+def test_arrays_open_in_safetensors(tmp_path: Path):
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    arrays = {"values": bits, "offsets": np.array([0, 1, 4]), "half": values.astype(np.float16)}
+    write_arrays(tmp_path / "a.safetensors", arrays)
+    opened = open_arrays(tmp_path / "a.safetensors")
+    assert all(np.array_equal(opened[name], array) for name, array in arrays.items())
+    np.testing.assert_array_equal(as_float32(opened["values"]), values)
+    np.testing.assert_array_equal(load_torch_file(tmp_path / "a.safetensors")["values"].float().numpy(), values)
+    write_arrays(tmp_path / "b.safetensors", {"values": values})
+    np.testing.assert_array_equal(load_file(tmp_path / "b.safetensors")["values"], values)
+
+
+def test_int8_is_near_by_half_a_step_of_each_channel():
+    scales = scales_of(np.abs(VECTORS).max(0))
+    assert (np.abs(as_float32(quantized(VECTORS, scales), scales) - VECTORS) <= scales / 2 + 1e-7).all()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    outputs = {}
+    for file_format in ("parquet", "npy"):
+        name = f"mean{SUFFIXES[file_format]}"
+        write(tmp_path / name, file_format)
+        outputs[file_format] = OutputManifest(
+            description="", per="protein", channels=6, dtype="fp32", format=file_format, files=[name]
+        )
+    write_index(tmp_path, [{"id": IDS, "length": LENGTHS, "sequence": np.arange(4)}])
+    write_manifest(tmp_path, EmbeddingsManifest(num_records=4, num_sequences=4, outputs=outputs))
+    return tmp_path
+
+
+@pytest.mark.parametrize("output", ["parquet", "npy"])
+def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
+    opened = open_embeddings(folder, output)
+    assert (len(opened), opened.channels, opened.ids) == (4, 6, IDS)
+    for number, name in enumerate(IDS):
+        np.testing.assert_array_equal(opened[name], VECTORS[number])
+        np.testing.assert_array_equal(opened[number - 4], VECTORS[number])
+    for start, stop in ((0, 4), (1, 3), (2, 4), (3, 3), (0, 99)):
+        np.testing.assert_array_equal(opened[start:stop], VECTORS[start:stop])
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in opened.blocks(3)]), VECTORS)
+    with pytest.raises(KeyError):
+        opened["nobody"]
+    with pytest.raises(IndexError, match="record 4 of 4"):
+        opened[4]
+
+
+def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no output 'maen'.*there are parquet, npy"):
+        open_embeddings(folder, "maen")
+    (folder / "mean.npy").unlink()
+    with pytest.raises(DataError, match=r"mean\.npy is missing"):
+        open_embeddings(folder, "npy")
+    with pytest.raises(DataError, match="no embeddings there"):
+        open_embeddings(tmp_path / "nowhere")

@@ -1,0 +1,64 @@
+"""The command embed: what it prints, and what it refuses before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dataset.embeddings.reader import open_embeddings
+from tests.inference.embedding.jobs import small_model_folder, write_proteins
+from tests.model.support import random_sequences
+from tests.tools.test_bad_input import REFUSED
+
+
+@pytest.fixture
+def given(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
+    model = small_model_folder(tmp_path / "model")
+    fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
+    return ["embed", "--model", str(model), "--input", str(fasta), "--device", "cpu", "--output", str(tmp_path / "out")]
+
+
+def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[str], tmp_path: Path):
+    outcome = command(*given, "--outputs", "mean", "residues", "--dtype", "fp16", "--format", "npy")
+    assert outcome.code == 0, outcome.err
+    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}" in outcome.out
+    assert open_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
+    again = command(*given, "--outputs", "mean", "residues", "--dtype", "fp16", "--format", "npy")
+    assert again.code == 0 and "residues/s" in again.out
+
+
+def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.05)
+    outcome = command(*given, "--dry-run")
+    assert outcome.code == 0
+    assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out
+    assert "48 residues" in outcome.out and "GB on disk: mean" in outcome.out and "residues/s" in outcome.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_and_nothing_is_left(command, given: list[str], tmp_path: Path, name: str):
+    (tmp_path / "proteins.fasta").write_bytes(REFUSED[name][0])
+    outcome = command(*given)
+    assert outcome.code == 3 and outcome.err.startswith("error: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--outputs", "means"], "expected one of mean"),
+        (["--dtype", "bf16"], "--dtype bf16"),
+        (["--dtype", "int8", "--format", "hdf5"], "--dtype int8"),
+        (["--long", "window", "--max-length", "20", "--overlap", "20"], "--overlap 20: must be less than"),
+        (["--long", "window", "--max-length", "20", "--outputs", "contacts"], "can't be averaged over windows"),
+        (["--device", "cuda"], "there is no GPU"),
+        (["--batch-tokens", "0"], "--batch-tokens"),
+    ],
+)
+def test_settings_that_can_not_be_are_one_line(command, given: list[str], tmp_path: Path, options, words: str):
+    outcome = command(*given, *options)
+    assert outcome.code in (2, 4) and outcome.err.count("\n") == 1 and words in outcome.err, outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
