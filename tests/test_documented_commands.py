@@ -85,6 +85,9 @@ def made(tmp_path_factory, process_group) -> Path:
         train(config)
     for name in ("esm2_t6_8M_UR50D", "esm2_t12_35M_UR50D"):
         shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / "facebook" / name)
+    for name, *options in (("embeddings", "--outputs", "mean", "residues"), ("embeddings_hdf5", "--format", "hdf5")):
+        given = ["--model", str(folder / "runs" / "esm2ae"), "--input", str(folder / "proteins.fasta"), *options]
+        assert run(esmeray, ["embed", *given, "--device", "cpu", "--output", str(folder / name)]) == 0
     best = folder / "runs" / "tune_throughput" / "best.yaml"
     best.parent.mkdir()
     best.write_text(dump_config(proteins))
@@ -188,6 +191,8 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     """Exit code of a tool; of those that start workers only what comes before."""
     if name == "fasta2lmdb":
         shutil.rmtree(workspace / "proteins.store")
+    if name == "embed":
+        shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     words = {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}

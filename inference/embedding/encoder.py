@@ -207,7 +207,7 @@ class Encoder:
         last = features.get(self.backbone.num_layers)
         if self._head is not None and last is not None:
             features["logits"] = self._head(last)
-        if self._autoencoder is not None and last is not None:
+        if self._autoencoder is not None and last is not None and wanted & {"latents", "mean_latents"}:
             features["latents"] = self._autoencoder.latents(last)
         return features
 

@@ -163,7 +163,8 @@ class ESM2Autoencoder(TaskModel):
 
     def latents(self, features_TD: Tensor) -> Tensor:
         """(T, Z) fp32: the latents of every token's features."""
-        latent_TZ: Tensor = self.encoder(self._cast(self.normalization(features_TD)))
+        normal_TD = self.normalization(features_TD)
+        latent_TZ: Tensor = self.encoder(normal_TD.to(next(self.encoder.parameters()).dtype))
         return latent_TZ.float()
 
     @torch.no_grad()

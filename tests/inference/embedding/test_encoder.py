@@ -133,6 +133,8 @@ def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(t
     found = encoded(model)
     assert torch.allclose(found["latents"], torch.cat(wanted), atol=1e-5)
     assert torch.allclose(found["mean_latents"], torch.stack([rows.mean(0) for rows in wanted]), atol=1e-5)
+    half = encoded(encoder(run, "latents", precision="bf16"))["latents"]
+    assert torch.cosine_similarity(half, found["latents"]).min() >= 0.99
     exported = export_tiny(tmp_path / "classifier")
     assert encoded(encoder(exported))["mean"].shape[0] == len(SEQUENCES)
 
