@@ -32,7 +32,17 @@ from common.errors import ConfigError
 from common.text import did_you_mean
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
-MODULES = ("conversion", "loading", "tokenizer", "embedding", "memory", "training", "monitoring", "features")
+MODULES = (
+    "conversion",
+    "loading",
+    "tokenizer",
+    "embedding",
+    "proteome",
+    "memory",
+    "training",
+    "monitoring",
+    "features",
+)
 """Modules of the stages, in the order in which data flows; a new stage is a name here.
 
 Importing one loads neither torch nor a peer, so that --list and --help answer at once.
