@@ -27,6 +27,7 @@ from benchmarks.gpu.correctness import correctness
 from benchmarks.gpu.forward import forward
 from benchmarks.gpu.production import production
 from benchmarks.gpu.profile import profile
+from benchmarks.gpu.proteome import proteome
 from benchmarks.gpu.training import budgets, training
 from benchmarks.harness.machine import describe_machine, revision, versions
 from common.errors import ConfigError
@@ -34,7 +35,7 @@ from common.publishing import write_atomically
 from common.text import did_you_mean
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    part.__name__: part for part in (correctness, ceilings, training, forward, profile, budgets, production)
+    part.__name__: part for part in (correctness, ceilings, training, forward, proteome, profile, budgets, production)
 }
 
 

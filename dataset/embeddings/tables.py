@@ -11,9 +11,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -103,13 +102,15 @@ def _write_npy(
 
 
 def _write_hdf5(path: Path, blocks: Iterable[Block], dtype: Dtype, keys: Iterable[str]) -> None:
+    import h5py  # here and elsewhere: few need it
+
     with h5py.File(path, "w") as file:
         for block in blocks:
             for record_id, key, row in zip(block.ids, keys, block.vectors.astype(NUMPY_DTYPES[dtype]), strict=False):
                 add_dataset(file, key, row, record_id)
 
 
-def add_dataset(file: h5py.File, key: str, values: NDArray, record_id: str) -> None:
+def add_dataset(file: Any, key: str, values: NDArray, record_id: str) -> None:
     """Add a record's values as a dataset with the attribute ``original_id``, unless there is one of this key."""
     if key not in file:
         file.create_dataset(key, data=values).attrs["original_id"] = record_id

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -168,6 +167,8 @@ def _datasets(
     keys: Callable[[int], str],
 ) -> OutputManifest:
     """A dataset for each record: (residues, C), or (residues, residues)."""
+    import h5py
+
     name = f"{output.name}.h5"
     with writing(building / name), h5py.File(building / name, "w") as file:
         for record in range(len(store)):
