@@ -46,11 +46,6 @@ def proteome(bench: Bench) -> Iterator[Row]:
                 device=bench.device,
                 random_weights=True,
             )
-            ((report,), seconds) = timed(lambda job=job: run_job(job))
-            kept = ("proteins", "residues", "residues_per_s", "computing_s", "flops_utilization", "memory_peak_bytes")
-            yield {
-                "model": name,
-                "outputs": " ".join(outputs),
-                "seconds": seconds,
-                **{key: report[key] for key in kept},
-            }
+            (report,), seconds = timed(partial(run_job, job))
+            kept = {key: report[key] for key in KEPT}
+            yield {"model": name, "outputs": " ".join(outputs), "seconds": seconds, **kept}
