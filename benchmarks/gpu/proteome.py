@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
