@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,9 @@ from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts,
 if TYPE_CHECKING:
     from benchmarks.programs.processes import MemoryMeter
 
-PROTEINS: dict[Device, int] = {"cpu": 480, "cuda": 10_000}
+PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
 QUICK_PROTEINS, QUICK_RESIDUES = 6, 60
-SEARCH_PROTEINS = 32
+SEARCH_PROTEINS, SHORT_PROTEINS = 32, 6
 LEAST_COSINE = 0.999
 
 OURS, STOCK, TUNED, FORWARD = "esmeray embed", "stock script", "transformers tuned by hand", "esmeray, forward alone"
@@ -45,8 +46,10 @@ def _cases(setting: Setting) -> Iterator[Case]:
     sequences = spread_by_length(proteins.sequences, PROTEINS[device])
     if setting.quick:
         sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
-    fasta = folder / "proteins.fasta"
-    fasta.write_text("".join(f">protein{n}\n{sequence}\n" for n, sequence in enumerate(sequences)))
+    texts = {"whole": sequences, "short": sequences[:: -(-len(sequences) // SHORT_PROTEINS)]}
+    files = {name: folder / f"{name}.fasta" for name in texts}
+    for name, some in texts.items():
+        files[name].write_text("".join(f">protein{n}\n{sequence}\n" for n, sequence in enumerate(some)))
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
     some = sequences[:: max(1, len(sequences) // SEARCH_PROTEINS)]
@@ -58,36 +61,30 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "residues embedded": sum(map(len, sequences)),
         "tuned by hand": str(tuning),
     }
-    given: dict[str, Any] = {"model": str(model), "fasta": str(fasta), "device": device, "tuned": settings}
-    targets = {name: str(folder / f"out-{number}") for number, name in enumerate((OURS, STOCK, TUNED))}
+    given: dict[str, Any] = {"model": str(model), "device": device, "tuned": settings}
+    targets = {name: folder / f"out-{number}" for number, name in enumerate((OURS, STOCK, TUNED))}
 
-    def embed(name: str) -> float:
-        work(name, **given, target=targets[name])
+    def embed(name: str, length: str = "whole") -> float:
+        work(name, **given, fasta=str(files[length]), target=str(targets[name]))
         return len(sequences)
 
-    def remove(name: str) -> None:
-        shutil.rmtree(targets[name], ignore_errors=True)
-        Path(targets[name] + ".npz").unlink(missing_ok=True)
-
     forward = our_embedder(model, device, torch.bfloat16)
-    contenders = [Contender(name, _bound(embed, name), before=_bound(remove, name)) for name in targets]
-    contenders.append(Contender(FORWARD, lambda: float(len(forward(sequences)))))
+    contenders = [Contender(name, partial(embed, name), short=partial(embed, name, "short")) for name in targets]
+    contenders.append(Contender(FORWARD, lambda: float(len(forward(sequences))), short=lambda: len(forward(some))))
     yield Case(RATE, "proteins/s", tuple(contenders), rounds=3, check=lambda: _check(embed, targets), facts=facts)
 
     def peak(name: str) -> float:
-        arguments = {"name": name, **given, "target": targets[name]}
+        arguments = {"name": name, **given, "fasta": str(files["whole"]), "target": str(targets[name])}
         return peak_of("benchmarks.stages.proteome:work_measured", arguments).computing_bytes / 1e6
 
-    measured = [Contender(name, _bound(peak, name), "value", before=_bound(remove, name)) for name in targets]
-    yield Case(MEMORY, "MB", tuple(measured), better="lower", rounds=3, facts=facts)
-
-
-def _bound(function: Callable[[str], Any], name: str) -> Callable[[], Any]:
-    return lambda: function(name)
+    measured = tuple(Contender(name, partial(peak, name), "value") for name in targets)
+    yield Case(MEMORY, "MB", measured, better="lower", rounds=1, facts=facts)
 
 
 def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any], target: str) -> None:
-    """One contender's work, from the FASTA file to its file."""
+    """One contender's work, from the FASTA file to its file, which is removed first."""
+    shutil.rmtree(target, ignore_errors=True)
+    Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
         from inference.embedding.job import run_job
         from inference.embedding.request import JobRequest
@@ -115,7 +112,7 @@ def work_measured(meter: MemoryMeter, name: str, **given: Any) -> None:
     work(name, **given)
 
 
-def _check(embed: Callable[[str], float], targets: dict[str, str]) -> Facts:
+def _check(embed: Callable[[str], float], targets: dict[str, Path]) -> Facts:
     """Hold all files to the stock script's."""
     from dataset.embeddings.reader import open_embeddings
 
