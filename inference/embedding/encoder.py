@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from common.errors import ConfigError, DataError, EsmerayError
 from dataset.packed_batch import PackedBatch
@@ -85,6 +86,7 @@ class Encoder:
         self._prefix, self._suffix = len(self.tokenizer.prefix), len(self.tokenizer.suffix)
         self._layers = sorted({output.layer for output in outputs if output.layer is not None})
 
+    @record_function("tokenize")
     def pack(self, sequences: Sequence[bytes | memoryview]) -> PackedBatch:
         """One batch of these sequences, on the CPU, in the model's own vocabulary; pinned where it is on CUDA.
 
@@ -211,6 +213,7 @@ class Encoder:
             features["latents"] = self._autoencoder.latents(last)
         return features
 
+    @record_function("pooling")
     def _outputs(
         self,
         features: Features,

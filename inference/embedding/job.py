@@ -83,8 +83,8 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
             from training.launch.cluster import connected
 
             stack.enter_context(connected(request.cluster))
-        request = _resolved(request)
-        store = _store(request, request.partial)
+        request = resolved(request)
+        store = open_store(request, request.partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in request.partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise _other_job(request.partial, f"of model {min(others)}")
@@ -99,13 +99,13 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
 
 def estimate(request: JobRequest) -> list[Estimate]:
     """Size and time of a job, after a measurement of ten seconds for each model; nothing is written that stays."""
-    request = _resolved(request)
+    request = resolved(request)
     with tempfile.TemporaryDirectory() as folder:
-        store = _store(request, Path(folder))
+        store = open_store(request, Path(folder))
         return [_estimate(request, model, store) for model in request.models]
 
 
-def _resolved(request: JobRequest) -> JobRequest:
+def resolved(request: JobRequest) -> JobRequest:
     """The request with its device and workers chosen, from the cluster where there is one."""
     nodes = local_resources()
     if request.cluster is not None:
@@ -121,8 +121,8 @@ def _resolved(request: JobRequest) -> JobRequest:
     return replace(request, device=device, workers=workers, settings=request.settings.resolved(device == "cuda"))
 
 
-def _store(request: JobRequest, folder: Path) -> Store:
-    """The store that the sources are or are converted to; refuses one of texts."""
+def open_store(request: JobRequest, folder: Path) -> Store:
+    """The store that the sources are or are converted to, in the folder; refuses one of texts."""
     data = DataSection(source=request.sources, ingest=request.ingest)
     if not (len(request.sources) == 1 and (Path(request.sources[0]) / "manifest.json").is_file()):
         data = data.model_copy(update={"store": str(folder / "store")})
@@ -378,8 +378,7 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
         while start_s is None or time.perf_counter() - start_s < MEASURED_S:
             shard = plan.shard(int(random.integers(plan.num_shards)))
             batches = shard.batches()
-            places = batches[int(random.integers(len(batches)))]
-            piece = shard._replace(records=shard.records[places], lengths=shard.lengths[places])
+            piece = shard.part(batches[int(random.integers(len(batches)))])
             engine.worker.compute(piece)
             if start_s is None:  # the first warms up
                 start_s = time.perf_counter()

@@ -43,6 +43,10 @@ class Shard(NamedTuple):
     budget: int
     window: int | None
 
+    def part(self, places: Indices) -> Shard:
+        """The sequences at these places alone."""
+        return self._replace(records=self.records[places], lengths=self.lengths[places])
+
     def batches(self) -> list[Indices]:
         """Places (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
         tokens_n = self.lengths + SPECIAL_TOKENS_PER_SEQUENCE
@@ -105,6 +109,13 @@ class Plan:
         """One shard, to be computed."""
         part = slice(self.bounds[number], self.bounds[number + 1])
         return Shard(number, self.records[part], self.lengths[part], self.budget, self.window)
+
+    def spread(self, count: int) -> Shard:
+        """A sample of so many sequences as one shard, evenly spread over the lengths; all where there are fewer."""
+        count = min(count, self.num_sequences)
+        ranks = ((np.arange(count) + 0.5) * (self.num_sequences / count)).astype(np.int64)
+        places = np.argsort(self.lengths, kind="stable")[ranks]
+        return Shard(0, self.records[places], self.lengths[places], self.budget, self.window)
 
     def tokens(self, numbers: Sequence[int]) -> int:
         """Tokens of these shards, special ones included."""

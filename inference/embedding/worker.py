@@ -2,7 +2,7 @@
 
 In: a shard's description. Out: its file, complete under its name, and a row about it. While one batch is fetched from
 the device, the next is computed; while one shard is written, the next is. Out of memory splits a batch, which is
-counted.
+counted. Ranges of torch.profiler name what is done beside the model, for :mod:`inference.embedding.profile`.
 
 Shape legend: n sequences of a shard, R rows, C channels.
 """
@@ -17,6 +17,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import record_function
 
 from common.errors import DataError, ResourceError
 from dataset.embeddings.arrays import quantized, scales_of
@@ -101,7 +102,9 @@ class ShardWorker:
     def _launched(self, shard: Shard, places: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], HostCopy]]:
         """One batch on the device, in parts if it is out of memory."""
         try:
-            return [(places, HostCopy(self._encoded(shard, places)))]
+            rows = self._encoded(shard, places)
+            with record_function("copy back"):
+                return [(places, HostCopy(rows))]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -120,12 +123,16 @@ class ShardWorker:
 
     def _encoded(self, shard: Shard, places: NDArray[np.int64]) -> dict[str, Tensor]:
         lengths = shard.lengths[places]
-        sequences = self._store.windows(shard.records[places], np.zeros_like(lengths), lengths)
+        with record_function("tokenize"):
+            sequences = self._store.windows(shard.records[places], np.zeros_like(lengths), lengths)
         if shard.window is not None and lengths[0] > shard.window:
             overlap = min(self.encoder.settings.overlap, shard.window - 1)
             rows = self.encoder.encode_windows(sequences[0], shard.window, overlap, shard.budget)
         else:
-            rows = self.encoder.encode(self.encoder.pack(sequences).to(self.encoder.device, non_blocking=True))
+            batch = self.encoder.pack(sequences)
+            with record_function("copy to device"):
+                batch = batch.to(self.encoder.device, non_blocking=True)
+            rows = self.encoder.encode(batch)
         dtype = _TORCH_DTYPES[self.encoder.settings.dtype]
         per = {output.name: output.per for output in self.encoder.facts.outputs}
         return {name: row if per.get(name, "protein") == "protein" else row.to(dtype) for name, row in rows.items()}
@@ -169,6 +176,7 @@ class ShardWorker:
         return max(memory)
 
 
+@record_function("copy back")
 def _read(places: NDArray[np.int64], copied: HostCopy) -> tuple[NDArray[np.int64], dict[str, NDArray]]:
     tensors = copied.read()
     bits = {name: t.view(torch.int16) if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
