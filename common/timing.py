@@ -110,6 +110,13 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start_s
 
 
+def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Median of a few times, the GPU's work included, after some to warm up."""
+    for _ in range(REPEATS_PER_MEDIAN):
+        work()
+    return median(timed(work)[1] for _ in range(repeats))
+
+
 def wait_for_device() -> None:
     """Wait for the GPU, where torch is loaded and has used one."""
     torch = sys.modules.get("torch")

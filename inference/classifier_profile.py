@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
-from common.publishing import atomic_file
 from common.timing import timed
 from dataset.packed_batch import PackedBatch
 from inference.classifier import ClassifierPipeline, Predictions, Progress
+from inference.trace import traced
 from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
@@ -176,25 +176,13 @@ def measure_whole(
 def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batch_size: int) -> list[dict[str, Any]]:
     """Profile a few batches by torch.profiler.
 
-    Writes ``trace.json`` (for Perfetto or chrome://tracing) and ``stacks.txt`` (one stack a line and its microseconds,
-    for flame graphs) into the folder. Returns the operations that take most time themselves, the largest first;
-    ``share`` is of all operations' time on that device.
+    Writes the files of :func:`inference.trace.traced` into the folder. Returns the operations that take most time
+    themselves, the largest first; ``share`` is of all operations' time on that device.
     """
     batches = _batches(pipeline, texts, "batch_size", batch_size)
     run_once(pipeline, next(batches))
     cuda = pipeline.device.type == "cuda"
-    # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
-    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(
-        activities=activities, record_shapes=True, profile_memory=True, with_stack=True, experimental_config=verbose
-    ) as profiler:
-        for _ in range(TRACED_RUNS):
-            run_once(pipeline, next(batches))
-    with atomic_file(folder / "trace.json") as path:
-        profiler.export_chrome_trace(str(path))
-    with atomic_file(folder / "stacks.txt") as path:
-        profiler.export_stacks(str(path), "self_cuda_time_total" if cuda else "self_cpu_time_total")
+    profiler = traced(lambda: [run_once(pipeline, next(batches)) for _ in range(TRACED_RUNS)], folder, cuda)
     metric = "self_device_time_total" if cuda else "self_cpu_time_total"
     times_us = {
         event: getattr(event, metric) for event in profiler.key_averages() if event.device_type == DeviceType.CPU

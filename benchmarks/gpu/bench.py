@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,13 +16,13 @@ from pydantic import BaseModel, Field
 
 from common.errors import ConfigError
 from common.text import did_you_mean
-from common.timing import timed
 from dataset.batches.loader import ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.steps import StepBatches, TrainingSteps
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from model.tasks.masked_lm import MaskedLM
+from monitoring.sampling.measured_peaks import copy_bytes_per_s, product_flops_per_s
 from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 Row: TypeAlias = dict[str, str | int | float | None]
@@ -32,7 +31,7 @@ LONGEST = 1024
 """Tokens of the longest sequence."""
 
 SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "3B": "esm2_t36_3B"}
-ROUNDS, WARM_UPS, MICRO_BATCHES = 5, 3, 4
+WARM_UPS, MICRO_BATCHES = 3, 4
 
 
 class Arguments(BaseModel):
@@ -68,15 +67,13 @@ class Bench:
     def product_tflops(self) -> float:
         """TFLOP/s of a large bf16 matrix product, the most that the device does."""
         size = 8192 if self.device == "cuda" else 256
-        left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        return 2e-12 * size**3 * 20 / seconds(lambda: [left @ right for _ in range(20)])
+        return 1e-12 * product_flops_per_s(self.device, torch.bfloat16, size)
 
     @cached_property
     def copy_tb_per_s(self) -> float:
         """TB/s of a large copy, bytes read and written."""
         source = torch.empty(2**30 if self.device == "cuda" else 2**20, dtype=torch.int8, device=self.device)
-        target = torch.empty_like(source)
-        return 2e-12 * source.numel() / seconds(lambda: target.copy_(source))
+        return 2e-12 * copy_bytes_per_s(source, torch.empty_like(source))
 
     def work(self, tokens: int) -> tuple[StepBatches, float]:
         """A step of masked batches of one shape on the device, and the tokens that a token attends to on average."""
@@ -119,10 +116,3 @@ def captured(work: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Median of a few rounds, the device's work included, after some to warm up."""
-    for _ in range(WARM_UPS):
-        work()
-    return median(timed(work)[1] for _ in range(ROUNDS))

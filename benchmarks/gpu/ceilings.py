@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Row, seconds
+from benchmarks.gpu.bench import Bench, Row
+from common.timing import median_seconds
 
 
 def ceilings(bench: Bench) -> Iterator[Row]:
@@ -28,5 +29,5 @@ def _tflops(bench: Bench, rows: int, inner: int, width: int, count: int = 1) -> 
         for shape in ((rows, inner), (width, inner), (width,))
     )
     repeats = range(20 * count)
-    taken_s = seconds(lambda: [torch.nn.functional.linear(x, weight, bias) for _ in repeats])
+    taken_s = median_seconds(lambda: [torch.nn.functional.linear(x, weight, bias) for _ in repeats])
     return 2e-12 * rows * inner * width * len(repeats) / taken_s

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row, captured, seconds
-from common.timing import timed
+from benchmarks.gpu.bench import LONGEST, Bench, Row, captured
+from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from dataset.store.sample import sample_records
@@ -49,7 +49,7 @@ def _run(model: MaskedLM, batches: Iterable[PackedBatch]) -> None:
 
 
 def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[], None], flops_per_token: float) -> Row:
-    first_s, taken_s = timed(work)[1], seconds(work)
+    first_s, taken_s = timed(work)[1], median_seconds(work)
     share = bench.share_of_peak(flops_per_token * tokens, taken_s)
     rate: Row = {"tokens/s": tokens / taken_s, "share of a product": share, "first call s": first_s}
     return {"model": name, "contender": contender, **rate}
@@ -89,7 +89,7 @@ def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[R
             for ids, mask in inputs:
                 network(input_ids=ids, attention_mask=mask)
 
-        rate = sum(len(sequence) + 2 for sequence in chosen) / seconds(theirs)
+        rate = sum(len(sequence) + 2 for sequence in chosen) / median_seconds(theirs)
         if rate > best.get("tokens/s", 0.0):  # type: ignore[operator]
             share = bench.share_of_peak(rate * flops_per_token, 1.0)
             best = {"model": name, "contender": f"transformers, SDPA, batches of {size}", "tokens/s": rate}

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row, captured, seconds
+from benchmarks.gpu.bench import LONGEST, Bench, Row, captured
 from common.errors import ConfigError
-from common.timing import timed
+from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import Checkpointing
@@ -100,7 +100,7 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
         run = TrainingRun(model, capturable=variant.graph)
         work = partial(run.steps, step)
         first_s = timed(work)[1]
-        taken_s = seconds(captured(work) if variant.graph else work)
+        taken_s = median_seconds(captured(work) if variant.graph else work)
     except torch.OutOfMemoryError:
         return row | {"verdict": "out of memory"}
     except ConfigError as error:
