@@ -35,7 +35,7 @@ from train_config.schema import IngestSection, RaySection
 from training.launch.placement import LOCAL, find, local_resources
 
 if TYPE_CHECKING:
-    from inference.embedding.job import Estimate
+    from inference.embedding.estimate import Estimate
 
 MADE_BY = "embed"
 
@@ -80,7 +80,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "embed", __doc__)
     request = _request(arguments)
     # Here: they load torch.
-    from inference.embedding.job import estimate, run_job
+    from inference.embedding.estimate import estimate
+    from inference.embedding.job import run_job
     from inference.embedding.report import table
 
     console = result_console()

@@ -19,7 +19,9 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from common.errors import EsmerayError, ResourceError
+from dataset.store.reader import Store
 from inference.embedding.plan import Shard
+from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings, ModelFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
 from training.launch.cluster import worker_environment
@@ -64,7 +66,6 @@ class _EmbeddingActor:
         """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
         import torch
 
-        from dataset.store.reader import Store
         from dataset.store.staging import stage_store
         from inference.embedding.encoder import Encoder
         from inference.embedding.worker import ShardWorker
@@ -180,3 +181,32 @@ class ActorPool:
 def default_stage_dir() -> Path | None:
     """Where nodes copy the store to: nowhere on a single machine."""
     return Path(tempfile.gettempdir()) / "esmeray-stores" if len(ray.nodes()) > 1 else None
+
+
+class ClusterEngine:
+    """Shards computed by actors on Ray, which is connected."""
+
+    def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
+        of = ActorSettings(
+            source=source if not Path(source).exists() else str(Path(source).absolute()),
+            settings=request.settings,
+            random_weights=request.random_weights,
+            store=store.path,
+            stage_dir=request.stage_dir or default_stage_dir(),
+            shards=files.folder.absolute(),
+            cpus=request.cpus_per_worker,
+            gpus=request.gpus_per_worker if request.device == "cuda" else 0,
+        )
+        assert request.cluster is not None
+        self._pool = ActorPool(of, request.workers or 1, request.cluster.max_failures)
+        self.facts = self._pool.facts
+
+    def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
+        """As :meth:`inference.embedding.worker.LocalEngine.run`."""
+        for row in self._pool.run(shards):
+            progress(row.sequences)
+            yield row
+
+    def close(self) -> None:
+        """End the actors."""
+        self._pool.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import psutil
@@ -19,13 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
+from common.background_thread import BackgroundThread
 from common.errors import DataError, ResourceError
 from dataset.embeddings.arrays import quantized, scales_of
 from dataset.store.reader import Store
 from inference.embedding.encoder import Encoder
 from inference.embedding.plan import Shard
-from inference.embedding.settings import Output
-from inference.embedding.shard_files import Computed, ShardRow
+from inference.embedding.request import JobRequest
+from inference.embedding.settings import ModelFacts, Output
+from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
 from training.engine.device import HostCopy
 from training.engine.memory_meter import is_out_of_memory
 
@@ -182,3 +185,30 @@ def _read(places: NDArray[np.int64], copied: HostCopy) -> tuple[NDArray[np.int64
     bits = {name: t.view(torch.int16) if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
     arrays = {name: tensor.numpy() for name, tensor in bits.items()}
     return places, {name: array.view(np.uint16) if array.dtype == np.int16 else array for name, array in arrays.items()}
+
+
+class LocalEngine:
+    """Shards computed in this process; one is written while the next is computed."""
+
+    def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
+        encoder = Encoder(source, request.settings, request.device or "cpu", random_weights=request.random_weights)
+        self.facts: ModelFacts = encoder.facts
+        self._worker = ShardWorker(encoder, store)
+        self._files = files
+
+    def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
+        """Rows of the shards, each when its files are complete; ``progress`` is called with sequences computed."""
+        thread: BackgroundThread[ShardRow] = BackgroundThread()
+        try:
+            for number, shard in enumerate(shards):
+                computed, row = self._worker.compute(shard, progress)
+                if number:
+                    yield thread.wait()
+                thread.begin(partial(self._files.write, computed, row))
+            if shards:
+                yield thread.wait()
+        finally:
+            thread.close()
+
+    def close(self) -> None:
+        """Nothing: the process ends."""

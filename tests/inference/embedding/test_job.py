@@ -21,7 +21,8 @@ from dataset.embeddings.format import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import convert
 from inference.embedding.encoder import Encoder
-from inference.embedding.job import estimate, run_job
+from inference.embedding.estimate import estimate
+from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
 from tests.conftest import REPOSITORY
@@ -256,7 +257,7 @@ def test_a_cache_serves_later_jobs(tmp_path: Path):
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("inference.embedding.job.MEASURED_S", 0.1)
+    monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.1)
     job = request(tmp_path, outputs=["mean", "residues"], dtype="fp16")
     before = sorted(tmp_path.rglob("*"))
     (found,) = estimate(job)

@@ -1,0 +1,87 @@
+"""Size and time of an embedding job, before it is started.
+
+In: a request. Out: its plan, bytes and seconds, from a measurement of some batches. Nothing is written that stays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.progress import status_line
+from dataset.embeddings.format import Dtype
+from dataset.store.reader import Store
+from inference.embedding.encoder import Encoder
+from inference.embedding.job import open_store, resolved
+from inference.embedding.plan import Plan, make_plan
+from inference.embedding.request import JobRequest
+from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, file_format
+from inference.embedding.worker import ShardWorker
+
+MEASURED_S = 10.0
+_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+
+
+class Estimate(NamedTuple):
+    """What a job would take, of one model."""
+
+    facts: ModelFacts
+    plan: Plan
+    disk_bytes: int
+    residues_per_s: float
+    seconds: float
+
+
+def estimate(request: JobRequest) -> list[Estimate]:
+    """Size and time of a job, after a measurement of ten seconds for each model; nothing is written that stays."""
+    request = resolved(request)
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(request, Path(folder))
+        return [_estimate(request, model, store) for model in request.models]
+
+
+def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
+    settings = request.settings
+    encoder = Encoder(source, settings, request.device or "cpu", random_weights=request.random_weights)
+    worker, facts = ShardWorker(encoder, store), encoder.facts
+    check_settings(settings, facts.outputs)
+    plan = make_plan(store, settings, facts.longest)
+    flops = _flops(facts, plan.lengths)
+    measured_flops = measured_tokens = 0.0
+    start_s: float | None = None
+    random = np.random.default_rng(0)
+    with status_line() as show:
+        show(f"measuring {source}")
+        while start_s is None or time.perf_counter() - start_s < MEASURED_S:
+            shard = plan.shard(int(random.integers(plan.num_shards)))
+            batches = shard.batches()
+            piece = shard.part(batches[int(random.integers(len(batches)))])
+            worker.compute(piece)
+            if start_s is None:  # the first warms up
+                start_s = time.perf_counter()
+                continue
+            measured_flops += _flops(facts, piece.lengths)
+            measured_tokens += float(piece.lengths.sum())
+    passed_s = time.perf_counter() - start_s
+    seconds = flops / (measured_flops / passed_s) / (request.workers or 1)
+    return Estimate(facts, plan, _disk_bytes(facts, plan, store, settings), measured_tokens / passed_s, seconds)
+
+
+def _flops(facts: ModelFacts, lengths: np.ndarray) -> float:
+    return facts.flops_per_token * float(lengths.sum()) + facts.attention_flops * float(
+        (lengths.astype(float) ** 2).sum()
+    )
+
+
+def _disk_bytes(facts: ModelFacts, plan: Plan, store: Store, settings: EmbeddingSettings) -> int:
+    """Of the outputs, without ids."""
+    total = 0
+    for output in facts.outputs:
+        lengths = plan.lengths[plan.sequences] if file_format(settings, output) == "hdf5" else plan.lengths
+        rows = {"protein": len(store), "residue": int(lengths.sum()), "pair": int((lengths**2).sum())}[output.per]
+        total += rows * output.channels * _BYTES[settings.dtype]
+    return total

@@ -1,0 +1,201 @@
+"""The part of an embedding job that is one model's: what is done, what is missing, and the final files.
+
+In: a request, a model, the store. Out: complete shards and ``job.json``, what the bytes of the result depend on, in the
+unfinished folder; then the files to publish. Another job's folder is refused, naming what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.progress import record_bar, status_line
+from common.publishing import write_atomically, writing
+from dataset.store.reader import Store
+from inference.embedding.assembly import assemble
+from inference.embedding.cached import Cache
+from inference.embedding.plan import Plan, distinct_sequences, make_plan
+from inference.embedding.report import Spent, performance, report_name
+from inference.embedding.request import JobRequest
+from inference.embedding.settings import ModelFacts, check_settings
+from inference.embedding.shard_files import ShardFiles, ShardRow
+from inference.embedding.worker import LocalEngine
+
+log = logging.getLogger(__name__)
+
+JOB_FILE = "job.json"
+
+
+class ModelJob:
+    """One model of a job: its part of the unfinished folder, and what was computed."""
+
+    def __init__(self, request: JobRequest, source: str, name: str, store: Store) -> None:
+        self.request, self.source, self.name, self.store = request, source, name, store
+        self.folder = request.partial / name
+        self.files = ShardFiles(self.folder)
+        self.facts: ModelFacts
+        self.plan: Plan
+        self.job: dict[str, Any] = {}
+        self.rows: dict[int, ShardRow] = {}
+        self.spent = Spent()
+
+    def compute(self, complete: list[dict[str, Any]]) -> None:
+        """Compute the shards that are missing; none where ``complete``, jobs of the finished output, has this one."""
+        start_s = time.perf_counter()
+        with status_line() as show:
+            show(f"loading {self.source}")
+            engine = self._engine()
+        try:
+            self.facts = engine.facts
+            check_settings(self.request.settings, self.facts.outputs)
+            cache = self._cache()
+            self.plan = self._plan(cache)
+            self.job = self._identity()
+            if complete:
+                _check_complete(complete, self.job, self.request)
+                return
+            _check_job(self.folder / JOB_FILE, self.job, self.request)
+            self._restore(cache)
+            todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
+            before, computing_s = self.spent.model_copy(), time.perf_counter()
+            if not todo:
+                return
+            known = sum(row.sequences for row in self.rows.values())
+            log.info("%s: %d of %d shards to compute", self.source, len(todo), self.plan.num_shards)
+            with record_bar(f"embedding by {self.source}") as bar:
+                done = known
+
+                def progress(sequences: int) -> None:
+                    nonlocal done
+                    done += sequences
+                    bar(done / self.plan.num_sequences, done)
+
+                progress(0)
+                for row in engine.run([self.plan.shard(number) for number in todo], progress):
+                    self.rows[row.number] = row
+                    now_s = time.perf_counter()
+                    self.spent.seconds = before.seconds + now_s - start_s
+                    self.spent.computing_s = before.computing_s + now_s - computing_s
+                    self._write_spent()
+                    rate = row.residues / row.seconds
+                    log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
+                    if row.splits:
+                        log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
+                    if cache is not None:
+                        cache.keep(row.number, self.plan, self.store, self.files)
+        finally:
+            engine.close()
+
+    def assemble(self, building: Path, show: Callable[[str], None]) -> dict[str, Any]:
+        """Write the final files and the report, which is returned."""
+        start_s = time.perf_counter()
+        settings = self.request.settings
+        job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
+        assemble(building, self.facts, self.plan, self.store, self.files, settings, job, show)
+        rows = [self.rows[number] for number in sorted(self.rows)]
+        self.spent.seconds += time.perf_counter() - start_s
+        report = performance(self.facts, self.plan, rows, settings, self.spent, self.request.workers or 1)
+        name = report_name(self.request.device or "cpu")
+        write_atomically(building / name, json.dumps(report, indent=1) + "\n")
+        return report
+
+    def _engine(self) -> Any:
+        """What computes shards: a LocalEngine, or a ClusterEngine."""
+        if self.request.cluster is None:
+            return LocalEngine(self.request, self.source, self.store, self.files)
+        from inference.embedding.cluster import ClusterEngine  # here: it needs Ray
+
+        return ClusterEngine(self.request, self.source, self.store, self.files)
+
+    def _cache(self) -> Cache | None:
+        if self.request.cache is None:
+            return None
+        return Cache(self.request.cache, self.request.cache_bytes, self.facts, self.request.settings)
+
+    def _plan(self, cache: Cache | None) -> Plan:
+        """The plan; sequences that were cached when the job was first started stay so."""
+        path, known = self.folder / "known.npy", None
+        if path.is_file():
+            known = np.load(path)
+        elif cache is not None and not (self.folder / JOB_FILE).exists():
+            known = cache.known(self.store.sequence_hashes[distinct_sequences(self.store)[0]])
+        plan = make_plan(self.store, self.request.settings, self.facts.longest, known)
+        if known is not None and not path.exists():
+            with writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                np.save(path, known)
+        return plan
+
+    def _write_spent(self) -> None:
+        write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
+
+    def _identity(self) -> dict[str, Any]:
+        """What the bytes of the result depend on."""
+        return {
+            "input": self.store.checksum,
+            "model": self.facts.fingerprint,
+            "device": self.facts.device_name,
+            "settings": self.request.settings.model_dump(mode="json"),
+            "plan": self.plan.checksum,
+        }
+
+    def _restore(self, cache: Cache | None) -> None:
+        """Take up what is done, and what is cached."""
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / JOB_FILE, json.dumps(self.job, indent=1) + "\n")
+        self.rows = self.files.done()
+        if (self.folder / "spent.json").is_file():
+            self.spent = Spent.model_validate_json((self.folder / "spent.json").read_bytes())
+        if self.rows:
+            log.info("%s: resuming, %d of %d shards are done", self.source, len(self.rows), self.plan.num_shards)
+        self.spent.starts += 1
+        self._write_spent()
+        if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
+            if cache is None:
+                raise ConfigError("--cache: the job was started with a cache; give the same one to resume it")
+            self.rows |= {row.number: row for row in cache.restore(self.plan, self.store, self.files)}
+
+
+def _check_job(path: Path, job: dict[str, Any], request: JobRequest) -> None:
+    """Refuse what is there of another job, naming what differs."""
+    if not path.is_file():
+        return
+    there = json.loads(path.read_text(encoding="utf-8"))
+    if found := _difference(there, job):
+        raise other_job(request.partial, found)
+
+
+def other_job(folder: Path, difference: str) -> ConfigError:
+    return ConfigError(
+        f"{folder}: holds the unfinished work of another job ({difference}); choose another --output, or remove this "
+        "folder"
+    )
+
+
+def _check_complete(complete: list[dict[str, Any]], job: dict[str, Any], request: JobRequest) -> None:
+    """Refuse a finished output of another job, naming what differs."""
+    if all(_difference(there, job) for there in complete):
+        raise ConfigError(
+            f"{request.output}: exists already, of another job ({_difference(complete[0], job)}); choose another "
+            "--output, or pass --overwrite"
+        )
+
+
+def _difference(there: dict[str, Any], now: dict[str, Any], prefix: str = "") -> str:
+    """The first thing in which two jobs differ, in words; empty where they are one."""
+    for key in now:
+        old, new = there.get(key), now[key]
+        if isinstance(new, dict) and isinstance(old, dict):
+            if found := _difference(old, new, f"{key}."):
+                return found
+        elif old != new:
+            return f"{prefix}{key}: {old} there, {new} now"
+    return ""
