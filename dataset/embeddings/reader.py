@@ -33,6 +33,15 @@ def open_embeddings(folder: Path | str, output: str | None = None) -> Embeddings
     return Embeddings(Path(folder).expanduser(), output)
 
 
+def open_vectors(folder: Path | str, output: str | None = None) -> Embeddings:
+    """:func:`open_embeddings` for an output with one vector a protein; raises DataError for any other."""
+    embeddings = open_embeddings(folder, output)
+    if embeddings.output.per != "protein":
+        problem = f"output {embeddings.name!r} has values for each {embeddings.output.per}"
+        raise DataError(f"{folder}: {problem}; name one with one vector a protein, such as mean")
+    return embeddings
+
+
 class Embeddings:
     """Embeddings of N records, in the order of the input.
 
@@ -71,18 +80,18 @@ class Embeddings:
     @cached_property
     def ids(self) -> list[str]:
         """(N,) the ids, in the order of the input."""
-        ids: list[str] = self._column("id").to_pylist()
+        ids: list[str] = self.column("id").to_pylist()
         return ids
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
         """(N,) residues of each record."""
-        return self._column("length").to_numpy()
+        return self.column("length").to_numpy()
 
     @cached_property
     def sequences(self) -> NDArray[np.int64]:
         """(N,) number of each record's distinct sequence: equal sequences have the same."""
-        return self._column("sequence").to_numpy()
+        return self.column("sequence").to_numpy()
 
     def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, slice):
@@ -99,6 +108,17 @@ class Embeddings:
         """The number of its first record, and the vectors (n, C), of one part after the other."""
         return ((start, self._files.rows(start, stop)) for start, stop in parts(len(self), rows))
 
+    def finite_blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
+        """:meth:`blocks` of vectors; raises DataError where one has NaN or infinity."""
+        for start, block_nC in self.blocks(rows):
+            self.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
+            yield start, block_nC
+
+    def refuse(self, start: int, wrong_n: NDArray[np.bool_], problem: str) -> None:
+        """Raise DataError with the id of the first wrong one of n records that begin with record ``start``."""
+        if wrong_n.any():
+            raise DataError(f"{self.folder}: {self.ids[start + int(wrong_n.argmax())]!r} {problem} in {self.name}")
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {record_id: number for number, record_id in enumerate(self.ids)}
@@ -108,7 +128,8 @@ class Embeddings:
             raise IndexError(f"record {number} of {len(self)}")
         return number % len(self)
 
-    def _column(self, name: str) -> Any:
+    def column(self, name: str) -> Any:
+        """(N,) a column of the index, as Arrow has it."""
         return pq.read_table(self.folder / INDEX_FILE, columns=[name]).column(name)
 
 
@@ -209,7 +230,7 @@ class _Hdf5:
         except OSError as error:
             raise DataError(f"{embeddings.folder}: damaged ({error}); compute the embeddings again") from error
         self._per_protein = embeddings.output.per == "protein"
-        self._keys: list[str] = embeddings._column("key").to_pylist()
+        self._keys: list[str] = embeddings.column("key").to_pylist()
 
     def row(self, number: int) -> Values:
         return self._file[self._keys[number]][()].astype(np.float32)

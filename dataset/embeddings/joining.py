@@ -1,0 +1,99 @@
+"""Embeddings of the same proteins side by side: one vector a protein of the sum of channels, by id.
+
+In: outputs of several folders, their records in any order. Out: a folder in the order of the first. Vectors pass in
+blocks; those in another order are first written to a temporary file in the order of the first.
+
+Shape legend: N records, n of a block, C channels.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from dataset.embeddings.format import INDEX_FILE, Dtype, FileFormat, OutputManifest, parts, write_manifest
+from dataset.embeddings.reader import Embeddings, Values
+from dataset.embeddings.tables import SUFFIXES, Block, block_rows, write_table
+
+
+def join(
+    building: Path, sources: dict[str, Embeddings], file_format: FileFormat, show: Callable[[float, int], None]
+) -> OutputManifest:
+    """Write the output ``joined`` of named sources to a folder, in their dtype if they have one, else fp32.
+
+    Raises DataError where ids repeat or differ, or where a vector is not finite.
+    """
+    first, *_ = sources.values()
+    outputs = [source.output for source in sources.values()]
+    dtype: Dtype = first.output.dtype if len({output.dtype for output in outputs}) == 1 else "fp32"
+    output = OutputManifest(
+        description=" | ".join(f"{name}: {source.output.description}" for name, source in sources.items()),
+        per="protein",
+        channels=sum(output.channels for output in outputs),
+        dtype=dtype,
+        format=file_format,
+        files=[f"joined{SUFFIXES[file_format]}"],
+        scales=[scale for output in outputs for scale in output.scales or ()] if dtype == "int8" else None,
+        columns={name: source.channels for name, source in sources.items()},
+    )
+    rows = block_rows(output.channels, dtype)
+    orders = _orders(list(sources.values()))
+    streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
+
+    def blocks() -> Iterator[Block]:
+        for start, stop in parts(len(first), rows):
+            vectors_nC = np.concatenate([next(stream) for stream in streams], axis=1)
+            yield Block(first.ids[start:stop], first.lengths[start:stop], vectors_nC)
+            show(stop / len(first), stop)
+
+    shape = len(first), output.channels
+    scales = None if output.scales is None else np.array(output.scales, dtype=np.float32)
+    keys = first.column("key").to_pylist() if file_format == "hdf5" else ()
+    write_table(building / output.files[0], file_format, blocks(), shape, dtype, scales, keys)
+    shutil.copyfile(first.folder / INDEX_FILE, building / INDEX_FILE)
+    job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
+    write_manifest(building, first.manifest.model_copy(update={"outputs": {"joined": output}, "job": job}))
+    return output
+
+
+def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
+    """(N,) for each source: the number that each of its records has in the first."""
+    first = sources[0].column("id")
+    orders = []
+    for source in sources:
+        ids = source.column("id")
+        counts = ids.value_counts()
+        _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
+        _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].folder} are missing")
+        _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].folder}")
+        orders.append(pc.index_in(ids, first).to_numpy())
+    return orders
+
+
+def _refuse(source: Embeddings, ids: Any, problem: str) -> None:
+    if len(ids):
+        shown = ", ".join(ids[:10].to_pylist())
+        raise DataError(f"{source.folder}: {len(ids):,} ids {problem}: {shown}{', ...' if len(ids) > 10 else ''}")
+
+
+def _in_order(source: Embeddings, order_N: NDArray[np.int32], rows: int, folder: Path) -> Iterator[Values]:
+    """Blocks of a source in the order of the first; ``folder`` has room for a copy in that order."""
+    if (order_N == np.arange(len(source))).all():
+        yield from (block_nC for _, block_nC in source.finite_blocks(rows))
+        return
+    shape = len(source), source.channels
+    with TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a mapped file on a full disk ends the process
+        ordered_NC = np.memmap(file, dtype=np.float32, shape=shape)
+        for start, block_nC in source.finite_blocks(rows):
+            ordered_NC[order_N[start : start + len(block_nC)]] = block_nC
+        yield from (ordered_NC[start:stop] for start, stop in parts(len(source), rows))
