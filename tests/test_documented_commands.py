@@ -17,6 +17,7 @@ from dataset.store.conversion import ensure_store
 from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
+from tests.embeddings import make_embeddings, random_vectors
 from tests.runs import merged, run_folder, tiny_config
 from tests.training.tasks.test_classification import train
 from tools import find_batch_size
@@ -116,6 +117,10 @@ def write_data(folder: Path) -> None:
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
     assert run(esmeray, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    for channels, name in (4, "esm2"), (5, "prot_t5"), (4, "swissprot"), (4, "proteome"):
+        outputs = {"mean": random_vectors(60, channels), "cls": random_vectors(60, channels)}
+        make_embeddings(folder / name, outputs)
+    write_table(folder / "proteins.csv", [("id", "location"), *((f"p{n}", "inside") for n in range(50))])
     gpu = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
+from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces
 
 
@@ -13,6 +14,8 @@ def inputs(tmp_path_factory) -> Path:
     export_tiny(folder / "model", classifier_config(labels={"header_field": 1}))
     labelled_fasta(folder / "proteins.fasta", [30, 4, 9])
     gpu_traces.thermal().write(folder / "log.csv")
+    for name in ("one", "other"):
+        make_embeddings(folder / name, random_vectors(5, 3))
     return folder
 
 
@@ -25,6 +28,9 @@ COMMANDS = {
     "benchmark": ("benchmark", "store", "--output", "target"),
     "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
     "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
+    "concat_embeddings": ("concat_embeddings", "one", "other", "--output", "target"),
+    "search": ("search", "one", "--output", "target.tsv"),
+    "plot_embeddings": ("plot_embeddings", "one", "--output", "target"),
 }
 
 
@@ -56,7 +62,9 @@ def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monke
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("kind", ["analyze_gpu_logs --json", "fasta2lmdb"])
+@pytest.mark.parametrize(
+    "kind", ["analyze_gpu_logs --json", "fasta2lmdb", "concat_embeddings", "search", "plot_embeddings"]
+)
 def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
     assert command(*COMMANDS[kind]).code == 0
     before = (here / target_of(kind)).stat().st_ino
@@ -66,7 +74,7 @@ def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
     assert (here / target_of(kind)).stat().st_ino != before
 
 
-@pytest.mark.parametrize("kind", ["predict", "analyze_gpu_logs", "evaluate", "fasta2lmdb"])
+@pytest.mark.parametrize("kind", ["predict", "analyze_gpu_logs", "evaluate", "fasta2lmdb", "search"])
 def test_a_read_only_folder_is_one_line(command, here, kind, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     outcome = command(*COMMANDS[kind])
