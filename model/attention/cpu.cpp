@@ -1,28 +1,36 @@
 // Attention within each sequence of a packed batch, forward and backward, on the CPU.
 //
-// A task is one sequence and one head. Sixteen queries at a time stand in the lanes of a vector, so that maximum, sum and
-// exponential of the softmax need no operation across lanes (online softmax: Milakov and Gimelshein 2018; recomputed
-// backward: Dao et al. 2022, algorithm 4). Keys and values are copied once for each task, rotated (RoFormer, Su et al. 2021)
+// A task is one sequence and one head. Sixteen queries stand in the lanes of a vector, so that sum and exponential of the
+// softmax need no operation across lanes (online softmax: Milakov and Gimelshein 2018; recomputed backward: Dao et al. 2022,
+// algorithm 4). Keys and values are copied once for each task, rotated (RoFormer, Su et al. 2021)
 // and laid out for the one inner loop, `accumulate`, that does every product here. With bf16 and AVX512-BF16 that loop
 // multiplies pairs; elsewhere it is written in the compiler's vector types, which any processor has.
 //
 // Legend: T tokens in the batch, L of a sequence, H heads, d channels of a head: HEAD, fixed when this is compiled, so that
 // every loop over channels is unrolled.
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#ifdef __AVX512BF16__
+#include <type_traits>
+#ifdef __AVX512DQ__
 #include <immintrin.h>
 #endif
 
 namespace {
 
 constexpr int64_t d = HEAD;
-constexpr int LANES = 16;   // queries of a block
-constexpr int KEYS = 64;    // keys between two rescalings of the output
-constexpr int ROWS = 8;     // accumulators of the inner loop
+constexpr int LANES = 16;  // queries of a block
+#ifdef __AVX512DQ__
+constexpr int BLOCKS = 2;  // at once in the forward pass: they share what is loaded, and wait less for each other's sums
+#else
+constexpr int BLOCKS = 1;
+#endif
+constexpr int KEYS = 128;  // keys between two additions to the output
+constexpr int ROWS = 8;    // keys or channels of the inner loop
+constexpr float LARGEST = 1ull << 60;  // shares whose sum exceeds it become relative to a larger score
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
@@ -32,53 +40,71 @@ typedef uint16_t bf16;
 
 inline Vec all(float x) { return Vec{} + x; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline bool any(Ints x) {
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; ++lane) found |= x[lane];
+    return found != 0;
+}
 
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) { return __builtin_bit_cast(float, uint32_t(x) << 16); }
-inline uint32_t round_bf16(float x) {  // to nearest, ties to even
+// To nearest, ties to even. NaN stays NaN: none that comes from bf16 or from arithmetic overflows here.
+inline uint32_t round_bf16(float x) {
     const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-    return x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 inline void narrow(float x, float *to) { *to = x; }
 inline void narrow(float x, bf16 *to) { *to = bf16(round_bf16(x)); }
 
-// 2^x for x <= 0: 2^n from the exponent bits, 2^f by Taylor's polynomial on [-1/2, 1/2]. NaN stays NaN.
-template <int DEGREE>
-inline Vec exp2_nonpositive(Vec x) {
-    constexpr float c[] = {1.f, 0.69314718056f, 0.24022650696f, 0.05550410866f, 0.00961812911f, 0.00133335581f, 0.00015403530f};
+// 2^x = 2^n p(x - n), n = floor(x), by the polynomial of least relative error on [0, 1]. NaN stays NaN.
+template <class M>
+inline Vec exp2(Vec x) {
+    constexpr int degree = sizeof M::EXP2 / sizeof M::EXP2[0] - 1;
+#ifdef __AVX512DQ__
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+#else
     const Vec magic = all(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
     x = x < all(-126.f) ? all(-126.f) : x;
-    Vec shifted = x + magic;
-    Vec f = x - (shifted - magic);
-    Vec y = all(c[DEGREE]);
-    for (int i = DEGREE - 1; i >= 0; --i) y = y * f + c[i];
+    x = x > all(127.f) ? all(127.f) : x;
+    const Vec shifted = (x - 0.5f) + magic, f = x - (shifted - magic);
+#endif
+    Vec y = all(M::EXP2[degree]);
+    for (int i = degree - 1; i >= 0; --i) y = y * f + M::EXP2[i];
+#ifdef __AVX512DQ__
+    return (Vec)_mm512_scalef_ps((__m512)y, (__m512)x);
+#else
     return (Vec)((Ints)y + ((Ints)shifted << 23));
+#endif
 }
 
 // How products are formed: STEP neighbours along the summed dimension share one 32-bit item.
 struct Single {
     static constexpr int STEP = 1;
-    static constexpr int EXP_DEGREE = 6;
+    static constexpr float EXP2[] = {0.9999999251f, 0.6931530732f, 0.2401536170f,  // to 7.5e-8
+                                     0.0558263181f, 0.0089893401f, 0.0018775767f};
+    typedef float Element;
     typedef float Item;
     typedef Vec Lanes;
-    static inline Item pack(const float *x, int64_t) { return x[0]; }
+    static inline Item pack(const Element *x, int64_t) { return x[0]; }
     static inline Vec fma(Vec sum, Lanes x, Item y) { return sum + x * y; }
-    static inline Lanes join(const Vec *p) { return p[0]; }
+    static inline Lanes join(const Vec *p, int64_t) { return p[0]; }
     static inline void spread(Vec p, Item *to) { memcpy(to, &p, sizeof p); }
 };
 
 #ifdef __AVX512BF16__
 struct Paired {
     static constexpr int STEP = 2;
-    static constexpr int EXP_DEGREE = 3;  // 1e-4, a twentieth of what rounding to bf16 adds
+    // To 7.5e-5, a twentieth of what rounding to bf16 adds.
+    static constexpr float EXP2[] = {0.9999252186f, 0.6958335405f, 0.2260671554f, 0.0780245226f};
+    typedef bf16 Element;
     typedef uint32_t Item;
     typedef Ints Lanes;
-    static inline Item pack(const float *x, int64_t stride) { return round_bf16(x[0]) | round_bf16(x[stride]) << 16; }
+    static inline Item pack(const Element *x, int64_t stride) { return x[0] | uint32_t(x[stride]) << 16; }
     static inline Vec fma(Vec sum, Lanes x, Item y) {
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)_mm512_set1_epi32(int(y)));
     }
-    static inline Lanes join(const Vec *p) {
-        Ints low = ((Ints)p[0] + 0x8000) >> 16 & 0xffff, high = ((Ints)p[1] + 0x8000) & int32_t(0xffff0000);
+    static inline Lanes join(const Vec *p, int64_t step) {
+        Ints low = ((Ints)p[0] + 0x8000) >> 16 & 0xffff, high = ((Ints)p[step] + 0x8000) & int32_t(0xffff0000);
         return low | high;
     }
     static inline void spread(Vec p, Item *to) {
@@ -90,43 +116,49 @@ struct Paired {
 typedef Single Paired;
 #endif
 
-// sums[r] += sum over c < count of x[c * x_step] * y[r * row + c * column]
-template <class M, int R>
+// sums[r][b] += sum over c < count of x[c * x_step + b] * y[r * row + c * column], for b < B
+template <class M, int R, int B>
 inline void accumulate_rows(Vec *sums, const typename M::Lanes *x, int64_t x_step, int64_t count,
                             const typename M::Item *y, int64_t row, int64_t column) {
-    Vec s[R];
-    for (int r = 0; r < R; ++r) s[r] = sums[r];
-    for (int64_t c = 0; c < count; ++c) {
-        typename M::Lanes lanes = x[c * x_step];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) s[r] = M::fma(s[r], lanes, y[r * row + c * column]);
-    }
-    for (int r = 0; r < R; ++r) sums[r] = s[r];
+    Vec s[R * B];
+    for (int r = 0; r < R * B; ++r) s[r] = sums[r];
+    for (int64_t c = 0; c < count; ++c)
+#pragma GCC unroll 16
+        for (int r = 0; r < R * B; ++r) s[r] = M::fma(s[r], x[c * x_step + r % B], y[r / B * row + c * column]);
+    for (int r = 0; r < R * B; ++r) sums[r] = s[r];
 }
 
-template <class M>
+template <class M, int B = 1>
 inline void accumulate(Vec *sums, int64_t rows, const typename M::Lanes *x, int64_t x_step, int64_t count,
                        const typename M::Item *y, int64_t row, int64_t column) {
     int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) accumulate_rows<M, 8>(sums + r, x, x_step, count, y + r * row, row, column);
-    if (r + 4 <= rows) accumulate_rows<M, 4>(sums + r, x, x_step, count, y + r * row, row, column), r += 4;
-    if (r + 2 <= rows) accumulate_rows<M, 2>(sums + r, x, x_step, count, y + r * row, row, column), r += 2;
-    if (r < rows) accumulate_rows<M, 1>(sums + r, x, x_step, count, y + r * row, row, column);
+    for (; r + 8 <= rows; r += 8) accumulate_rows<M, 8, B>(sums + r * B, x, x_step, count, y + r * row, row, column);
+    if (r + 4 <= rows) accumulate_rows<M, 4, B>(sums + r * B, x, x_step, count, y + r * row, row, column), r += 4;
+    if (r + 2 <= rows) accumulate_rows<M, 2, B>(sums + r * B, x, x_step, count, y + r * row, row, column), r += 2;
+    if (r < rows) accumulate_rows<M, 1, B>(sums + r * B, x, x_step, count, y + r * row, row, column);
 }
 
 struct Rotary {
     const float *cosines, *sines;  // (positions, d/2), or null
     int64_t positions;
 
-    // Rotates channels i and i + d/2 of a row by the angle of its position; turned back with direction -1.
-    inline void apply(float *row, int64_t position, float direction) const {
-        if (!cosines) return;
+    // Copies a row times `factor`, its channels i and i + d/2 rotated by the angle of its position; turned back with
+    // direction -1.
+    template <class X, class Y>
+    inline void copy(const X *from, Y *to, int64_t position, float direction, float factor) const {
+        if (!cosines) {
+#pragma omp simd
+            for (int64_t i = 0; i < d; ++i) narrow(widen(from[i]) * factor, to + i);
+            return;
+        }
         constexpr int64_t half = d / 2;
         const float *c = cosines + position * half, *s = sines + position * half;
+#pragma omp simd
         for (int64_t i = 0; i < half; ++i) {
-            const float a = row[i], b = row[i + half], sine = direction * s[i];
-            row[i] = a * c[i] - b * sine;
-            row[i + half] = b * c[i] + a * sine;
+            const float a = widen(from[i]), b = widen(from[i + half]);
+            const float cosine = factor * c[i], sine = factor * direction * s[i];
+            narrow(a * cosine - b * sine, to + i);
+            narrow(b * cosine + a * sine, to + i + half);
         }
     }
 };
@@ -136,16 +168,10 @@ template <class E>
 struct Head {
     E *data;
     int64_t stride;
-    inline void read(float *row, int64_t token) const {
-        const E *from = data + token * stride;
-        for (int64_t i = 0; i < d; ++i) row[i] = widen(from[i]);
-    }
-    inline void write(const float *row, int64_t token) const {
-        E *to = data + token * stride;
-        for (int64_t i = 0; i < d; ++i) narrow(row[i], to + i);
-    }
+    inline E *row(int64_t token) const { return data + token * stride; }
 };
 
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Memory of one thread, grown as needed and handed out in pieces of whole cache lines.
@@ -171,29 +197,24 @@ class Workspace {
     }
 };
 
-// rows (L, d) fp32 -> along channels: items[token][d / STEP]
+// rows (tokens, d), tokens a multiple of STEP -> along tokens: items[token / STEP][width], zero beyond d
 template <class M>
-void pack_channels(typename M::Item *items, const float *rows, int64_t tokens) {
-    constexpr int64_t per_row = d / M::STEP;
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t i = 0; i < per_row; ++i) items[t * per_row + i] = M::pack(rows + t * d + i * M::STEP, 1);
-}
-
-// rows (tokens, d) fp32, tokens a multiple of STEP -> along tokens: items[token / STEP][width], zero beyond d
-template <class M>
-void pack_tokens(typename M::Item *items, const float *rows, int64_t tokens, int64_t width) {
+void pack_tokens(typename M::Item *items, const typename M::Element *rows, int64_t tokens, int64_t width) {
     for (int64_t t = 0; t < tokens / M::STEP; ++t) {
+#pragma omp simd
         for (int64_t i = 0; i < d; ++i) items[t * width + i] = M::pack(rows + t * M::STEP * d + i, d);
         for (int64_t i = d; i < width; ++i) items[t * width + i] = 0;
     }
 }
 
-// rows (LANES, d) fp32 -> lanes[d / STEP], one query in each lane
+// rows (queries, d) -> lanes[d / STEP][queries / LANES], one query in each lane
 template <class M>
-void pack_lanes(typename M::Lanes *lanes, const float *rows) {
-    typename M::Item *items = reinterpret_cast<typename M::Item *>(lanes);
-    for (int64_t i = 0; i < d / M::STEP; ++i)
-        for (int q = 0; q < LANES; ++q) items[i * LANES + q] = M::pack(rows + q * d + i * M::STEP, 1);
+void pack_lanes(typename M::Lanes *lanes, const typename M::Element *rows, int64_t queries) {
+    constexpr int64_t per_row = d / M::STEP;
+    const auto *from = reinterpret_cast<const typename M::Item *>(rows);
+    auto *items = reinterpret_cast<typename M::Item *>(lanes);
+    for (int64_t i = 0; i < per_row; ++i)
+        for (int64_t q = 0; q < queries; ++q) items[i * queries + q] = from[q * per_row + i];
 }
 
 struct Shape {
@@ -202,95 +223,122 @@ struct Shape {
     float scale;
 };
 
-// Reads tokens of one head, rotated and scaled, as fp32 rows; zero rows up to `padded`.
-template <class E>
-void read_rows(float *rows, Head<const E> head, int64_t first, int64_t count, int64_t padded, int64_t position,
-               Rotary rotary, float factor) {
-    for (int64_t t = 0; t < count; ++t) {
-        float *row = rows + t * d;
-        head.read(row, first + t);
-        rotary.apply(row, position + t, 1.f);
-        if (factor != 1.f)
-            for (int64_t i = 0; i < d; ++i) row[i] *= factor;
-    }
-    if (padded > count) memset(rows + count * d, 0, (padded - count) * d * sizeof(float));
+// Reads tokens of one head, rotated and scaled, as rows to multiply; zero rows up to `padded`.
+template <class X, class E>
+void read_rows(X *rows, Head<const E> head, int64_t first, int64_t count, int64_t padded, int64_t position, Rotary rotary,
+               float factor) {
+    for (int64_t t = 0; t < count; ++t)
+        rotary.copy(head.row(first + t), rows + t * d, position + t, 1.f, factor);
+    if (padded > count) memset(rows + count * d, 0, (padded - count) * d * sizeof(X));
 }
 
-// Writes the transpose of sums[d] (one token in each lane), each token times factor[lane], turned by `rotary`.
+// Writes the transpose of sums[0], sums[step] ... (d vectors, one token in each lane), each token times factor[lane],
+// turned back by `rotary`.
 template <class E>
-void write_lanes(Head<E> head, int64_t first, int64_t count, const Vec *sums, Vec factor, int64_t position,
-                 Rotary rotary, float *row) {
+void write_lanes(Head<E> head, int64_t first, int64_t count, const Vec *sums, int64_t step, Vec factor, int64_t position,
+                 Rotary rotary) {
+    float row[d];
     const float *values = reinterpret_cast<const float *>(sums);
     for (int64_t q = 0; q < count; ++q) {
-        for (int64_t i = 0; i < d; ++i) row[i] = values[i * LANES + q] * factor[q];
-        rotary.apply(row, position + q, -1.f);
-        head.write(row, first + q);
+        for (int64_t i = 0; i < d; ++i) row[i] = values[i * step * LANES + q];
+        rotary.copy(row, head.row(first + q), position + q, -1.f, factor[q]);
     }
 }
 
-// Scores of one block of queries against keys first..first+count (count <= KEYS), masked beyond L.
-template <class M>
-inline void score_block(Vec *scores, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first,
-                        int64_t count, int64_t length) {
+// Scores of B blocks of queries for ROWS keys from `first`, -inf from `length` on.
+template <class M, int B>
+inline void score_rows(Vec *scores, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first,
+                       int64_t length) {
     constexpr int64_t per_row = d / M::STEP;
-    for (int64_t k = 0; k < count; ++k) scores[k] = Vec{};
-    accumulate<M>(scores, count, queries, 1, per_row, keys + first * per_row, per_row, 1);
-    for (int64_t k = length - first; k < count; ++k) scores[k] = all(-INFINITY);
+    for (int64_t k = 0; k < ROWS * B; ++k) scores[k] = Vec{};
+    accumulate_rows<M, ROWS, B>(scores, queries, B, per_row, keys + first * per_row, per_row, 1);
+    for (int64_t k = (length - first) * B; k < ROWS * B; ++k) scores[k] = all(-INFINITY);
 }
 
+// Raises `shift` to the largest score for keys first..last.
+template <class M, int B>
+void raise(Vec *shift, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first, int64_t last,
+           int64_t length) {
+    for (; first < last; first += ROWS) {
+        Vec scores[ROWS * B];
+        score_rows<M, B>(scores, queries, keys, first, length);
+        for (int64_t k = 0; k < ROWS * B; ++k) shift[k % B] = larger(scores[k], shift[k % B]);
+    }
+}
+
+// Shares 2^(score - shift) of keys first..last, and their sums.
+template <class M, int B>
+inline void share_keys(typename M::Lanes *shares, Vec *totals, const typename M::Lanes *queries,
+                       const typename M::Item *keys, int64_t first, int64_t last, int64_t length, const Vec *shift) {
+    for (int b = 0; b < B; ++b) totals[b] = Vec{};
+    for (; first < last; first += ROWS) {
+        Vec p[ROWS * B];
+        score_rows<M, B>(p, queries, keys, first, length);
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < ROWS * B; ++k) totals[k % B] += p[k] = exp2<M>(p[k] - shift[k % B]);
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < ROWS * B / M::STEP; ++k) *shares++ = M::join(p + k / B * M::STEP * B + k % B, B);
+    }
+}
+
+// Shares are relative to the largest score of the first keys, and to a larger one only where their sum gets too large: 2^x
+// is as exact for x > 0. So scores and shares are formed in one pass, without a maximum.
 template <class M, class E>
 void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<const E> v, Head<E> out, float *lse,
                   int64_t start, int64_t length, Rotary rotary, Workspace &work) {
     typedef typename M::Item Item;
     typedef typename M::Lanes Lanes;
+    typedef typename M::Element Element;
     constexpr int64_t per_row = d / M::STEP;
-    const int64_t padded = round_up(length, M::STEP);
-    float *rows = work.take<float>((padded > LANES ? padded : LANES) * d);
-    Item *keys = work.take<Item>(padded * per_row), *values = work.take<Item>(padded / M::STEP * d);
-    Lanes *queries = work.take<Lanes>(per_row), *shares = work.take<Lanes>(KEYS);
-    Vec *scores = work.take<Vec>(KEYS), *sums = work.take<Vec>(d);
-    read_rows(rows, k, start, length, padded, 0, rotary, 1.f);
-    pack_channels<M>(keys, rows, padded);
+    const int64_t padded = round_up(length, ROWS);
+    Element *rows = work.take<Element>(round_up(length, BLOCKS * LANES) * d);
+    Item *keys = work.take<Item>(padded * per_row), *values = work.take<Item>(padded * per_row);
+    Lanes *queries = work.take<Lanes>(BLOCKS * per_row), *shares = work.take<Lanes>(BLOCKS * KEYS);
+    Vec *sums = work.take<Vec>(BLOCKS * d);
+    read_rows(reinterpret_cast<Element *>(keys), k, start, length, padded, 0, rotary, 1.f);
     read_rows(rows, v, start, length, padded, 0, Rotary{}, 1.f);
     pack_tokens<M>(values, rows, padded, d);
-    for (int64_t first_query = 0; first_query < length; first_query += LANES) {
-        const int64_t count = length - first_query < LANES ? length - first_query : LANES;
-        read_rows(rows, q, start + first_query, count, LANES, first_query, rotary, shape.scale * LOG2E);
-        pack_lanes<M>(queries, rows);
-        Vec maximum = all(-INFINITY), total = Vec{};
-        for (int64_t i = 0; i < d; ++i) sums[i] = Vec{};
+    const auto attend = [&](auto blocks, int64_t first_query, int64_t count) {
+        constexpr int B = decltype(blocks)::value;
+        read_rows(rows, q, start + first_query, count, B * LANES, first_query, rotary, shape.scale * LOG2E);
+        pack_lanes<M>(queries, rows, B * LANES);
+        Vec shift[B], totals[B] = {}, block_totals[B];
+        for (int b = 0; b < B; ++b) shift[b] = all(-FLT_MAX);
+        raise<M, B>(shift, queries, keys, 0, ROWS, length);
+        for (int64_t i = 0; i < B * d; ++i) sums[i] = Vec{};
         for (int64_t first = 0; first < padded; first += KEYS) {
-            const int64_t block = padded - first < KEYS ? padded - first : KEYS;
-            score_block<M>(scores, queries, keys, first, block, length);
-            Vec new_maximum = maximum;
-            for (int64_t key = 0; key < block; ++key) new_maximum = larger(scores[key], new_maximum);
-            const Vec correction = exp2_nonpositive<M::EXP_DEGREE>(maximum - new_maximum);
-            maximum = new_maximum;
-            Vec block_total = Vec{};
-            for (int64_t key = 0; key < block; key += M::STEP) {
-                Vec p[M::STEP];
-                for (int s = 0; s < M::STEP; ++s) {
-                    p[s] = exp2_nonpositive<M::EXP_DEGREE>(scores[key + s] - maximum);
-                    block_total += p[s];
-                }
-                shares[key / M::STEP] = M::join(p);
+            const int64_t last = least(padded, first + KEYS);
+            share_keys<M, B>(shares, block_totals, queries, keys, first, last, length, shift);
+            Ints large = Ints{};
+            for (int b = 0; b < B; ++b) large |= block_totals[b] > LARGEST;
+            if (any(large)) {
+                Vec correction[B];
+                for (int b = 0; b < B; ++b) correction[b] = shift[b];
+                raise<M, B>(shift, queries, keys, first, last, length);
+                for (int b = 0; b < B; ++b) totals[b] *= correction[b] = exp2<M>(correction[b] - shift[b]);
+                for (int64_t i = 0; i < B * d; ++i) sums[i] *= correction[i % B];
+                share_keys<M, B>(shares, block_totals, queries, keys, first, last, length, shift);
             }
-            total = total * correction + block_total;
-            if (first)
-                for (int64_t i = 0; i < d; ++i) sums[i] *= correction;
-            accumulate<M>(sums, d, shares, 1, block / M::STEP, values + first / M::STEP * d, 1, d);
+            for (int b = 0; b < B; ++b) totals[b] += block_totals[b];
+            accumulate<M, B>(sums, d, shares, B, (last - first) / M::STEP, values + first / M::STEP * d, 1, d);
         }
-        write_lanes(out, start + first_query, count, sums, 1.f / total, 0, Rotary{}, rows);
-        if (lse)
-            for (int64_t lane = 0; lane < count; ++lane)
-                lse[start + first_query + lane] = maximum[lane] + std::log2(total[lane]);
-    }
+        for (int b = 0; b < B; ++b) {
+            const int64_t token = start + first_query + b * LANES, tokens = least(count - b * LANES, LANES);
+            write_lanes(out, token, tokens, sums + b, B, 1.f / totals[b], 0, Rotary{});
+            if (lse)
+                for (int64_t lane = 0; lane < tokens; ++lane) lse[token + lane] = shift[b][lane] + std::log2(totals[b][lane]);
+        }
+    };
+    int64_t query = 0;
+    for (; query + (BLOCKS - 1) * LANES < length; query += BLOCKS * LANES)
+        attend(std::integral_constant<int, BLOCKS>{}, query, least(length - query, BLOCKS * LANES));
+    if (query < length) attend(std::integral_constant<int, 1>{}, query, length - query);
 }
 
 template <class M, class E>
 size_t forward_bytes(int64_t longest) {
-    const int64_t padded = round_up(longest, LANES);
-    return 4 * (3 * padded * d) + 64 * (2 * d + 2 * KEYS) + 64 * 8;
+    const int64_t padded = round_up(longest, BLOCKS * LANES);
+    return 4 * (3 * padded * d) + 64 * BLOCKS * (2 * d + KEYS) + 64 * 8;
 }
 
 template <class M, class E>
@@ -306,9 +354,9 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
     typedef typename M::Lanes Lanes;
     constexpr int64_t per_row = d / M::STEP, width = (d + LANES - 1) / LANES * LANES;
     constexpr int64_t vectors = width / LANES, lane_items = LANES / M::STEP;
-    const int64_t padded = round_up(length, M::STEP);
-    float *rows = work.take<float>((padded > LANES ? padded : LANES) * d);
-    float *more_rows = work.take<float>(LANES * d);
+    typedef typename M::Element Element;
+    const int64_t padded = round_up(length, ROWS);
+    Element *rows = work.take<Element>(LANES * d), *outs = work.take<Element>(LANES * d);
     Item *keys = work.take<Item>(padded * per_row), *values = work.take<Item>(padded * per_row);
     Item *keys_by_token = work.take<Item>(padded / M::STEP * d);
     Vec *d_keys = work.take<Vec>(padded * vectors), *d_values = work.take<Vec>(padded * vectors);
@@ -319,69 +367,65 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
     Item *shares_by_key = work.take<Item>(KEYS * LANES), *d_scores_by_key = work.take<Item>(KEYS * LANES);
     Vec sums[ROWS];
 
-    read_rows(rows, g.k, start, length, padded, 0, rotary, 1.f);
-    pack_channels<M>(keys, rows, padded);
-    pack_tokens<M>(keys_by_token, rows, padded, d);
-    read_rows(rows, g.v, start, length, padded, 0, Rotary{}, 1.f);
-    pack_channels<M>(values, rows, padded);
+    read_rows(reinterpret_cast<Element *>(keys), g.k, start, length, padded, 0, rotary, 1.f);
+    pack_tokens<M>(keys_by_token, reinterpret_cast<Element *>(keys), padded, d);
+    read_rows(reinterpret_cast<Element *>(values), g.v, start, length, padded, 0, Rotary{}, 1.f);
     memset(d_keys, 0, padded * vectors * sizeof(Vec));
     memset(d_values, 0, padded * vectors * sizeof(Vec));
     for (int64_t first_query = 0; first_query < length; first_query += LANES) {
         const int64_t count = length - first_query < LANES ? length - first_query : LANES;
         Vec delta = Vec{}, log_total = all(INFINITY);  // queries beyond the end get shares of zero
-        read_rows(more_rows, g.out, start + first_query, count, LANES, 0, Rotary{}, 1.f);
+        read_rows(outs, g.out, start + first_query, count, LANES, 0, Rotary{}, 1.f);
         read_rows(rows, g.d_out, start + first_query, count, LANES, 0, Rotary{}, 1.f);
         for (int64_t lane = 0; lane < count; ++lane) {
             float dot = 0;
-            for (int64_t i = 0; i < d; ++i) dot += rows[lane * d + i] * more_rows[lane * d + i];
+            for (int64_t i = 0; i < d; ++i) dot += widen(rows[lane * d + i]) * widen(outs[lane * d + i]);
             delta[lane] = dot;
             log_total[lane] = lse[start + first_query + lane];
         }
-        pack_lanes<M>(d_outs, rows);
+        pack_lanes<M>(d_outs, rows, LANES);
         pack_tokens<M>(d_outs_by_token, rows, LANES, width);
         read_rows(rows, g.q, start + first_query, count, LANES, first_query, rotary, shape.scale * LOG2E);
-        pack_lanes<M>(queries, rows);
+        pack_lanes<M>(queries, rows, LANES);
         pack_tokens<M>(queries_by_token, rows, LANES, width);
         for (int64_t i = 0; i < d; ++i) d_queries[i] = Vec{};
         for (int64_t first = 0; first < padded; first += KEYS) {
             const int64_t block = padded - first < KEYS ? padded - first : KEYS;
-            score_block<M>(scores, queries, keys, first, block, length);
+            for (int64_t key = 0; key < block; key += ROWS)
+                score_rows<M, 1>(scores + key, queries, keys, first + key, length);
             for (int64_t key = 0; key < block; ++key) d_shares[key] = Vec{};
             accumulate<M>(d_shares, block, d_outs, 1, per_row, values + first * per_row, per_row, 1);
             for (int64_t key = 0; key < block; key += M::STEP) {
                 Vec d_score[M::STEP];
                 for (int s = 0; s < M::STEP; ++s) {
-                    Vec share = exp2_nonpositive<M::EXP_DEGREE>(scores[key + s] - log_total);
+                    Vec share = exp2<M>(scores[key + s] - log_total);
                     d_score[s] = share * (d_shares[key + s] - delta);
                     M::spread(share, shares_by_key + (key + s) * lane_items);
                     M::spread(d_score[s], d_scores_by_key + (key + s) * lane_items);
                 }
-                d_scores[key / M::STEP] = M::join(d_score);
+                d_scores[key / M::STEP] = M::join(d_score, 1);
             }
             accumulate<M>(d_queries, d, d_scores, 1, block / M::STEP, keys_by_token + first / M::STEP * d, 1, d);
             for (int64_t key = 0; key < block; key += ROWS) {
-                const int64_t rows_left = block - key < ROWS ? block - key : ROWS;
                 for (int64_t vector = 0; vector < vectors; ++vector) {
                     Vec *to_value = d_values + (first + key) * vectors + vector, *to_key = d_keys + (to_value - d_values);
-                    const Lanes *outs = reinterpret_cast<const Lanes *>(d_outs_by_token) + vector;
+                    const Lanes *d_out = reinterpret_cast<const Lanes *>(d_outs_by_token) + vector;
                     const Lanes *turned = reinterpret_cast<const Lanes *>(queries_by_token) + vector;
-                    for (int64_t r = 0; r < rows_left; ++r) sums[r] = to_value[r * vectors];
-                    accumulate<M>(sums, rows_left, outs, vectors, lane_items, shares_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < rows_left; ++r) to_value[r * vectors] = sums[r], sums[r] = to_key[r * vectors];
-                    accumulate<M>(sums, rows_left, turned, vectors, lane_items, d_scores_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < rows_left; ++r) to_key[r * vectors] = sums[r];
+                    for (int64_t r = 0; r < ROWS; ++r) sums[r] = to_value[r * vectors];
+                    accumulate<M>(sums, ROWS, d_out, vectors, lane_items, shares_by_key + key * lane_items, lane_items, 1);
+                    for (int64_t r = 0; r < ROWS; ++r) to_value[r * vectors] = sums[r], sums[r] = to_key[r * vectors];
+                    accumulate<M>(sums, ROWS, turned, vectors, lane_items, d_scores_by_key + key * lane_items, lane_items, 1);
+                    for (int64_t r = 0; r < ROWS; ++r) to_key[r * vectors] = sums[r];
                 }
             }
         }
-        write_lanes(g.d_q, start + first_query, count, d_queries, all(shape.scale), first_query, rotary, rows);
+        write_lanes(g.d_q, start + first_query, count, d_queries, 1, all(shape.scale), first_query, rotary);
     }
     for (int64_t t = 0; t < length; ++t) {
         const float *d_value = reinterpret_cast<const float *>(d_values + t * vectors);
-        float *d_key = reinterpret_cast<float *>(d_keys + t * vectors);
-        g.d_v.write(d_value, start + t);
-        for (int64_t i = 0; i < d; ++i) d_key[i] *= LN2;  // the queries were scaled by scale / ln 2
-        rotary.apply(d_key, t, -1.f);
-        g.d_k.write(d_key, start + t);
+        const float *d_key = reinterpret_cast<const float *>(d_keys + t * vectors);
+        Rotary{}.copy(d_value, g.d_v.row(start + t), t, 1.f, 1.f);
+        rotary.copy(d_key, g.d_k.row(start + t), t, -1.f, LN2);  // the queries were scaled by scale / ln 2
     }
 }
 

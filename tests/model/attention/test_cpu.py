@@ -106,6 +106,21 @@ def test_large_scores_neither_overflow_nor_vanish():
     assert error(out, reference(100 * query, 100 * key, value, [70], 1.0)) < 1e-3
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3)], ids=str)
+def test_scores_that_grow_along_a_sequence_are_shared_as_exactly(dtype, tolerance):
+    """Scores reach 300 in powers of e, where the inputs' own rounding costs as much as the tolerances."""
+    lengths = [1, 700]
+    *inputs, d_out = heads(lengths, 8, dtype)
+    inputs[1] *= torch.linspace(0, 90, 701, dtype=dtype)[:, None, None]
+    exact, ours = ([x.to(to).requires_grad_() for x in inputs] for to in (torch.float64, dtype))
+    expected = reference(*exact, lengths, 1.0)
+    out = cpu_attention(*ours, offsets(lengths), 1.0)
+    expected.backward(d_out.double())
+    out.backward(d_out)
+    assert error(out.detach(), expected.detach()) < tolerance / 10
+    assert all(error(one.grad, other.grad) < tolerance for one, other in zip(ours, exact, strict=True))
+
+
 def test_a_nan_stays_in_its_sequence_and_is_not_hidden():
     query, key, value, _ = heads([9, 40], 8)
     query[3, 1, 2] = float("nan")
