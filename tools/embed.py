@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from pydantic import Field
 
-from common.arguments import ToolArguments, parse
+from common.arguments import parse
 from common.command_line import result_console
 from common.errors import ConfigError
 from common.publishing import refuse_existing
 from common.text import counted, duration
-from inference.embedding.request import JobRequest
+from inference.embedding.request import InputArguments, JobRequest
 from inference.embedding.settings import EmbeddingSettings
-from train_config.schema import IngestSection, RaySection
+from train_config.schema import RaySection
 from training.launch.placement import LOCAL, find, local_resources
 
 if TYPE_CHECKING:
@@ -40,23 +40,15 @@ if TYPE_CHECKING:
 MADE_BY = "embed"
 
 
-class JobArguments(ToolArguments):
-    """Models, input, output and devices."""
+class JobArguments(InputArguments):
+    """Models and devices."""
 
     model: str | None = Field(None, description="Folder, hub name or run.")
     models: list[str] = Field([], description="Several models over one plan, each to a folder in OUTPUT.")
-    input: list[str] = Field(min_length=1, description="FASTA files, folders, quoted globs, or one store.")
-    output: Path = Field(description="Folder to make.")
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Report sequences, bytes and time after a measurement; write nothing."
     )
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the folder if embeddings that nobody changed since."
-    )
     device: Literal["cpu", "cuda"] | None = Field(None, description="Default: CUDA where there is one.")
-    random_weights: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Take names of sizes (esm2_t6_8M), whose weights are drawn, to try things out."
-    )
     cache: Path | None = Field(
         None, description="Folder of values that jobs share, and classifiers of frozen backbones. Default: none."
     )
@@ -68,7 +60,6 @@ class JobArguments(ToolArguments):
     cpus_per_worker: int = Field(1, gt=0, description="CPU cores of an actor.")
     gpus_per_worker: float = Field(1.0, gt=0, description="GPUs of an actor; 0.5 puts two on each, for small models.")
     stage_dir: Path | None = Field(None, description="Folder of each node's own disk to which the store is copied.")
-    ingest: Annotated[IngestSection, tyro.conf.arg(name="data.ingest")] = IngestSection()
 
 
 class Arguments(EmbeddingSettings, JobArguments):
