@@ -36,6 +36,9 @@ class Facts:
         utilisation: mean of a GPU while the run was at work.
         idle: share of that time in which it did nothing.
         power: share of the power limit while busy.
+        model_waits: share of an embedding job's time in which its device does not compute.
+        attention: share of its time in attention.
+        products_of_peak: FLOP/s of its matrix products as a share of the device's peak.
         thermal, power_capped: shares of the busy time with clocks lowered for heat or power.
         memory: peak share of the memory.
         memory_limits: the next larger token budget was out of memory or left no margin.
@@ -55,6 +58,9 @@ class Facts:
     utilisation: float | None = None
     idle: float | None = None
     power: float | None = None
+    model_waits: float | None = None
+    attention: float | None = None
+    products_of_peak: float | None = None
     thermal: float | None = None
     power_capped: float | None = None
     memory: float | None = None
@@ -279,5 +285,31 @@ RULES = (
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
         cost=lambda share: share / 10,
+    ),
+    Rule(
+        "model waits",
+        "model_waits",
+        "In {:.0%} of the time the model waits for tokenizing, copies and files",
+        (
+            Action(
+                "", "raise --batch-tokens; on a GPU set --gpus-per-worker 0.5; ask for fewer outputs or --dtype fp16"
+            ),
+        ),
+        least=0.15,
+    ),
+    Rule(
+        "attention",
+        "attention",
+        "Attention, which grows with the square of the length, is {:.0%} of the time",
+        (Action("", "limit long sequences by --max-length with --long crop or window"),),
+        least=0.4,
+    ),
+    Rule(
+        "products",
+        "products_of_peak",
+        "Matrix products reach {:.0%} of the device's peak",
+        (Action("", "raise --batch-tokens"),),
+        below=0.5,
+        cost=lambda share: (1 - share) / 2,
     ),
 )
