@@ -40,6 +40,8 @@ STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "watch": ["--once"],
     "gpu_monitor": ["--duration", "0.01"],
+    "benchmark_cpu_gpu": ["--rounds", "1", "--proteins", "20"],
+    "profile_embeddings": ["--batches", "1"],
     "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
     "profile_classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
 }

@@ -27,6 +27,8 @@ COMMANDS = {
     "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
     "benchmark": ("benchmark", "store", "--output", "target"),
     "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
+    "profile_embeddings": ("profile_embeddings", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
+    "benchmark_cpu_gpu": ("benchmark_cpu_gpu", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
     "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
     "concat_embeddings": ("concat_embeddings", "one", "other", "--output", "target"),
     "search": ("search", "one", "--output", "target.tsv"),
