@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     with made_folder(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
         import torch  # here: it takes seconds
 
-        from inference.embedding.device_comparison import compare_devices, draw_comparison
+        from inference.device_comparison import compare_devices, draw_comparison
         from inference.embedding.job import open_store
 
         console = result_console()

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
     import pandas as pd
 
-    from inference.embedding.scatter import draw, write_page  # here: it loads Matplotlib
+    from inference.embedding_map import draw, write_page  # here: it loads Matplotlib
 
     table = pd.DataFrame({"id": embeddings.ids, "length": embeddings.lengths, "label": embeddings.lengths})
     if arguments.labels:

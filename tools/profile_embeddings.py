@@ -74,8 +74,8 @@ def _profiled(request: JobRequest, arguments: Arguments, folder: Path) -> dict[s
     from inference.embedding.encoder import Encoder
     from inference.embedding.job import open_store, resolved
     from inference.embedding.plan import make_plan
-    from inference.embedding.profile import profile_shard
     from inference.embedding.worker import ShardWorker
+    from inference.embedding_profile import profile_shard
 
     request = resolved(request)
     with tempfile.TemporaryDirectory() as scratch, status_line() as show:

@@ -8,6 +8,7 @@ Shape legend: N records, C channels, L residues of a record.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -139,7 +140,7 @@ def _opened(embeddings: Embeddings) -> _Table | _Shards | _Hdf5:
     return opened
 
 
-class _Table:
+class _Table(ABC):
     """(N, C) in one file."""
 
     def __init__(self, embeddings: Embeddings) -> None:
@@ -154,8 +155,9 @@ class _Table:
     def rows(self, start: int, stop: int) -> Values:
         return as_float32(self._stored(start, stop), self._scales)
 
+    @abstractmethod
     def _stored(self, start: int, stop: int) -> NDArray:
-        raise NotImplementedError
+        """(n, C) as it is stored."""
 
 
 class _Npy(_Table):

@@ -2,7 +2,7 @@
 
 In: a shard's description. Out: its file, complete under its name, and a row about it. While one batch is fetched from
 the device, the next is computed; while one shard is written, the next is. Out of memory splits a batch, which is
-counted. Ranges of torch.profiler name what is done beside the model, for :mod:`inference.embedding.profile`.
+counted. Ranges of torch.profiler name what is done beside the model, for :mod:`inference.embedding_profile`.
 
 Shape legend: n sequences of a shard, R rows, C channels.
 """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.embedding.device_comparison import agreement
+from inference.device_comparison import agreement
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 
