@@ -20,10 +20,11 @@ from torch import Tensor
 
 from common.errors import ConfigError, ResourceError
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
+from dataset.batches.plan import longest_first
 from dataset.labels.label_space import LabelSpace, predicted_positive
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import SequenceTokenizer
-from dataset.tokens.esm import cumulative_lengths, token_positions
+from dataset.tokens.esm import packed_from_tokens
 from inference.exported import PipelineOptions, config_of, model_folder
 from model.backbones.lora import merge
 from model.export.classifier import load_classifier
@@ -236,7 +237,7 @@ class ClassifierPipeline:
     def _computed(self, encoded: _Encoded) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Texts of each batch and their rows; the device computes the next batch while one is fetched from it."""
         launched: list[tuple[NDArray[np.int64], Tensor]] = []
-        for records in self._groups(encoded.kept):
+        for records in longest_first(encoded.kept + self._prefix.size + self._suffix.size, self.batch_tokens):
             batch = self._pack(encoded, records)
             launched.append((records, self.forward(batch.to(self.device, non_blocking=True))))
             if len(launched) > 1:
@@ -245,31 +246,13 @@ class ClassifierPipeline:
         for records, rows in launched:
             yield records, rows.cpu().numpy()
 
-    def _groups(self, kept_N: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Texts that share a batch: neighbours by length, the longest first, as many as the budget holds."""
-        order = np.argsort(-kept_N, kind="stable")
-        used = np.cumsum(kept_N[order] + self._prefix.size + self._suffix.size)
-        first, before = 0, 0
-        while first < order.size:
-            last = max(int(np.searchsorted(used, before + self.batch_tokens, side="right")), first + 1)
-            yield order[first:last]
-            first, before = last, int(used[last - 1])
-
     def _pack(self, encoded: _Encoded, records: NDArray[np.int64]) -> PackedBatch:
         tokens, columns = encoded.tokens, (encoded.ends, encoded.whole, encoded.kept)
         pieces: list[NDArray[np.int32]] = []
         for end, whole, kept in zip(*(column[records].tolist() for column in columns), strict=True):
             start, head = end - whole, head_length(kept, self.crop) if kept < whole else kept
             pieces += [self._prefix, tokens[start : start + head], tokens[end - (kept - head) : end], self._suffix]
-        lengths = encoded.kept[records] + self._prefix.size + self._suffix.size
-        cu_seqlens = cumulative_lengths(lengths)
-        return PackedBatch(
-            tokens=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            max_seqlen=int(lengths.max()),
-            positions=torch.from_numpy(token_positions(cu_seqlens)),
-            records=torch.from_numpy(records.astype(np.int64)),
-        )
+        return packed_from_tokens(np.concatenate(pieces), encoded.kept[records] + self._prefix.size + self._suffix.size)
 
     def _encode(self, texts: Sequence[str]) -> _Encoded:
         tokens, whole = self.tokenizer.encode(texts)

@@ -18,7 +18,7 @@ from dataset.embeddings.format import (
     write_index,
     write_manifest,
 )
-from dataset.embeddings.tables import SUFFIXES, Block, hdf5_key, write_table
+from dataset.embeddings.tables import SUFFIXES, Block, hdf5_key, write_datasets, write_table
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:
@@ -45,8 +45,11 @@ def make_embeddings(
         scales = scales_of(np.abs(values).max(axis=0)) if dtype == "int8" else None
         starts = range(0, number, block)
         blocks = [Block(ids[n : n + block], lengths[n : n + block], values[n : n + block]) for n in starts]
-        path = folder / f"{name}{SUFFIXES[file_format]}"
-        write_table(path, file_format, blocks, values.shape, dtype, scales, keys)
+        path = folder / f"{name}{SUFFIXES.get(file_format, '.h5')}"
+        if file_format == "hdf5":
+            write_datasets(path, zip(keys, ids, values, strict=True))
+        else:
+            write_table(path, file_format, blocks, values.shape, dtype, scales)
         manifests[name] = OutputManifest(
             description=f"{name} over residues",
             per=per,

@@ -21,6 +21,7 @@ from common.errors import ConfigError
 from common.progress import record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
+from dataset.embeddings.format import FileFormat
 from dataset.embeddings.joining import join
 from dataset.embeddings.reader import open_vectors
 
@@ -35,7 +36,7 @@ class Arguments(ToolArguments):
     )
     output: Path = Field(description="Folder to make.")
     names: list[str] = Field([], description="Output to take of each folder. Default: its first.")
-    format: Literal["parquet", "npy"] | None = Field(None, description="Default: that of the first folder.")
+    format: Literal["parquet", "npy"] | None = Field(None, description="Default: npy where the first folder has it.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace the folder if this tool made it and nobody changed it since."
     )
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> int:
     sources = {f"{source.folder}/{source.name}": source for source in opened}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --names")
-    file_format = arguments.format or next(iter(sources.values())).output.format
+    of_first = next(iter(sources.values())).output.format
+    file_format: FileFormat = arguments.format or ("npy" if of_first == "npy" else "parquet")
     with record_bar("joining") as bar, made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         joined = join(building, sources, file_format, bar)
     records = counted(len(next(iter(sources.values()))), "record{s}")

@@ -131,6 +131,21 @@ def plan_epoch(
     )
 
 
+def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
+    """Places of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
+
+    Memory runs out at the start or not at all. A sequence of more tokens than the budget is alone.
+    """
+    order = np.argsort(-tokens_N, kind="stable")
+    used = np.cumsum(tokens_N[order])
+    found, first, before = [], 0, 0
+    while first < order.size:
+        last = max(int(np.searchsorted(used, before + budget, side="right")), first + 1)
+        found.append(order[first:last])
+        first, before = last, int(used[last - 1])
+    return found
+
+
 def _refuse_longer_than(budget: int, lengths_N: NDArray[np.integer], names_N: Indices) -> None:
     too_long = np.flatnonzero(lengths_N > budget)
     if too_long.size:

@@ -19,18 +19,17 @@ from common.publishing import atomic_file, writing
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 
-_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8", "int64": "I64"}
+_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8", "int64": "I64", "uint64": "U64"}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
 _ALIGNMENT = 64
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
+def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write the arrays; the file appears under its name when it is complete and synced.
 
-    fp32, fp16, int8, int64, and bf16 as uint16. Raises ResourceError where the disk is full or can't be written.
+    fp32, fp16, int8, int64, uint64, and bf16 as uint16. Raises ResourceError where the disk refuses.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
+    header, end = {}, 0
     for name, array in arrays.items():
         kind = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}
         header[name] = {**kind, "data_offsets": [end, end + array.nbytes]}
@@ -49,14 +48,15 @@ def open_arrays(path: Path) -> dict[str, NDArray]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
         mapped = np.memmap(path, mode="r", dtype=np.uint8)
         found = {}
         for name, kind in header.items():
             start, end = (8 + length + offset for offset in kind["data_offsets"])
             found[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged or missing ({type(error).__name__}); compute it again") from error
+        raise DataError(
+            f"{path}: damaged or missing ({type(error).__name__}); remove it, and compute it again"
+        ) from error
     return found
 
 

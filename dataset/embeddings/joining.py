@@ -57,8 +57,7 @@ def join(
 
     shape = len(first), output.channels
     scales = None if output.scales is None else np.array(output.scales, dtype=np.float32)
-    keys = first.column("key").to_pylist() if file_format == "hdf5" else ()
-    write_table(building / output.files[0], file_format, blocks(), shape, dtype, scales, keys)
+    write_table(building / output.files[0], file_format, blocks(), shape, dtype, scales)
     shutil.copyfile(first.folder / INDEX_FILE, building / INDEX_FILE)
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     write_manifest(building, first.manifest.model_copy(update={"outputs": {"joined": output}, "job": job}))

@@ -1,8 +1,8 @@
-"""One vector a record to the files that people open: Parquet, .npy and HDF5.
+"""The files of embeddings that people open: Parquet and .npy of one vector a record, HDF5 of a dataset for each.
 
 In: ids and (n, C) fp32 blocks in the order of the input, a part at a time, so that memory does not grow with the input.
 Out: one file. Parquet has the columns id, length and embedding (a list of fixed size), row groups of about 96 MB,
-neither dictionary nor compression. HDF5 has a dataset for each record.
+neither dictionary nor compression.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from dataset.embeddings.arrays import quantized
 from dataset.embeddings.format import Dtype, FileFormat
 
 ROW_GROUP_BYTES, MOST_ROWS = 96 << 20, 1 << 17
-SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "npy": ".npy", "hdf5": ".h5"}
+SUFFIXES: dict[FileFormat, str] = {"parquet": ".parquet", "npy": ".npy"}
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
@@ -43,19 +43,13 @@ def write_table(
     shape: tuple[int, int],
     dtype: Dtype,
     scales: NDArray[np.float32] | None = None,
-    keys: Iterable[str] = (),
 ) -> None:
-    """Write (N, C) vectors to one file. ``keys``: of HDF5, the name of each record's dataset.
-
-    Raises ResourceError where the disk is full or can't be written.
-    """
+    """Write (N, C) vectors to a file of Parquet or .npy; raises ResourceError where the disk refuses."""
     with writing(path):
         if file_format == "parquet":
             _write_parquet(path, blocks, shape[1], dtype, scales)
-        elif file_format == "npy":
-            _write_npy(path, blocks, shape, dtype, scales)
         else:
-            _write_hdf5(path, blocks, dtype, iter(keys))
+            _write_npy(path, blocks, shape, dtype, scales)
 
 
 def block_rows(channels: int, dtype: Dtype) -> int:
@@ -101,19 +95,18 @@ def _write_npy(
             file.write(np.ascontiguousarray(narrowed(block.vectors, dtype, scales)).data)
 
 
-def _write_hdf5(path: Path, blocks: Iterable[Block], dtype: Dtype, keys: Iterable[str]) -> None:
+def write_datasets(path: Path, records: Iterable[tuple[str, str, NDArray]]) -> None:
+    """Write an HDF5 file with a dataset for each record, with the attribute ``original_id``.
+
+    ``records`` gives key, id and values; of equal keys the first counts. Raises ResourceError where the disk is full or
+    can't be written.
+    """
     import h5py  # here and elsewhere: few need it
 
-    with h5py.File(path, "w") as file:
-        for block in blocks:
-            for record_id, key, row in zip(block.ids, keys, block.vectors.astype(NUMPY_DTYPES[dtype]), strict=False):
-                add_dataset(file, key, row, record_id)
-
-
-def add_dataset(file: Any, key: str, values: NDArray, record_id: str) -> None:
-    """Add a record's values as a dataset with the attribute ``original_id``, unless there is one of this key."""
-    if key not in file:
-        file.create_dataset(key, data=values).attrs["original_id"] = record_id
+    with writing(path), h5py.File(path, "w") as file:
+        for key, record_id, values in records:
+            if key not in file:
+                file.create_dataset(key, data=values).attrs["original_id"] = record_id
 
 
 def hdf5_key(record_id: str) -> str:

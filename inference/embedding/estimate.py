@@ -50,7 +50,7 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
     worker, facts = ShardWorker(encoder, store), encoder.facts
     check_settings(settings, facts.outputs)
     plan = make_plan(store, settings, facts.longest)
-    flops = _flops(facts, plan.lengths)
+    flops = facts.flops(plan.lengths)
     measured_flops = measured_tokens = 0.0
     start_s: float | None = None
     random = np.random.default_rng(0)
@@ -64,17 +64,11 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
             if start_s is None:  # the first warms up
                 start_s = time.perf_counter()
                 continue
-            measured_flops += _flops(facts, piece.lengths)
+            measured_flops += facts.flops(piece.lengths)
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
     seconds = flops / (measured_flops / passed_s) / (request.workers or 1)
     return Estimate(facts, plan, _disk_bytes(facts, plan, store, settings), measured_tokens / passed_s, seconds)
-
-
-def _flops(facts: ModelFacts, lengths: np.ndarray) -> float:
-    return facts.flops_per_token * float(lengths.sum()) + facts.attention_flops * float(
-        (lengths.astype(float) ** 2).sum()
-    )
 
 
 def _disk_bytes(facts: ModelFacts, plan: Plan, store: Store, settings: EmbeddingSettings) -> int:

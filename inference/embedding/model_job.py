@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from common.progress import record_bar, status_line
 from common.publishing import write_atomically, writing
 from dataset.store.reader import Store
-from inference.embedding.assembly import assemble
+from inference.embedding.assembly import Assembly
 from inference.embedding.cached import Cache
 from inference.embedding.plan import Plan, distinct_sequences, make_plan
 from inference.embedding.report import Spent, performance, report_name
@@ -98,7 +98,7 @@ class ModelJob:
         start_s = time.perf_counter()
         settings = self.request.settings
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
-        assemble(building, self.facts, self.plan, self.store, self.files, settings, job, show)
+        Assembly(building, self.plan, self.store, self.files, settings).write(self.facts.outputs, job, show)
         rows = [self.rows[number] for number in sorted(self.rows)]
         self.spent.seconds += time.perf_counter() - start_s
         report = performance(self.facts, self.plan, rows, settings, self.spent, self.request.workers or 1)

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.text import counted
+from dataset.batches.plan import Indices, longest_first
 from dataset.store.reader import Store
 from inference.embedding.settings import CPU_BATCH_TOKENS, EmbeddingSettings
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-
-Indices = NDArray[np.int64]
 
 
 class Shard(NamedTuple):
@@ -50,16 +49,9 @@ class Shard(NamedTuple):
     def batches(self) -> list[Indices]:
         """Places (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
         tokens_n = self.lengths + SPECIAL_TOKENS_PER_SEQUENCE
-        order = np.argsort(-tokens_n, kind="stable")
-        used = np.cumsum(tokens_n[order])
-        windowed = 0 if self.window is None else int((self.lengths > self.window).sum())
-        found = [order[place : place + 1] for place in range(windowed)]
-        first, before = windowed, int(used[windowed - 1]) if windowed else 0
-        while first < order.size:
-            last = max(int(np.searchsorted(used, before + self.budget, side="right")), first + 1)
-            found.append(order[first:last])
-            first, before = last, int(used[last - 1])
-        return found
+        if self.window is not None:
+            tokens_n = np.where(self.lengths > self.window, self.budget + tokens_n, tokens_n)
+        return longest_first(tokens_n, self.budget)
 
 
 @dataclass(frozen=True)
@@ -174,10 +166,10 @@ def distinct_sequences(store: Store) -> tuple[Indices, Indices]:
 
     Equal are sequences of the same XXH3-64 and length: of 10^8 sequences two others would be with a chance of 10^-6.
     """
-    keys = np.stack([store.sequence_hashes, store.lengths.astype(np.uint64)], axis=1)
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    hashes, lengths = store.sequence_hashes, store.lengths
+    order = np.lexsort((lengths, hashes))
     new = np.ones(order.size, dtype=bool)
-    new[1:] = (keys[order][1:] != keys[order][:-1]).any(axis=1)
+    new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
     group = np.cumsum(new) - 1
     first = np.minimum.reduceat(order, new.nonzero()[0])
     by_input = np.argsort(first, kind="stable")

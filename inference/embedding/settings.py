@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import ConfigError
@@ -142,6 +144,11 @@ class ModelFacts:
     device_name: str
     random_weights: bool
     cache_keys: dict[str, str]
+
+    def flops(self, tokens_n: NDArray[np.integer]) -> float:
+        """FLOP of a forward pass over sequences of so many tokens, nothing padded."""
+        squares = float((tokens_n.astype(float) ** 2).sum())
+        return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
 
 
 def outputs_of(settings: EmbeddingSettings, num_layers: int, channels: dict[str, int]) -> tuple[Output, ...]:

@@ -76,7 +76,6 @@ class ShardWorker:
         facts = self.encoder.facts
         special = len(self.encoder.tokenizer.prefix) + len(self.encoder.tokenizer.suffix)
         tokens_n = shard.lengths + special
-        flops = facts.flops_per_token * tokens_n.sum() + facts.attention_flops * (tokens_n.astype(float) ** 2).sum()
         row = ShardRow(
             number=shard.number,
             sequences=shard.records.size,
@@ -86,7 +85,7 @@ class ShardWorker:
             seconds=time.perf_counter() - start_s,
             batch_s=batch_s,
             splits=self._splits,
-            flops=float(flops),
+            flops=facts.flops(tokens_n),
             peak_bytes=self._peak(memory),
             mean_bytes=int(np.mean(memory)),
         )
@@ -160,10 +159,8 @@ class ShardWorker:
     def _joined(self, output: Output, rows: dict[int, NDArray]) -> dict[str, NDArray]:
         ordered = [rows[place] for place in range(len(rows))]
         values = np.concatenate(ordered)
-        if output.per == "protein":
-            return {"values": values}
         arrays = {"offsets": np.cumsum([0, *map(len, ordered)], dtype=np.int64)}
-        if self.encoder.settings.dtype == "int8":
+        if output.per != "protein" and self.encoder.settings.dtype == "int8":
             scales = scales_of(np.abs(values).max(axis=0))
             return {**arrays, "scales": scales, "values": quantized(values, scales)}
         return {**arrays, "values": values}

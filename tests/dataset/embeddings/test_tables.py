@@ -28,6 +28,7 @@ from dataset.embeddings.tables import (
     block_rows,
     hdf5_key,
     refuse_equal_keys,
+    write_datasets,
     write_table,
 )
 
@@ -36,10 +37,10 @@ LENGTHS = np.array([3, 5, 8, 13])
 VECTORS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 
-def write(path: Path, file_format: Any, dtype: Any = "fp32", keys: list[str] | None = None) -> Path:
+def write(path: Path, file_format: Any, dtype: Any = "fp32") -> Path:
     blocks = [Block(IDS[:3], LENGTHS[:3], VECTORS[:3]), Block(IDS[3:], LENGTHS[3:], VECTORS[3:])]
     scales = scales_of(np.abs(VECTORS).max(0)) if dtype == "int8" else None
-    write_table(path, file_format, blocks, VECTORS.shape, dtype, scales, keys or IDS)
+    write_table(path, file_format, blocks, VECTORS.shape, dtype, scales)
     return path
 
 
@@ -76,7 +77,8 @@ def test_npy_is_mapped_by_numpy(tmp_path: Path):
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
     """By its convert of an embeddings file (1.4): key by id or hash, attribute original_id."""
-    path = write(tmp_path / "mean.h5", "hdf5", keys=[biotrainer_key(name * 3) for name in "ACDE"])
+    path = tmp_path / "mean.h5"
+    write_datasets(path, zip((biotrainer_key(name * 3) for name in "ACDE"), IDS, VECTORS, strict=True))
     with h5py.File(path, "r") as file:
         by_id = {file[key].attrs["original_id"]: np.array(values) for key, values in file.items()}
         np.testing.assert_array_equal(file[biotrainer_key("CCC")][:], VECTORS[1])

@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataset.batches.labelled import LabelledSource
+from dataset.batches.plan import longest_first
 from dataset.embeddings.cache import FeatureStore, write_shard
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
@@ -74,9 +75,11 @@ def ensure_features(
         backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[amp_dtype]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
-        for part in _groups(rows_N, wanted, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+        for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            part = wanted[places]
             name = f"{xxhash.xxh3_64_hexdigest(hashes[part].tobytes())}-{context.rank:05d}"
-            write_shard(path, name, hashes[part], _computed(model, backbone, source, part, max_tokens, context.device))
+            rows = dict(_computed(model, backbone, source, part, max_tokens, context.device))
+            write_shard(path, name, hashes[part], [rows[place] for place in range(part.size)])
     control.all_true(True)
     return FeatureStore(path), found_share
 
@@ -92,7 +95,8 @@ def _computed(
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
     places = {record: place for place, record in enumerate(records.tolist())}
-    for made in source.batches((0, group) for group in _groups(source.token_lengths(records), records, max_tokens)):
+    groups = longest_first(source.token_lengths(records), max_tokens)
+    for made in source.batches((0, records[group]) for group in groups):
         batch = made.batch.to(device)
         features_TD = backbone(batch)
         if is_pooled(model):
@@ -101,15 +105,3 @@ def _computed(
             rows = features_TD.float().cpu().split(torch.diff(batch.cu_seqlens).tolist())
         for record, row in zip(batch.records.tolist(), rows, strict=True):
             yield places[record], row.numpy()
-
-
-def _groups(lengths_N: NDArray[np.int64], records: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
-    """Neighbouring records whose lengths add up to no more than ``most``, or single ones."""
-    start = tokens = 0
-    for end, length in enumerate(lengths_N.tolist()):
-        if end > start and tokens + length > most:
-            yield records[start:end]
-            start, tokens = end, 0
-        tokens += length
-    if start < records.size:
-        yield records[start:]
