@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -56,13 +56,20 @@ class Encoder:
         source: folder or name of the model.
         device: where it runs.
         random_weights: take a size whose weights are drawn from a fixed seed, to try a job out.
+        every_output: have all outputs of the model, in place of those of the settings.
     """
 
     def __init__(
-        self, source: str, settings: EmbeddingSettings, device: torch.device | str, *, random_weights: bool = False
+        self,
+        source: str,
+        settings: EmbeddingSettings,
+        device: torch.device | str,
+        *,
+        random_weights: bool = False,
+        every_output: bool = False,
     ) -> None:
         self.settings, self.device = settings, torch.device(device)
-        loaded = _load(source, "logits" in settings.outputs, random_weights)
+        loaded = _load(source, every_output or "logits" in settings.outputs, random_weights)
         self.tokenizer: SequenceTokenizer = loaded["tokenizer"]
         self._head: nn.Module | None = loaded.get("head")
         self._autoencoder: ESM2Autoencoder | None = loaded.get("autoencoder")
@@ -71,11 +78,17 @@ class Encoder:
         if self._head is not None:
             modules.append(self._head)
         if self._autoencoder is not None:
-            modules.append(nn.ModuleList([self._autoencoder.normalization, self._autoencoder.encoder]))
+            parts = [
+                getattr(self._autoencoder, name) for name in ("normalization", "encoder", "decoder", "residue_head")
+            ]
+            modules.append(nn.ModuleList(parts))
         _check_finite(source, modules)
         if settings.long == "window" and not self.tokenizer.one_token_per_residue:
             raise ConfigError("--long window: this model's tokens are not single residues; choose crop")
-        outputs = outputs_of(settings, backbone.num_layers, self._channels(backbone))
+        channels = self._channels(backbone)
+        if every_output:
+            settings = settings.model_copy(update={"outputs": list(channels)})
+        outputs = outputs_of(settings, backbone.num_layers, channels)
         self.facts = self._facts(source, backbone, modules, outputs, random_weights)
         for module in modules:
             module.to(self.device)
@@ -84,7 +97,6 @@ class Encoder:
             head.requires_grad_(False).eval().to(dtype)
         self.backbone = optimize_for_inference(backbone, dtype)
         self._prefix, self._suffix = len(self.tokenizer.prefix), len(self.tokenizer.suffix)
-        self._layers = sorted({output.layer for output in outputs if output.layer is not None})
 
     @record_function("tokenize")
     def pack(self, sequences: Sequence[bytes | memoryview]) -> PackedBatch:
@@ -111,13 +123,20 @@ class Encoder:
         return packed_from_tokens(joined[: int(lengths_N.sum())], lengths_N)
 
     @torch.inference_mode()
-    def encode(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """The rows of each output of a batch on the device, in the order of its sequences.
+    def encode(self, batch: PackedBatch, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """The rows of each output, or of those of these names, of a batch on the device, in the order of its sequences.
 
         (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
         that all are.
         """
-        return self._outputs(self._features(batch), batch, self._prefix, self._suffix)
+        outputs = [output for output in self.facts.outputs if names is None or output.name in names]
+        return self._outputs(outputs, self._features(batch, outputs), batch, self._prefix, self._suffix)
+
+    @torch.inference_mode()
+    def decode(self, latents: Sequence[Tensor]) -> list[Tensor]:
+        """(L, K) fp32 logits over the ESM vocabulary of the residues of each protein, from an autoencoder's latents."""
+        assert self._autoencoder is not None
+        return self._autoencoder.decode(latents)[1]
 
     @torch.inference_mode()
     def encode_windows(self, sequence: bytes | memoryview, length: int, overlap: int, budget: int) -> dict[str, Tensor]:
@@ -134,7 +153,7 @@ class Encoder:
         for first in range(0, len(starts), size):
             some = starts[first : first + size]
             batch = self.pack([sequence[start : start + length] for start in some]).to(self.device)
-            features = self._features(batch)
+            features = self._features(batch, self.facts.outputs)
             for name, features_TC in features.items():
                 padded = features_TC.float().view(len(some), -1, features_TC.shape[1])
                 summed = sums.setdefault(name, torch.zeros(total, features_TC.shape[1], device=self.device))
@@ -145,7 +164,8 @@ class Encoder:
                 counts_R1[start : start + length] += 1
         means = {name: summed / counts_R1 for name, summed in sums.items()}
         whole = packed_from_tokens(np.zeros(total, dtype=np.int64), np.array([total])).to(self.device)
-        return self._outputs(means, whole, 0, 0, {name: first / len(starts) for name, first in firsts.items()})
+        mean_firsts = {name: first / len(starts) for name, first in firsts.items()}
+        return self._outputs(self.facts.outputs, means, whole, 0, 0, mean_firsts)
 
     def _channels(self, backbone: PackedBackbone) -> dict[str, int]:
         """Channels of each kind of output that the model has."""
@@ -198,16 +218,17 @@ class Encoder:
             cache_keys={o.name: key(o.kind if o.layer == backbone.num_layers else o.name) for o in outputs},
         )
 
-    def _features(self, batch: PackedBatch) -> Features:
-        wanted = {output.kind for output in self.facts.outputs}
+    def _features(self, batch: PackedBatch, outputs: Sequence[Output]) -> Features:
+        wanted = {output.kind for output in outputs}
         of_last = wanted & {"logits", "latents", "mean_latents"}
-        layers = sorted({*self._layers, *([self.backbone.num_layers] if of_last else [])})
+        asked = {output.layer for output in outputs if output.layer is not None}
+        layers = sorted(asked | ({self.backbone.num_layers} if of_last else set()))
         states = self.backbone.hidden_states(batch, layers) if layers else {}
         features: Features = {layer: states[layer] for layer in layers}
         if "contacts" in wanted:
             features["contacts"] = batch.tokens  # whose attention is computed again, a sequence at a time
         last = features.get(self.backbone.num_layers)
-        if self._head is not None and last is not None:
+        if self._head is not None and last is not None and "logits" in wanted:
             features["logits"] = self._head(last)
         if self._autoencoder is not None and last is not None and wanted & {"latents", "mean_latents"}:
             features["latents"] = self._autoencoder.latents(last)
@@ -216,6 +237,7 @@ class Encoder:
     @record_function("pooling")
     def _outputs(
         self,
+        outputs: Sequence[Output],
         features: Features,
         batch: PackedBatch,
         prefix: int,
@@ -223,7 +245,7 @@ class Encoder:
         firsts: Mapping[int | str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for output in self.facts.outputs:
+        for output in outputs:
             kind = output.kind
             if kind == "contacts":
                 found[output.name] = self._contacts(batch)

@@ -242,7 +242,7 @@ def test_several_models_share_a_plan(tmp_path: Path):
 
 
 def test_a_cache_serves_later_jobs(tmp_path: Path):
-    job = request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_bytes=10**9)
+    job = request(tmp_path, outputs=["mean", "residues", "contacts"], cache=tmp_path / "cache", cache_bytes=10**9)
     (first,) = run_job(job)
     sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
     write_proteins(tmp_path / "proteins.fasta", [*sequences[:6], *random_sequences([50], seed=9)])
