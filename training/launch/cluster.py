@@ -98,7 +98,7 @@ def _spare_processes() -> None:
 def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
-    with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
+    with _loopback(), exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
         return ray.init(
             address=LOCAL,
             num_cpus=cpus,
@@ -111,6 +111,26 @@ def _start_local(section: RaySection) -> BaseContext:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Have a cluster that is started in the block listen on 127.0.0.1 alone.
+
+    Ray (2.60) listens on every address, but on systems on which it makes no clusters, which this variable means; it
+    takes _node_ip_address='127.0.0.1' for the machine's outer address.
+    """
+    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
+    before, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
+    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _free_port(preferred: int) -> int:
