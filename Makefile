@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= train_config/esm2ae.yaml
+SERVE_CONFIG ?= train_config/serve.yaml
 ARGS ?=
 # Tests run in two processes, a file's in one of them, in the order of tests/conftest.py; each has a Ray cluster while it
 # needs one.
@@ -14,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast lint format bench lock docs clean
+.PHONY: help train serve test test-fast lint format bench lock docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -41,6 +42,9 @@ $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
 
 train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
 	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)
+
+serve: $(VENV)/.installed  ## serve models over HTTP (SERVE_CONFIG=FILE, ARGS="--models RUN ...")
+	$(BIN)/python serve_ray.py --config $(SERVE_CONFIG) $(ARGS)
 
 # Two processes of as many threads as there are cores wait for each other: tests of models took twice the CPU time.
 test test-fast: export OMP_NUM_THREADS := 1

@@ -58,7 +58,13 @@ def parse(kind: type[Arguments], argv: list[str], tool: str, description: str | 
 def program_of(tool: str) -> str:
     """The words that start a tool, as this process was started."""
     name = Path(sys.argv[0]).name
-    return name if name == "train_ray.py" else f"esmeray {tool}" if name == "esmeray" else f"python -m tools {tool}"
+    return (
+        name
+        if name in ("train_ray.py", "serve_ray.py")
+        else f"esmeray {tool}"
+        if name == "esmeray"
+        else f"python -m tools {tool}"
+    )
 
 
 def _help_text(kind: type[Any], program: str, options: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from common.text import did_you_mean, refusal
 from train_config.processor import computes_bf16
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
+from train_config.service_schema import ServiceConfig
 from train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
@@ -45,6 +46,11 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
 def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
     """Read, merge and check the settings of a search, as :func:`load_config` does those of an experiment."""
     return _load(TuneConfig, path, overrides or {}, "tune.")
+
+
+def load_service_config(path: str | Path | None, overrides: Overrides | None = None) -> ServiceConfig:
+    """Read, merge and check the settings of the service, as :func:`load_config` does those of an experiment."""
+    return _load(ServiceConfig, path, overrides or {}, "")
 
 
 def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:

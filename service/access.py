@@ -1,0 +1,130 @@
+"""Callers: API keys with what each may do, kept as hashes, and how much.
+
+In: a YAML file with a list of keys: name, sha256 (hex), models and endpoints (lists; '*' for all), requests_per_minute
+and residues_per_minute. Out: the key of a request, or a refusal. Without a file everything is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from common.errors import ConfigError
+from service.refusals import RefusalError
+
+PUBLIC = (
+    *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),
+    *("/health", "/ready"),
+)
+"""Paths without a key: nothing is computed there."""
+
+_KEY_BYTES = 32
+
+
+class Key(BaseModel):
+    """What a caller may do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    models: list[str] = ["*"]
+    endpoints: list[str] = ["*"]
+    requests_per_minute: int | None = Field(None, gt=0)
+    residues_per_minute: int | None = Field(None, gt=0)
+
+    def check_model(self, model: str) -> None:
+        """Refuse a model out of scope."""
+        if not {"*", model} & set(self.models):
+            raise RefusalError(403, f"this key is not for model {model}; ask for one that is")
+
+    def check_endpoint(self, endpoint: str) -> None:
+        """Refuse an endpoint out of scope."""
+        if not {"*", endpoint} & set(self.endpoints):
+            raise RefusalError(403, f"this key is not for {endpoint}; ask for one that is")
+
+
+ANYBODY = Key(name="anybody", sha256="0" * 64)
+
+
+def new_key(name: str) -> tuple[str, Key]:
+    """A random key, to be shown once, and what is kept of it."""
+    text = f"esm-{secrets.token_urlsafe(_KEY_BYTES)}"
+    return text, Key(name=name, sha256=_hash(text))
+
+
+def read_keys(path: str | Path) -> list[Key]:
+    """The keys of a file. Raises ConfigError where it can't be read as one."""
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        keys = TypeAdapter(list[Key]).validate_python(content or [])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).split("\n")[0]
+        raise ConfigError(f"access.keys: {path}: no list of keys ({reason}); see 'make_key --help'") from error
+    if len({key.name for key in keys}) < len(keys):
+        raise ConfigError(f"access.keys: {path}: two keys have the same name; rename one")
+    return keys
+
+
+@dataclass
+class _Bucket:
+    """What is left of an amount a minute; it fills up steadily, to a minute's amount at most."""
+
+    per_minute: float
+    left: float
+    seen_s: float
+
+    def take(self, amount: float) -> float:
+        """Take an amount, or return the seconds until it is there. Of more than a minute's, the rest is on credit."""
+        now_s = time.monotonic()
+        self.left = min(self.per_minute, self.left + (now_s - self.seen_s) * self.per_minute / 60)
+        self.seen_s = now_s
+        needed = min(amount, self.per_minute)
+        if self.left < needed:
+            return (needed - self.left) * 60 / self.per_minute
+        self.left -= amount
+        return 0.0
+
+
+class Access:
+    """The keys of the service; ``keys`` None allows everybody everything."""
+
+    def __init__(self, keys: list[Key] | None) -> None:
+        self._keys = keys
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def key_of(self, path: str, authorization: str) -> Key:
+        """The caller of a request by its header; raises RefusalError (401) where it has no key that is known."""
+        if self._keys is None or path in PUBLIC:
+            return ANYBODY
+        scheme, _, text = authorization.partition(" ")
+        given = _hash(text.strip()) if scheme.lower() == "bearer" else ""
+        found = None
+        for key in self._keys:  # all of them, so that the time says nothing
+            if hmac.compare_digest(given, key.sha256):
+                found = key
+        if found is None:
+            raise RefusalError(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
+        return found
+
+    def charge(self, key: Key, unit: str, amount: int) -> None:
+        """Take ``requests`` or ``residues`` of the key's rate; raises RefusalError (429) where none is left."""
+        per_minute = key.requests_per_minute if unit == "requests" else key.residues_per_minute
+        if per_minute is None:
+            return
+        empty = _Bucket(per_minute, per_minute, time.monotonic())
+        wait_s = self._buckets.setdefault((key.name, unit), empty).take(amount)
+        if wait_s:
+            detail = f"the key's {per_minute:,} {unit} a minute are used up; try again later"
+            raise RefusalError(429, detail, retry_after_s=int(wait_s) + 1, limit=f"{unit}_per_minute")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

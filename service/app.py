@@ -1,0 +1,76 @@
+"""The HTTP application of the ingress: routes, refusals, and the guard around them.
+
+In: the settings and the models. Out: an ASGI application, which runs under Ray Serve, or without it in tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from common.errors import ConfigError
+from service.access import Access, read_keys
+from service.guard import Guard
+from service.metrics import Metrics
+from service.models import Models
+from service.refusals import RefusalError
+from service.routes import native, nim, openai, operations, tei
+from service.routes.common import Service, problems
+from train_config.service_schema import ServiceConfig
+
+log = logging.getLogger("esmeray.service")
+
+DESCRIPTION = """Embeddings, latents, classes and mutation scores of proteins. Bodies are JSON, or FASTA as text/x-fasta
+with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
+
+
+def build_app(config: ServiceConfig, models: Models, metrics: Metrics, *, adds_request_id: bool = True) -> Guard:
+    """The application; ``adds_request_id`` says that no proxy adds the header X-Request-ID.
+
+    Raises ConfigError where keys or the start-up hook can't be read.
+    """
+    access = Access(None if config.access.keys is None else read_keys(config.access.keys))
+    app = FastAPI(title="Esmeray", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
+    service = Service(models, access, config.limits, metrics)
+    documents = {"responses": problems()}
+    for routes in (openai, native, tei, nim, operations):
+        routes.add(app, service, **documents)
+    for kind in (RefusalError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _refuse)
+    if config.startup_hook is not None:
+        _hook(config.startup_hook)(app)
+    return Guard(app, models, access, config.limits, metrics, adds_request_id=adds_request_id)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """The answer to an error; one that nobody foresaw is logged, and nothing of it is shown."""
+    if isinstance(error, RefusalError):
+        refusal = error
+    elif isinstance(error, HTTPException):
+        refusal = RefusalError(
+            error.status_code, "no such address; see /docs" if error.status_code == 404 else error.detail
+        )
+    elif isinstance(error, RequestValidationError):
+        refusal = RefusalError(422, "the query of the address is not as /docs says")
+    elif isinstance(error, ClientDisconnect):
+        refusal = RefusalError(400, "the connection ended within the body")
+    else:
+        log.error("request %s failed", request.state.request_id, exc_info=error)
+        refusal = RefusalError(500, "the service failed; its log has the request's id")
+    return refusal.response(request.url.path, request.state.request_id)
+
+
+def _hook(name: str) -> Any:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION") from error

@@ -1,0 +1,126 @@
+"""The service on Ray Serve: a deployment for each model, and the ingress.
+
+In: the settings, of which the weights' files give each model a version. Out: an application that Serve runs; a changed
+version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, WorkerCrashedError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from service.app import build_app
+from service.autoscaling import by_queued_tokens
+from service.metrics import Metrics
+from service.models import Call, Models
+from service.process import set_up_process
+from service.replica import ModelReplica
+from train_config.service_schema import ServedModel, ServiceConfig
+
+APPLICATION = "esmeray"
+ONGOING = 1024
+"""Calls of a replica at once: enough for full batches of single sequences. Serve's default of 5 never fills one."""
+DRAIN_S = 30.0
+LOST = (RayActorError, ActorDiedError, ActorUnavailableError, WorkerCrashedError, DeploymentUnavailableError)
+
+
+class Ingress:
+    """The deployment of the HTTP application."""
+
+    def __init__(self, config: dict[str, Any], handles: dict[str, DeploymentHandle]) -> None:
+        set_up_process()
+        self._config, metrics = ServiceConfig(**config), Metrics()
+        calls = {name: _call(handle) for name, handle in handles.items()}
+        self._models = Models(calls, metrics, LOST, (BackPressureError,))
+        # Serve's proxy adds the header itself.
+        self._app = build_app(self._config, self._models, metrics, adds_request_id=False)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._app
+
+
+def application(config: ServiceConfig, device: str) -> serve.Application:
+    """The application for Serve; models without a device of their own get this one."""
+    config = _with_absolute_paths(config)
+    handles = {model.name: _deployment(model, model.device or device) for model in config.models}
+    ingress = serve.deployment(
+        name="ingress",
+        num_replicas=config.ingress_replicas,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=2 * config.limits.requests,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        max_surge_percent=100,
+    )
+    return ingress(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
+
+
+def _with_absolute_paths(config: ServiceConfig) -> ServiceConfig:
+    """Names of files that are here as absolute ones: Ray starts replicas in other folders."""
+
+    def absolute(name: str | None) -> str | None:
+        return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
+
+    models = [
+        model.model_copy(update={key: absolute(getattr(model, key)) for key in ("source", "cache")})
+        for model in config.models
+    ]
+    access = config.access.model_copy(update={"keys": absolute(config.access.keys)})
+    return config.model_copy(update={"models": models, "access": access})
+
+
+def build(arguments: dict[str, str]) -> serve.Application:
+    """For ``serve run service.deployments:build config=FILE`` and RayService. ``device`` is cpu or cuda."""
+    from train_config.loading import load_service_config
+
+    return application(load_service_config(arguments["config"]), arguments.get("device", "cpu"))
+
+
+def version_of(source: str) -> str:
+    """Identity of a model's files: their names, sizes and times of change; of a hub name, the name."""
+    folder = Path(source).expanduser()
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]
+
+
+def _deployment(model: ServedModel, device: str) -> serve.Application:
+    # A changed version: a single replica serves until its successor is loaded, of several one ends first.
+    surge = 100 if model.replicas == 1 else 0
+    options: dict[str, Any] = {"num_replicas": model.replicas}
+    if model.max_replicas is not None:
+        options = {
+            "autoscaling_config": {
+                "min_replicas": model.replicas,
+                "max_replicas": model.max_replicas,
+                "policy": {"policy_function": by_queued_tokens},
+            }
+        }
+    resources = {"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0}
+    deployment = serve.deployment(
+        name=model.name,
+        ray_actor_options=resources,
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        health_check_period_s=2.0,
+        max_surge_percent=surge,
+        **options,
+    )
+    return deployment(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
+
+
+def _call(handle: DeploymentHandle) -> Call:
+    """The replica's methods as coroutines that may be cancelled."""
+
+    def method(name: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            return await getattr(handle, name).remote(*arguments)
+
+        return call
+
+    return Call(method("about"), method("run"), method("tokens"))

@@ -1,0 +1,163 @@
+"""The outermost layer of the ingress: who calls, how much is sent, how long it takes, and the record of it.
+
+In: HTTP requests (ASGI). Out: the application's answer, or a refusal; a log line of JSON and the metrics of each
+request. Bodies are counted while they arrive. Sequences and keys are never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.access import PUBLIC, Access
+from service.metrics import Metrics
+from service.models import Models
+from service.refusals import RefusalError
+from train_config.service_schema import LimitsSection
+
+log = logging.getLogger("esmeray.service")
+
+REQUEST_ID = b"x-request-id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_NOT_COUNTED = ("health", "ready", "metrics")
+_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+
+
+class Guard:
+    """ASGI middleware; see the module."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        models: Models,
+        access: Access,
+        limits: LimitsSection,
+        metrics: Metrics,
+        *,
+        adds_request_id: bool = True,
+    ) -> None:
+        self._app, self._models, self._adds_request_id = app, models, adds_request_id
+        self._access, self._limits, self._metrics = access, limits, metrics
+        self._ongoing = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(REQUEST_ID, b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self._adds_request_id else [])
+        start_s = time.perf_counter()
+        self._ongoing += 1
+        self._metrics.ongoing.set(self._ongoing)
+        try:
+            if self._ongoing > self._limits.requests:
+                raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
+            key = self._access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
+            scope["state"]["key"] = key
+            self._access.charge(key, "requests", 1)
+            loading = self._models.load()
+            async with asyncio.timeout(self._limits.timeout_s):
+                if scope["path"] not in PUBLIC:
+                    await asyncio.shield(loading)
+                await self._app(scope, _Body(receive, headers, self._limits), answer)
+        except RefusalError as refusal:
+            await answer.refuse(refusal, scope, receive)
+        except TimeoutError:
+            detail = f"no answer within {self._limits.timeout_s:g} s; send fewer sequences at once"
+            await answer.refuse(RefusalError(504, detail, limit="timeout_s"), scope, receive)
+        except Exception:
+            if not answer.status:
+                raise
+            # else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
+        finally:
+            self._ongoing -= 1
+            self._note(scope, answer, time.perf_counter() - start_s)
+
+    def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        route = scope.get("route")
+        endpoint = getattr(route, "name", "other")
+        self._metrics.ongoing.set(self._ongoing)
+        self._metrics.requests.labels(endpoint, str(answer.status)).inc()
+        self._metrics.seconds.labels(endpoint).observe(seconds)
+        if endpoint in _NOT_COUNTED:
+            return
+        state = scope["state"]
+        facts = {name: state[name] for name in ("model", "sequences", "residues") if name in state}
+        key = state["key"].name if "key" in state else None
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request": answer.request_id,
+            "endpoint": endpoint,
+            "status": answer.status,
+            "key": key,
+            **facts,
+            "seconds": round(seconds, 4),
+            "bytes": answer.sent_bytes,
+        }
+        log.info(json.dumps(line))
+
+
+class _Body:
+    """``receive`` of a request, which refuses a body that is too large or too slow."""
+
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
+        self._receive, self._limits = receive, limits
+        self._left = limits.body_bytes
+        self._until_s = time.monotonic() + limits.body_s
+        self._whole = False
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limits.body_bytes:
+            raise self._too_large()
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RefusalError(415, "send the body without compression")
+
+    async def __call__(self) -> Message:
+        if self._whole:  # then only the end of the connection is waited for
+            return await self._receive()
+        try:
+            async with asyncio.timeout(max(0.0, self._until_s - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            detail = f"the body took more than {self._limits.body_s:g} s to arrive"
+            raise RefusalError(408, detail, limit="body_s") from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> RefusalError:
+        most = self._limits.body_bytes
+        return RefusalError(
+            413, f"the body has more than {most:,} bytes; send fewer sequences at once", limit="body_bytes"
+        )
+
+
+class _Answer:
+    """``send`` of a request: adds headers, notes status and size."""
+
+    def __init__(self, send: Send, request_id: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send, self.request_id, self._headers = send, request_id, [*_HEADERS, *headers]
+        self.status, self.sent_bytes = 0, 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), *self._headers]
+        self.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    async def refuse(self, refusal: RefusalError, scope: Scope, receive: Receive) -> None:
+        """Answer with the refusal, unless an answer has begun."""
+        if not self.status:
+            await refusal.response(scope["path"], self.request_id)(scope, receive, self)

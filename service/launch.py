@@ -1,0 +1,147 @@
+"""Start and stop of the service on the Ray cluster at hand, or one of its own.
+
+In: the settings. Out: the service, until SIGINT or SIGTERM, which lets requests that are being answered end. At SIGHUP
+the settings and the files of the weights are looked at again, and replicas of what has changed are replaced while
+requests are answered; so does the same command, started again on a cluster where the service runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, EsmerayError, ResourceError
+from common.progress import status_line
+from service.access import read_keys
+from train_config.service_schema import ServiceConfig
+from training.launch.cluster import cluster_resources, connected
+from training.launch.signals import StopSignals
+
+KEEP_ALIVE_S = 75
+_ERROR = re.compile(r"^([\w.]+(?:Error|Exception)): (.+)", re.MULTILINE)
+
+
+def run(read: Callable[[], ServiceConfig], say: Callable[[str], None]) -> int:
+    """Serve until a signal comes; returns the exit code. ``read`` gives the settings, at the start and at SIGHUP.
+
+    Raises ConfigError where a model, key file or certificate can't be taken, ResourceError where the cluster has not
+    what the replicas need.
+    """
+    config = read()
+    _check_files(config)
+    signals = StopSignals()
+    with signals:
+        try:
+            return _serve(config, read, say, signals)
+        except (KeyboardInterrupt, SystemExit) as error:
+            signum = signals.behind(error)
+            if signum is None:
+                raise
+            return 128 + signum
+
+
+def _serve(
+    config: ServiceConfig, read: Callable[[], ServiceConfig], say: Callable[[str], None], signals: StopSignals
+) -> int:
+    start_s = time.perf_counter()
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    with status_line() as show:
+        show("starting Ray")
+        with connected(config.ray) as dashboard:
+            signals.reinstall()
+            from ray import serve
+
+            from service.deployments import APPLICATION, application
+
+            logging.getLogger("ray.serve").setLevel(logging.ERROR)
+            ray_s = time.perf_counter()
+            nodes = cluster_resources()
+            device = "cuda" if any(node.gpus for node in nodes) else "cpu"
+            _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
+            show(f"loading {', '.join(model.name for model in config.models)}")
+            serve.start(http_options=_http_options(config), proxy_location="EveryNode")
+            try:
+                serve.run(application(config, device), name=APPLICATION, route_prefix="/")
+            except RuntimeError as error:
+                message = serve.status().applications[APPLICATION]
+                serve.delete(APPLICATION)
+                raise _deployment_error(message) from error
+            ready_s = time.perf_counter()
+            scheme = "https" if config.access.tls_key else "http"
+            show("")
+            say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
+            say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")
+            if dashboard:
+                say(f"Ray's dashboard: http://{dashboard}")
+            woken, stop = threading.Event(), threading.Event()
+
+            def end() -> None:
+                stop.set()
+                woken.set()
+
+            signal.signal(signal.SIGHUP, lambda *_: woken.set())
+            signals.hand_over(end, "ending: requests that are being answered are finished")
+            while not stop.is_set():
+                woken.wait()
+                woken.clear()
+                if not stop.is_set():
+                    say(_updated(serve, lambda: application(read(), device), APPLICATION))
+            serve.delete(APPLICATION)
+            serve.shutdown()
+    return signals.exit_code
+
+
+def _updated(serve: Any, made: Callable[[], Any], name: str) -> str:
+    """Deploy the settings as they are now; what can't be taken leaves the service as it is."""
+    try:
+        serve.run(made(), name=name, route_prefix="/")
+    except EsmerayError as error:
+        return f"not updated: {error}"
+    except RuntimeError:
+        return f"not updated: {_deployment_error(serve.status().applications[name])}"
+    return "updated: replicas of what has changed were replaced"
+
+
+def _http_options(config: ServiceConfig) -> dict[str, Any]:
+    access = config.access
+    tls = {"ssl_certfile": access.tls_certificate, "ssl_keyfile": access.tls_key} if access.tls_key else {}
+    return {"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls}
+
+
+def _check_files(config: ServiceConfig) -> None:
+    """Refuse what can be seen before anything is started."""
+    if config.access.keys is not None:
+        read_keys(config.access.keys)
+    for path in (config.access.tls_certificate, config.access.tls_key):
+        if path is not None and not Path(path).expanduser().is_file():
+            raise ConfigError(f"access: {path}: there is no such file")
+
+
+def _check_resources(config: ServiceConfig, cpus: int, gpus: int, device: str) -> None:
+    needed_cpus = sum(model.cpus * model.replicas for model in config.models)
+    on_gpu = [model for model in config.models if (model.device or device) == "cuda"]
+    needed_gpus = sum(model.gpus * model.replicas for model in on_gpu)
+    if needed_cpus > cpus or needed_gpus > gpus:
+        raise ResourceError(
+            f"models: their replicas need {needed_cpus} CPU cores and {needed_gpus:g} GPUs, the cluster has {cpus} and "
+            f"{gpus}; lower cpus, gpus or replicas"
+        )
+
+
+def _deployment_error(status: Any) -> ConfigError | ResourceError:
+    """The refusal that a replica ended with, which Serve hands on as the text of a traceback."""
+    texts = [status.message, *(deployment.message for deployment in status.deployments.values())]
+    found = _ERROR.findall("\n".join(texts))
+    if not found:
+        return ConfigError(f"models: can't be served: {texts[-1].strip() or 'see the logs of Ray Serve'}")
+    kind, text = found[-1]
+    if kind.endswith("ResourceError"):
+        return ResourceError(text.replace("--model", "models"))
+    return ConfigError(text.replace("--model", "models") if "common.errors" in kind else f"models: {kind}: {text}")

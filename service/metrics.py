@@ -1,0 +1,57 @@
+"""Metrics of an ingress process, in the text format of Prometheus.
+
+In: requests as they end, statistics of replicas as they come with their replies. Out: the page ``/metrics``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+_OF_REPLICAS = {
+    "queued_tokens": "Tokens that wait",
+    "memory_bytes": "Memory in use: of the device, or resident on a CPU",
+    "tokens": "Tokens computed",
+    "batches": "Batches computed",
+    "computing_s": "Seconds in which batches were computed",
+    "budgets": "Tokens that the computed batches had room for; tokens over these is the fill of the batches",
+    "hits": "Sequences found in the cache",
+    "misses": "Sequences not found in the cache",
+}
+
+
+class Metrics:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        answered = ["endpoint", "status"]
+        self.requests = Counter("esmeray_requests", "Requests answered", answered, registry=registry)
+        self.seconds = Histogram(
+            "esmeray_request_seconds",
+            "Seconds to the end of the answer",
+            ["endpoint"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.ongoing = Gauge("esmeray_requests_ongoing", "Requests that are being answered", registry=registry)
+        self.sequences = Counter("esmeray_sequences", "Sequences asked for", ["model"], registry=registry)
+        self.residues = Counter("esmeray_residues", "Residues asked for", ["model"], registry=registry)
+        self.replicas_lost = Counter("esmeray_replicas_lost", "Calls whose replica was lost", registry=registry)
+        self._of_replicas = {
+            name: Gauge(f"esmeray_replica_{name}", text, ["model", "replica"], registry=registry)
+            for name, text in _OF_REPLICAS.items()
+        }
+
+    def of_replica(self, model: str, statistics: Mapping[str, float | str]) -> None:
+        """Note the statistics that came with a reply."""
+        for name, gauge in self._of_replicas.items():
+            if name in statistics:
+                gauge.labels(model, statistics["replica"]).set(float(statistics[name]))
+
+    def page(self) -> bytes:
+        """All metrics, as Prometheus reads them."""
+        return generate_latest(self._registry)

@@ -1,0 +1,92 @@
+"""Served models as the ingress reaches them: which there are, and results of sequences.
+
+In: names and sequences of a request, checked. Out: arrays, or a :class:`~service.refusals.RefusalError`. A call whose
+replica was lost is tried once more, with another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from service.metrics import Metrics
+from service.refusals import RefusalError
+
+RETRY_S = 2
+"""After which a caller is asked to come back where no replica answered."""
+
+
+class Call(NamedTuple):
+    """How a model is reached: its methods as coroutines."""
+
+    about: Callable[[], Any]
+    run: Callable[[str, Sequence[Any]], Any]
+    tokens: Callable[[Sequence[str]], Any]
+
+
+class Models:
+    """The models of the service, by name; the first is the default.
+
+    Args:
+        calls: of each.
+        lost: errors that say that a replica was lost.
+        busy: errors that say that too many requests wait.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, Call],
+        metrics: Metrics,
+        lost: tuple[type[BaseException], ...] = (),
+        busy: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._calls, self._metrics, self._lost, self._busy = calls, metrics, lost, busy
+        self.about: dict[str, Any] = {}
+        self._loading: asyncio.Task[None] | None = None
+
+    def load(self) -> asyncio.Task[None]:
+        """The task that ends when every model is loaded, begun at the first call."""
+        if self._loading is None or (self._loading.done() and not self.about):
+            self._loading = asyncio.create_task(self._load())
+        return self._loading
+
+    async def _load(self) -> None:
+        self.about = {name: await self._call(call.about) for name, call in self._calls.items()}
+
+    def named(self, name: str | None) -> Any:
+        """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
+        known = list(self._calls)
+        if name is not None and name not in known:
+            raise RefusalError(404, f"no such model; there are {', '.join(known)} (GET /v1/models)")
+        return self.about[name or known[0]]
+
+    async def run(self, model: str, output: str, payloads: Sequence[Any]) -> NDArray | list[NDArray]:
+        """This output of each payload, (N, D) or a list. Raises RefusalError (429, 500, 503)."""
+        reply = await self._call(self._calls[model].run, output, payloads)
+        self._metrics.of_replica(model, reply.statistics)
+        if reply.refused == "overloaded":
+            raise RefusalError(429, "too much is waiting; try again later", reply.retry_after_s, limit="queue_tokens")
+        if reply.refused == "memory":
+            raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
+        if reply.refused:
+            raise RefusalError(500, reply.detail)
+        results: NDArray | list[NDArray] = reply.results
+        return results
+
+    async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        ids: list[list[int]] = await self._call(self._calls[model].tokens, texts)
+        return ids
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        for _ in range(2):
+            try:
+                return await method(*arguments)
+            except self._busy as error:
+                raise RefusalError(429, "too many requests are waiting; try again later", RETRY_S) from error
+            except self._lost:
+                self._metrics.replicas_lost.inc()
+        raise RefusalError(503, "the model's process was lost and is being replaced; try again", RETRY_S)

@@ -1,0 +1,66 @@
+"""Scores of point mutations by a masked language model.
+
+In: mutations as A12G, probabilities of the 20 amino acids at each position. Out: log p(mutant) - log p(wild type) at
+the position: the wild-type marginal where the sequence was whole, the masked marginal where the position was masked
+(Meier et al. 2021, NeurIPS, equations 1 and 2).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from service.bodies import MASK
+from service.refusals import RefusalError
+
+_MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
+
+
+class Mutation(NamedTuple):
+    """One letter for another; ``place`` counts from 0."""
+
+    wild: str
+    place: int
+    mutant: str
+
+
+def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation] | None:
+    """Mutations of the only sequence. Raises RefusalError (422) for those that are not of it."""
+    if texts is None:
+        return None
+    if len(sequences) != 1:
+        raise RefusalError(422, "mutations: are of a single sequence")
+    found, letters = [], sequences[0].replace(MASK, "#")
+    for number, text in enumerate(texts):
+        match = _MUTATION.fullmatch(text)
+        if match is None:
+            raise RefusalError(422, f"mutations.{number}: is none; write it as A12G")
+        mutation = Mutation(match[1], int(match[2]) - 1, match[3])
+        if letters[mutation.place : mutation.place + 1] != mutation.wild:
+            raise RefusalError(422, f"mutations.{number}: the sequence has another residue at position {match[2]}")
+        found.append(mutation)
+    return found
+
+
+def masked_texts(sequence: str) -> list[str]:
+    """The sequence with each of its positions masked in turn."""
+    if MASK in sequence:
+        raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
+    return [f"{sequence[:place]}{MASK}{sequence[place + 1 :]}" for place in range(len(sequence))]
+
+
+def effects(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> list[dict[str, object]]:
+    """Score of each mutation; 0 is as good as the wild type, above is better."""
+    logs = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    columns = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
+    return [
+        {
+            "mutation": f"{wild}{place + 1}{mutant}",
+            "score": float(logs[place, columns[mutant]] - logs[place, columns[wild]]),
+        }
+        for wild, place, mutant in mutations
+    ]

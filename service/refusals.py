@@ -1,0 +1,58 @@
+"""Refusals of a request, and the body that each API has for them.
+
+In: where a fact is known, a :class:`RefusalError`. Out: RFC 9457 (application/problem+json), or the body of
+text-embeddings-inference on its routes. No body echoes what was sent but the id of a record, and none is longer than
+:data:`MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+MOST_BYTES = 4096
+TEI_ROUTES = ("/embed", "/embed_all", "/info", "/tokenize")
+_TEI_TYPES = {400: "empty", 401: "unauthorized", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
+_LONGEST_DETAIL = 600
+
+
+class RefusalError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: of HTTP.
+        detail: one sentence: what is wrong, where, and what to do.
+        facts: further members of the body, as ``record`` and ``limit``.
+        retry_after_s: of 429 and 503.
+    """
+
+    def __init__(self, status: int, detail: str, retry_after_s: int | None = None, **facts: Any) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.facts, self.retry_after_s = status, detail, facts, retry_after_s
+
+    def response(self, path: str, request_id: str) -> Response:
+        """The answer on this path."""
+        detail = printable(self.detail, _LONGEST_DETAIL)
+        if path in TEI_ROUTES:
+            kind = _TEI_TYPES.get(self.status, "validation" if self.status < 500 else "backend")
+            body: dict[str, Any] = {"error": detail, "error_type": kind}
+            media_type = "application/json"
+        else:
+            title = HTTPStatus(self.status).phrase
+            facts = {key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()}
+            body = {"type": "about:blank", "title": title, "status": self.status, "detail": detail, **facts}
+            body["request_id"] = request_id
+            media_type = "application/problem+json"
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)
+
+
+def printable(text: str, longest: int = 100) -> str:
+    """The text without control characters, cut."""
+    shown = "".join(letter if letter.isprintable() else "�" for letter in text[:longest])
+    return shown if len(text) <= longest else f"{shown}..."

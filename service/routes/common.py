@@ -1,0 +1,125 @@
+"""What every route that computes does: model, scope, checks, rate, computation.
+
+In: a request and its checked body. Out: what is known of the model, ids and texts, and arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import Request
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from service.access import Access, Key
+from service.bodies import FASTA_TYPES, Record, checked, residues_of
+from service.metrics import Metrics
+from service.models import Models
+from service.refusals import RefusalError
+from train_config.service_schema import LimitsSection
+
+
+class Service(NamedTuple):
+    """What routes share."""
+
+    models: Models
+    access: Access
+    limits: LimitsSection
+    metrics: Metrics
+
+
+class Asked(NamedTuple):
+    """A request's model and sequences."""
+
+    about: Any
+    ids: list[str]
+    texts: list[str]
+
+
+def ask(
+    service: Service,
+    request: Request,
+    model: str | None,
+    given: list[str | Record],
+    *,
+    output: str | None = None,
+    masks: bool = False,
+    crop: bool = False,
+) -> Asked:
+    """Check model, scope, sequences and rate. Raises RefusalError."""
+    about = about_of(service, request, model, output)
+    ids, texts = checked(given, service.limits, about, masks=masks, crop=crop)
+    residues = sum(map(residues_of, texts))
+    charge(service, request, about.name, len(texts), residues)
+    return Asked(about, ids, texts)
+
+
+def about_of(service: Service, request: Request, model: str | None, output: str | None) -> Any:
+    """What is known of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
+    about = service.models.named(model)
+    key: Key = request.state.key
+    key.check_endpoint(endpoint_of(request))
+    key.check_model(about.name)
+    if output is not None and output not in about.outputs:
+        raise RefusalError(422, f"model {about.name} has no {output}; it has {', '.join(about.outputs)}")
+    return about
+
+
+def charge(service: Service, request: Request, model: str, sequences: int, residues: int) -> None:
+    """Take the residues of the key's rate, and count them."""
+    service.access.charge(request.state.key, "residues", residues)
+    service.metrics.sequences.labels(model).inc(sequences)
+    service.metrics.residues.labels(model).inc(residues)
+    request.scope["state"] |= {"model": model, "sequences": sequences, "residues": residues}
+
+
+async def vectors(service: Service, asked: Asked, output: str) -> NDArray:
+    """(N, D): a vector for each sequence."""
+    found = await service.models.run(asked.about.name, output, asked.texts)
+    assert not isinstance(found, list)
+    return found
+
+
+async def rows(service: Service, model: str, output: str, payloads: Sequence[Any]) -> list[NDArray]:
+    """(L, D) for each."""
+    return list(await service.models.run(model, output, payloads))
+
+
+def endpoint_of(request: Request) -> str:
+    """Name of the route, by which keys have a scope."""
+    return str(getattr(request.scope.get("route"), "name", ""))
+
+
+def documented(schema: type[BaseModel], *, fasta: bool = True) -> dict[str, Any]:
+    """The request's body for the OpenAPI document: bodies are read within limits, which FastAPI's own reading lacks."""
+    described = schema.model_json_schema()
+    definitions = described.pop("$defs", {})  # to which nothing inside an OpenAPI document can refer
+    text = json.dumps(described)
+    for name, definition in definitions.items():
+        text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))
+    content: dict[str, Any] = {"application/json": {"schema": json.loads(text)}}
+    if fasta:
+        content[FASTA_TYPES[0]] = {"schema": {"type": "string"}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def problems(media_type: str = "application/problem+json") -> dict[int | str, dict[str, Any]]:
+    """Refusals for the OpenAPI document."""
+    problem = {"content": {media_type: {"schema": {"type": "object"}}}}
+    texts = {
+        400: "No JSON or FASTA",
+        401: "No key",
+        403: "Another key's scope",
+        404: "No such model",
+        406: "No such answer",
+        408: "Body too slow",
+        413: "Too much",
+        415: "Kind of body",
+        422: "Body not as the schema says",
+        429: "Overloaded; Retry-After",
+        503: "Replica lost; Retry-After",
+        504: "Too slow",
+    }
+    return {status: {"description": text, **problem} for status, text in texts.items()}

@@ -1,0 +1,60 @@
+"""The route of BioNeMo's ESM-2 NIM: ``POST /v1/biology/meta/esm2-...`` with an npz answer for each sequence."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from service.bodies import read
+from service.refusals import RefusalError
+from service.routes.common import Service, ask, documented, rows, vectors
+
+
+class NimBody(BaseModel):
+    """Sequences, and the kind of file."""
+
+    sequences: Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    format: Literal["npz", "h5"] = "npz"
+
+
+def add(app: FastAPI, service: Service, **documents: Any) -> None:
+    """Add the endpoint."""
+    files = {"content": {"application/octet-stream": {}, "application/zip": {}}, "description": "npz, or a zip of many"}
+    documents["responses"] = {**documents["responses"], 200: files}
+
+    @app.post(
+        "/v1/biology/meta/esm2-{size}",
+        name="encode",
+        openapi_extra=documented(NimBody, fasta=False),
+        response_class=Response,
+        **documents,
+    )
+    async def esm2(request: Request, size: str) -> Response:
+        """``embeddings`` (1, D) and ``representations`` (1, L, D) of each sequence, by the first model."""
+        body = await read(request, NimBody)
+        asked = ask(service, request, None, list(body.sequences), output="residues")
+        if body.format == "h5":
+            raise RefusalError(422, "format: h5 is not given here; choose npz")
+        means = await vectors(service, asked, "mean")
+        residues = await rows(service, asked.about.name, "residues", asked.texts)
+        files = [_npz(mean, each) for mean, each in zip(means, residues, strict=True)]
+        if len(files) == 1:
+            return Response(files[0], media_type="application/octet-stream")
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for number, content in enumerate(files):
+                archive.writestr(f"{number}.npz", content)
+        return Response(buffer.getvalue(), media_type="application/zip")
+
+
+def _npz(mean_D: NDArray[np.float32], residues_LD: NDArray[np.float32]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, embeddings=mean_D[None], representations=residues_LD[None])
+    return buffer.getvalue()

@@ -1,0 +1,83 @@
+"""``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.access import Key
+from service.answers import arrays_answer, as_base64, json_answer, wanted
+from service.bodies import Pooling, Record, Sequences, read
+from service.refusals import RefusalError
+from service.routes.common import Service, ask, documented, vectors
+
+
+class EmbeddingsBody(BaseModel):
+    """OpenAI's body, with sequences for texts."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    input: str | Sequences = Field(description="One sequence or many.")
+    model: str | None = Field(None, description="Default: the first of GET /v1/models.")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, description="The model's own, or left out.")
+    pooling: Pooling = Field("mean", description="Over the residues. Not OpenAI's.")
+
+    @property
+    def given(self) -> list[str | Record]:
+        """The sequences."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+def add(app: FastAPI, service: Service, **documents: Any) -> None:
+    """Add the endpoints."""
+
+    @app.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody), **documents)
+    async def embeddings(request: Request) -> Response:
+        """One vector for each sequence."""
+        kind, body = wanted(request), await read(request, EmbeddingsBody, "input")
+        asked = ask(service, request, body.model, body.given, output=body.pooling)
+        channels = asked.about.outputs[body.pooling]
+        if body.dimensions not in (None, channels):
+            raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
+        found = await vectors(service, asked, body.pooling)
+
+        def as_json() -> Any:
+            encode = as_base64 if body.encoding_format == "base64" else lambda vector: vector
+            data = [
+                {"object": "embedding", "index": place, "embedding": encode(vector)}
+                for place, vector in enumerate(found)
+            ]
+            tokens = sum(map(len, asked.texts)) + 2 * len(asked.texts)
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            return {"object": "list", "data": data, "model": asked.about.name, "usage": usage}
+
+        return arrays_answer(kind, asked.ids, found, "embedding", as_json)
+
+    @app.get("/v1/models", name="models", **documents)
+    async def models(request: Request) -> Response:
+        """Models that the caller may use, and what each has."""
+        key: Key = request.state.key
+        key.check_endpoint("models")
+        allowed = [about for name, about in service.models.about.items() if {"*", name} & set(key.models)]
+        data = [
+            {
+                "id": about.name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "esmeray",
+                "outputs": about.outputs,
+                "labels": about.labels,
+                "label_kind": about.label_kind,
+                "longest": about.longest,
+                "random_weights": about.random_weights,
+                "device": about.device,
+                "precision": about.precision,
+                "fingerprint": about.fingerprint,
+            }
+            for about in allowed
+        ]
+        return json_answer({"object": "list", "data": data})

@@ -1,0 +1,104 @@
+"""Routes of text-embeddings-inference (1.8), for its clients: /embed, /embed_all, /tokenize, /info.
+
+They use the first model. Vectors are of length 1 unless ``normalize`` is false, as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from service.answers import json_answer
+from service.bodies import Record, Sequences, read
+from service.refusals import RefusalError
+from service.routes.common import Service, about_of, ask, documented, problems, rows, vectors
+
+
+class InputsBody(BaseModel):
+    """Body of /embed and /embed_all."""
+
+    inputs: str | Sequences = Field(description="One sequence or many.")
+    normalize: bool = True
+    truncate: bool | None = Field(None, description="Cut sequences at the model's longest.")
+
+    @property
+    def given(self) -> list[str | Record]:
+        """The sequences."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class TokenizeBody(BaseModel):
+    """Body of /tokenize."""
+
+    inputs: str | Sequences
+    add_special_tokens: bool = True
+
+
+def add(app: FastAPI, service: Service, **documents: Any) -> None:
+    """Add the endpoints."""
+    documents["responses"] = problems("application/json")
+
+    def cut(body: InputsBody) -> list[str | Record]:
+        longest = service.models.named(None).longest or service.limits.sequence_residues
+        texts = [one.sequence if isinstance(one, Record) else one for one in body.given]
+        return [text[:longest] for text in texts] if body.truncate else list(texts)
+
+    @app.post("/embed", name="embeddings", openapi_extra=documented(InputsBody, fasta=False), **documents)
+    async def embed(request: Request) -> Response:
+        """Means over residues."""
+        body = await read(request, InputsBody, "inputs")
+        found = await vectors(service, ask(service, request, None, cut(body), output="mean"), "mean")
+        if body.normalize:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return json_answer(found)
+
+    @app.post("/embed_all", name="encode", openapi_extra=documented(InputsBody, fasta=False), **documents)
+    async def embed_all(request: Request) -> Response:
+        """A vector for each residue."""
+        body = await read(request, InputsBody, "inputs")
+        asked = ask(service, request, None, cut(body), output="residues")
+        return json_answer(await rows(service, asked.about.name, "residues", asked.texts))
+
+    @app.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False), **documents)
+    async def tokenize(request: Request) -> Response:
+        """Tokens with ids and places."""
+        body = await read(request, TokenizeBody, "inputs")
+        given: list[str | Record] = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        asked = ask(service, request, None, given)
+        if not asked.about.vocabulary:
+            raise RefusalError(422, f"model {asked.about.name}: use POST /v1/tokenize")
+        found = await service.models.tokens(asked.about.name, asked.texts)
+        answer = []
+        for ids in found:
+            last = len(ids) - 1
+            tokens: list[dict[str, Any]] = []
+            for place, token in enumerate(ids):
+                special = place in (0, last)
+                span = {} if special else {"start": place - 1, "stop": place}
+                tokens.append({"id": token, "text": asked.about.vocabulary[token], "special": special, **span})
+            answer.append(tokens if body.add_special_tokens else tokens[1:-1])
+        return json_answer(answer)
+
+    @app.get("/info", name="models", **documents)
+    async def info(request: Request) -> Response:
+        """The first model and the limits."""
+        about, limits = about_of(service, request, None, None), service.limits
+        return json_answer(
+            {
+                "model_id": about.name,
+                "model_sha": about.fingerprint,
+                "model_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(about.precision, "float32"),
+                "model_type": {"embedding": {"pooling": "mean"}},
+                "max_concurrent_requests": limits.requests,
+                "max_input_length": about.longest or limits.sequence_residues,
+                "max_batch_tokens": about.batch_tokens,
+                "max_client_batch_size": limits.sequences,
+                "auto_truncate": False,
+                "tokenization_workers": 1,
+                "version": "1.8.0",
+            }
+        )

@@ -1,0 +1,121 @@
+"""Settings of the service: models, addresses, limits, and who may call."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from train_config.schema import RaySection
+from train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Tokens
+
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class ServedModel(Section):
+    """A model, and the replicas that compute with it."""
+
+    name: ModelName
+    """Name in requests."""
+    source: str
+    """Folder or hub name of transformers, an Esmeray run, or its export."""
+    random_weights: bool = False
+    """Take a size (esm2_t6_8M), whose weights are drawn, to try the service out."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Of the computation. Default: bf16; fp32 on a processor without instructions for bf16, and for classifiers."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Default: CUDA where the cluster has a GPU."""
+    replicas: PositiveInt = 1
+    """Replicas, the least where there is max_replicas."""
+    max_replicas: PositiveInt | None = None
+    """Start replicas up to this number as tokens are queued. Default: no more than replicas."""
+    cpus: PositiveInt = 1
+    """CPU cores of a replica."""
+    gpus: PositiveFloat = 1.0
+    """GPUs of a replica; 0.5 puts two on each."""
+    batch_tokens: Tokens | None = None
+    """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
+    max_wait_ms: NonNegativeFloat = 2.0
+    """Longest wait for a batch to fill."""
+    queue_tokens: PositiveInt = 500_000
+    """Tokens that may wait for a replica; beyond them requests are refused with 429."""
+    cache_mb: NonNegativeInt = 256
+    """Memory for results of sequences that were computed already."""
+    cache: str | None = None
+    """Folder of embed's cache, read only. Default: none."""
+
+
+class LimitsSection(Section):
+    """Limits of a request; what exceeds them is refused with 413, 422, 429 or 504."""
+
+    sequences: PositiveInt = 1024
+    """Sequences."""
+    sequence_residues: PositiveInt = 50_000
+    """Residues of a sequence."""
+    residues: PositiveInt = 200_000
+    """Residues of all its sequences."""
+    body_bytes: PositiveInt = 16_000_000
+    """Bytes of its body."""
+    requests: PositiveInt = 512
+    """Requests at once, of each ingress replica."""
+    body_s: PositiveFloat = 20.0
+    """Seconds that its body may take to arrive."""
+    timeout_s: PositiveFloat = 120.0
+    """Seconds until its answer."""
+
+
+class AccessSection(Section):
+    """Callers, and the encryption of what they send."""
+
+    keys: str | None = None
+    """YAML file of API keys, as 'python -m tools make_key' writes it. Default: none; host must then be a loopback
+    address."""
+    tls_certificate: str | None = None
+    """PEM file; with tls_key the service speaks HTTPS."""
+    tls_key: str | None = None
+    """PEM file."""
+
+
+class ServiceConfig(Section):
+    """The service."""
+
+    models: list[ServedModel] = Field(min_length=1)
+    """Models; the first is the default."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(gt=0, le=65535)] = 8000
+    """Port."""
+    ingress_replicas: PositiveInt = 1
+    """Processes that check and parse requests."""
+    startup_hook: str | None = None
+    """Function MODULE:NAME that gets the FastAPI application, to add OpenTelemetry or other middleware."""
+    limits: LimitsSection = LimitsSection()
+    access: AccessSection = AccessSection()
+    ray: RaySection = RaySection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServiceConfig:
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise ValueError("models: two have the same name; rename one")
+        for model in self.models:
+            if model.max_replicas is not None and model.max_replicas < model.replicas:
+                raise ValueError(f"models: {model.name}: max_replicas is less than replicas")
+        if self.access.keys is None and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host}: without access.keys the service listens on 127.0.0.1 alone; make keys with "
+                "'python -m tools make_key', or choose 127.0.0.1"
+            )
+        if (self.access.tls_certificate is None) != (self.access.tls_key is None):
+            raise ValueError("access: tls_certificate and tls_key go together")
+        if self.limits.sequence_residues > self.limits.residues:
+            raise ValueError("limits.sequence_residues is more than limits.residues")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
