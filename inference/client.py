@@ -1,0 +1,227 @@
+"""Client of the service: arrays of many sequences, by few requests at once, resumed where the service is overloaded.
+
+In: sequences, in any number. Out: their arrays, in the same order. Sequences are sent in requests of bounded size, a
+bounded number at once; a request that is refused with 429 or 503, or whose connection breaks, is sent again after the
+time that the service asks for. Needs neither torch nor Ray.
+
+    client = Client("http://127.0.0.1:8000")
+    vectors = client.embed(["MKTAYIAKQR", "MSILVTRPSP"])          # (2, D)
+    for name, residues in client.stream(records, output="residues"):  # (L, D) each
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from common.errors import ConfigError, DataError, ResourceError
+
+ARROW = "application/vnd.apache.arrow.stream"
+REQUEST_RESIDUES, REQUEST_SEQUENCES = 20_000, 256
+"""Of a request; a longer sequence goes alone."""
+CONNECT_RETRIES = 5
+"""Times that a connection is tried again where nothing listens: eight seconds."""
+_AGAIN = (429, 503)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
+
+GivenSequence = str | tuple[str, str]
+"""A sequence, or its id and itself."""
+
+
+class AsyncClient:
+    """Client for asyncio.
+
+    Args:
+        address: of the service.
+        key: API key, where it asks for one.
+        model: name; None for the service's first.
+        concurrency: requests at once.
+        retries: times that a request is sent again.
+        timeout_s: of a request.
+
+    Raises ConfigError where the address is none.
+    """
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:8000",
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        concurrency: int = 8,
+        retries: int = 10,
+        timeout_s: float = 300.0,
+    ) -> None:
+        try:
+            url = httpx.URL(address)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
+            raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        limits = httpx.Limits(max_connections=concurrency)
+        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, limits=limits)
+        self._model, self._concurrency, self._retries = model, concurrency, retries
+
+    async def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
+        """(N, D), or (L, D) of each for an output with rows for residues."""
+        found = [array async for _, array in self.stream(sequences, output)]
+        return np.stack(found) if found and found[0].ndim == 1 else found
+
+    async def classify(self, sequences: Iterable[GivenSequence]) -> AsyncIterator[dict[str, Any]]:
+        """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
+        async for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
+            for each in answer.json()["data"]:
+                yield each
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Models of the service."""
+        data: list[dict[str, Any]] = (await self._send("GET", "/v1/models")).json()["data"]
+        return data
+
+    async def stream(
+        self, sequences: Iterable[GivenSequence], output: str = "mean"
+    ) -> AsyncIterator[tuple[str, NDArray]]:
+        """Id and array of each, in order; an id is the number of the sequence where it has none.
+
+        Raises DataError for a request that is refused, ResourceError where the service can't be reached.
+        """
+        async for answer in self._answers(sequences, "/v1/encode", {"output": output}, ARROW):
+            table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
+            for name, array in zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True):
+                yield name, array
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _answers(
+        self, sequences: Iterable[GivenSequence], path: str, fields: dict[str, Any], accept: str
+    ) -> AsyncIterator[httpx.Response]:
+        """Answers in order, while later requests are on their way."""
+        waiting: deque[asyncio.Task[httpx.Response]] = deque()
+        try:
+            for records in _parts(sequences):
+                body = {"sequences": records, "model": self._model, **fields}
+                waiting.append(asyncio.create_task(self._send("POST", path, json=body, headers={"Accept": accept})))
+                if len(waiting) >= self._concurrency:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        wait_s = _FIRST_WAIT_S
+        for tries_left in range(self._retries, -1, -1):
+            try:
+                answer = await self._http.request(method, path, **request)
+            except httpx.TransportError as error:
+                never_there = isinstance(error, httpx.ConnectError) and tries_left <= self._retries - CONNECT_RETRIES
+                if not tries_left or never_there:
+                    raise ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?") from error
+                asked_s = 0.0
+            else:
+                if answer.is_success:
+                    return answer
+                if answer.status_code not in _AGAIN or not tries_left:
+                    raise DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
+                asked_s = float(answer.headers.get("Retry-After", 0))
+            await asyncio.sleep(max(asked_s, wait_s) * random.uniform(1.0, 1.3))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        raise AssertionError
+
+
+class Client:
+    """The same without asyncio; arguments are those of :class:`AsyncClient`."""
+
+    def __init__(self, address: str = "http://127.0.0.1:8000", **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = AsyncClient(address, **options)
+
+    def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
+        """See :meth:`AsyncClient.embed`."""
+        return self._loop.run_until_complete(self._client.embed(sequences, output))
+
+    def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
+        """See :meth:`AsyncClient.classify`."""
+        return self._each(self._client.classify(sequences))
+
+    def models(self) -> list[dict[str, Any]]:
+        """See :meth:`AsyncClient.models`."""
+        return self._loop.run_until_complete(self._client.models())
+
+    def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
+        """See :meth:`AsyncClient.stream`."""
+        return self._each(self._client.stream(sequences, output))
+
+    def _each(self, found: AsyncIterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                try:
+                    yield self._loop.run_until_complete(anext(found))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._loop.run_until_complete(found.aclose())  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _parts(sequences: Iterable[GivenSequence]) -> Iterator[list[dict[str, str]]]:
+    """Records of each request."""
+    part: list[dict[str, str]] = []
+    residues = 0
+    for number, one in enumerate(sequences):
+        name, sequence = (str(number), one) if isinstance(one, str) else one
+        if part and (residues + len(sequence) > REQUEST_RESIDUES or len(part) == REQUEST_SEQUENCES):
+            yield part
+            part, residues = [], 0
+        part.append({"id": name, "sequence": sequence})
+        residues += len(sequence)
+    if part:
+        yield part
+
+
+def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
+    """(D,) of each, or (L, D)."""
+    values = column.combine_chunks()
+    if pa.types.is_fixed_size_list(values.type):
+        found: NDArray = values.flatten().to_numpy().reshape(len(values), -1)
+        return list(found)
+    rows = values.flatten()
+    return np.split(rows.flatten().to_numpy().reshape(len(rows), -1), values.offsets.to_numpy()[1:-1])
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]
