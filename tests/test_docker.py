@@ -1,0 +1,90 @@
+"""The files of docker/ agree with each other and with the code; neither Docker nor Kubernetes is started."""
+
+import json
+import re
+import shlex
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.command_line import run
+from service.metrics import Metrics
+from tests.conftest import REPOSITORY
+from tools.__main__ import main as esmeray
+from train_config.loading import load_service_config
+
+DOCKER = REPOSITORY / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DOCKER / "compose.yaml").read_text()))
+OBJECTS = [part for path in sorted(DOCKER.glob("kuberay/*.yaml")) for part in yaml.safe_load_all(path.read_text())]
+KINDS = {part["kind"]: part for part in OBJECTS}
+IMAGE = "esmeray:" + tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+
+
+def pods() -> list[dict]:
+    specs = [KINDS["RayCluster"]["spec"], KINDS["RayService"]["spec"]["rayClusterConfig"]]
+    return [group["template"]["spec"] for s in specs for group in (s["headGroupSpec"], *s["workerGroupSpecs"])]
+
+
+def commands() -> list[str]:
+    started = " ".join(json.loads(DOCKERFILE.rpartition("\nCMD ")[2]))
+    served = COMPOSE["services"]["serve"]["command"][0].partition("exec ")[2]
+    return [started, served, *(part["spec"]["entrypoint"] for part in OBJECTS if part["kind"] == "RayJob")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_taken_by_the_program(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program, *options = shlex.split(command.replace("/app/runs", str(tmp_path)).replace("/app/", ""))[1:]
+    assert run(esmeray, [program.removesuffix("_ray.py"), *options, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_the_image_runs_as_a_user_and_holds_all_code():
+    assert DOCKERFILE.rpartition("\nUSER ")[2].startswith("1000:1000\n") and "\nHEALTHCHECK " in DOCKERFILE
+    allowed = set(re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE))
+    code = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} | {p.name for p in REPOSITORY.glob("*.py")}
+    assert allowed == code - {"tests", "benchmarks"} | {"requirements.lock", "LICENSE"}
+
+
+def test_compose_keeps_to_itself():
+    for name, service in COMPOSE["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert int(service["user"].split(":")[0]) > 0 and service["cap_drop"] == ["ALL"], name
+        assert set(service["secrets"]) <= set(COMPOSE["secrets"]) and "healthcheck" in service, name
+        assert {"condition": "service_healthy"} in [*service.get("depends_on", {}).values()] or name == "head"
+        for source, *_ in (volume.split(":") for volume in service["volumes"]):
+            assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
+    for service in (COMPOSE["services"]["head"], COMPOSE["services"]["worker"], COMPOSE["services"]["serve"]):
+        assert service["image"] == IMAGE and service["environment"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_kubernetes_pods_are_of_one_image_and_no_root():
+    for pod in pods():
+        (container,) = pod["containers"]
+        assert container["image"] == IMAGE and container["resources"]["requests"]
+        assert pod["securityContext"]["runAsNonRoot"] and not container["securityContext"]["allowPrivilegeEscalation"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert KINDS["RayJob"]["spec"]["clusterSelector"]["ray.io/cluster"] == KINDS["RayCluster"]["metadata"]["name"]
+
+
+def test_the_rayservice_builds_with_keys(tmp_path):
+    (application,) = yaml.safe_load(KINDS["RayService"]["spec"]["serveConfigV2"])["applications"]
+    module, function = application["import_path"].split(":")
+    assert f"\ndef {function}(" in Path(find_spec(module).origin).read_text()
+    (tmp_path / "serve.yaml").write_text(KINDS["ConfigMap"]["data"]["serve.yaml"])
+    files = application["args"]["config"], load_service_config(tmp_path / "serve.yaml").access.keys
+    mounts = {mount["mountPath"] for mount in pods()[-1]["containers"][0]["volumeMounts"]}
+    assert {str(Path(file).parent) for file in files} == mounts
+
+
+def test_panels_read_metrics_of_the_service():
+    metrics = Metrics()
+    metrics.of_replica("model", {"replica": "0"})
+    metrics.seconds.labels("embeddings")
+    known = set(re.findall(r"\besmeray_\w+", metrics.page().decode()))
+    panels = json.loads((DOCKER / "grafana" / "service.json").read_text())["panels"]
+    named = set(re.findall(r"\besmeray_\w+", " ".join(one["expr"] for panel in panels for one in panel["targets"])))
+    assert len(named) >= 8 and named <= known, named - known
