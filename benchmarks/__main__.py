@@ -38,6 +38,7 @@ MODULES = (
     "tokenizer",
     "embedding",
     "proteome",
+    "service",
     "memory",
     "training",
     "monitoring",

@@ -1,0 +1,137 @@
+"""Load on an HTTP server of this machine, from a process of its own.
+
+In: bodies, a number of connections, and when to stop. Out: status and milliseconds of every request. Connections ask
+one after the other (closed loop); with a rate, requests begin at even or random (Poisson) times, whether or not earlier
+ones were answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+
+@dataclass
+class Load:
+    """What is sent, to where, for how long.
+
+    Attributes:
+        url: whole address.
+        bodies: JSON texts, sent in turn.
+        connections: at once, of the closed loop.
+        requests, seconds: after which it ends; whichever comes first.
+        rate: requests a second; None for the closed loop.
+        even: with a rate: requests begin at even times, not at random ones.
+    """
+
+    url: str
+    bodies: Sequence[str]
+    accept: str = "application/json"
+    connections: int = 16
+    requests: int = 1_000_000_000
+    seconds: float = 3600.0
+    rate: float | None = None
+    even: bool = False
+
+
+@dataclass
+class Outcome:
+    """Answers: status (0 for a broken connection), milliseconds, the seconds of all, and 503 without Retry-After."""
+
+    statuses: list[int] = field(default_factory=list)
+    latencies_ms: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    unexplained: int = 0
+
+    @property
+    def counts(self) -> Counter[int]:
+        """Answers by status."""
+        return Counter(self.statuses)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of the accepted requests."""
+        accepted = [ms for ms, status in zip(self.latencies_ms, self.statuses, strict=True) if status == 200]
+        return float(np.percentile(accepted, percent)) if accepted else float("nan")
+
+
+def run_load(load: Load) -> Outcome:
+    """Put the load on from another process, and wait for its end."""
+    command = [sys.executable, "-m", "benchmarks.programs.http_load"]
+    done = subprocess.run(command, input=json.dumps(asdict(load)), capture_output=True, text=True, check=True)
+    return Outcome(**json.loads(done.stdout))
+
+
+def begin_load(load: Load) -> subprocess.Popen[str]:
+    """The process of a load, to be ended by :func:`end_load`."""
+    command = [sys.executable, "-m", "benchmarks.programs.http_load"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(asdict(load)))
+    process.stdin.close()
+    return process
+
+
+def end_load(process: subprocess.Popen[str]) -> Outcome:
+    """Wait for the end of a load that was begun."""
+    assert process.stdout is not None
+    outcome = Outcome(**json.loads(process.stdout.read()))
+    process.wait()
+    return outcome
+
+
+async def _run(load: Load) -> Outcome:
+    outcome, left = Outcome(), load.requests
+    headers = {"Content-Type": "application/json", "Accept": load.accept}
+    start_s = time.perf_counter()
+    end_s = start_s + load.seconds
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
+
+        async def ask(number: int) -> None:
+            body, begun_s = load.bodies[number % len(load.bodies)].encode(), time.perf_counter()
+            status = 0
+            try:
+                async with session.post(load.url, data=body, headers=headers) as answer:
+                    await answer.read()
+                    status = answer.status
+                    outcome.unexplained += status == 503 and "Retry-After" not in answer.headers
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass
+            outcome.statuses.append(status)
+            outcome.latencies_ms.append(1e3 * (time.perf_counter() - begun_s))
+
+        async def connection(numbers: Any) -> None:
+            for number in numbers:
+                if time.perf_counter() >= end_s:
+                    return
+                await ask(number)
+
+        if load.rate is None:
+            numbers = iter(range(left))
+            await asyncio.gather(*(connection(numbers) for _ in range(load.connections)))
+        else:
+            tasks, due_s = [], start_s
+            for number in range(left):
+                due_s += 1 / load.rate if load.even else random.expovariate(load.rate)
+                if due_s >= end_s:
+                    break
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                tasks.append(asyncio.create_task(ask(number)))
+            await asyncio.gather(*tasks)
+    outcome.seconds = time.perf_counter() - start_s
+    return outcome
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(asyncio.run(_run(Load(**json.load(sys.stdin)))))))
