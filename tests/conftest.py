@@ -21,6 +21,7 @@ import torch.distributed as dist
 from dataset.store.conversion import ensure_store
 
 if TYPE_CHECKING:
+    from tests.service.serving import Serving
     from tests.worker_pair import WorkerPair
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -136,3 +137,13 @@ def ray_address() -> Iterator[str]:
     )
     yield context.address_info["gcs_address"]
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The service's small models in this process, and servers of them."""
+    from tests.service.serving import Serving
+
+    serving = Serving(tmp_path_factory.mktemp("served"))
+    yield serving
+    serving.close()

@@ -1,0 +1,111 @@
+"""The client keeps order, sends again what was refused for overload, and names what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError, DataError, ResourceError
+from inference import client as module
+from inference.client import AsyncClient, Client
+from tests.model.support import random_sequences
+from tests.service.serving import Serving
+
+
+@pytest.fixture(scope="module")
+def address(serving: Serving) -> Iterator[str]:
+    with serving.address(serving.app()) as address:
+        yield address
+
+
+@pytest.fixture
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_SEQUENCES", 3)
+    monkeypatch.setattr(module, "REQUEST_RESIDUES", 100)
+    monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.01)
+
+
+def test_order_is_kept_over_many_requests_at_once_and_async_gives_the_same(address: str, small_requests: None):
+    sequences = random_sequences([1 + 7 * number % 60 for number in range(80)])
+
+    async def asked() -> Any:
+        async with AsyncClient(address) as client:
+            return await client.embed(sequences)
+
+    with Client(address, concurrency=5) as client:
+        found = client.embed(sequences)
+        alone = [client.embed([sequence])[0] for sequence in sequences[::13]]
+        rows = client.embed(sequences, "residues")
+        classes = client.classify(sequences[:7])
+        with pytest.raises(DataError, match="/v1/classify: refused with 422: model esm has no classes"):
+            next(classes)
+        assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices"]
+        assert client.embed([]) == []
+    assert isinstance(found, np.ndarray) and found.shape == (80, 32)
+    np.testing.assert_allclose(found[::13], alone, rtol=1e-5, atol=1e-5)
+    assert [len(each) for each in rows] == list(map(len, sequences))
+    np.testing.assert_allclose([each.mean(0) for each in rows], found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(asyncio.run(asked()), found)
+
+
+def test_a_long_sequence_goes_alone(small_requests: None):
+    parts = module._parts(random_sequences([40, 40, 200, 40, 90, 5, 5, 5]))
+    assert [[len(each["sequence"]) for each in part] for part in parts] == [[40, 40], [200], [40], [90, 5, 5], [5]]
+
+
+def test_a_stream_that_is_left_early_leaves_the_client_usable(address: str, small_requests: None):
+    with Client(address) as client:
+        for name, _ in client.stream(random_sequences([20] * 30)):
+            assert name == "0"
+            break
+        assert len(client.embed(["MKT"])) == 1
+
+
+class Stub:
+    """Answers with these statuses in turn, then with 200."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.seen = list(statuses), 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        self.seen += 1
+        status = self.statuses.pop(0) if self.statuses else 200
+        headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"0")] if status == 429 else [])]
+        if status == 0:
+            raise ConnectionError
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        content = {"detail": "why", "data": [{"id": "esm"}]}
+        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+@pytest.mark.parametrize("statuses", [(429,), (503, 429, 503), ()])
+def test_refusals_for_overload_are_sent_again(serving: Serving, small_requests: None, statuses: tuple[int, ...]):
+    stub = Stub(*statuses)
+    with serving.address(stub) as address, Client(address) as client:
+        assert client.models() == [{"id": "esm"}]
+    assert stub.seen == len(statuses) + 1
+
+
+def test_other_refusals_and_those_that_do_not_end_raise_with_the_detail(serving: Serving, small_requests: None):
+    for stub, words in ((Stub(422), "refused with 422: why"), (Stub(*[429] * 9), "refused with 429: why")):
+        with serving.address(stub) as at, Client(at, retries=2) as client, pytest.raises(DataError, match=words):
+            client.models()
+        assert stub.seen == (1 if "422" in words else 3)
+
+
+def test_an_address_without_a_service_is_named(small_requests: None):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ResourceError, match="no answer"):
+            Client(f"http://127.0.0.1:{taken.getsockname()[1]}", retries=1).models()
+    for address in ("http://[", "ftp://127.0.0.1", "nowhere", "http://"):
+        with pytest.raises(ConfigError, match="no address of a service; write it as"):
+            Client(address)

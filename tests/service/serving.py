@@ -1,0 +1,119 @@
+"""The service in this process: small models, and real uvicorn servers on 127.0.0.1 that share one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+
+from dataset.tokens.base import EsmSequenceTokenizer
+from model.export.backbone import export
+from service.app import build_app
+from service.guard import Guard
+from service.metrics import Metrics
+from service.models import Call, Models
+from service.replica import ModelReplica
+from tests.classifiers import classifier_config, export_tiny
+from tests.dataset.tokenizer_folders import esm
+from tests.model.small_models import save_masked_lm
+from tests.model.support import build_model, tiny_section
+from train_config.service_schema import ServedModel, ServiceConfig
+
+Result = TypeVar("Result")
+BATCH_TOKENS = 128
+PRECISION: dict[str, Any] = {"precision": "fp32", "batch_tokens": BATCH_TOKENS}
+LIMITS: dict[str, Any] = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "body_bytes": 200_000}
+
+
+class LostError(Exception):
+    """What a call raises whose replica was lost."""
+
+
+def save_models(folder: Path) -> list[ServedModel]:
+    """A masked language model, an autoencoder, and classifiers of proteins and of their residues."""
+    save_masked_lm(esm(folder / "esm"), "esm", vocab_size=33)
+    export(build_model(tiny_section(), 4), folder / "autoencoder", EsmSequenceTokenizer())
+    export_tiny(folder / "places", classifier_config(crop="ends"))
+    export_tiny(folder / "helices", classifier_config("per_residue"))
+    names = ("esm", "autoencoder", "places", "helices")
+    return [ServedModel(name=name, source=str(folder / name), **PRECISION) for name in names]
+
+
+def call_of(replica: ModelReplica) -> Call:
+    """The replica's own methods, as those that Ray Serve reaches."""
+    return Call(replica.about, replica.run, replica.tokens)
+
+
+class Serving:
+    """The models, and an event loop in a thread, in which everything runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.models = folder, save_models(folder)
+        self.calls = {model.name: call_of(ModelReplica(model.model_dump(), "cpu", "1")) for model in self.models}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """The result of the coroutine, run in the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    def app(self, calls: dict[str, Call] | None = None, **config: Any) -> Guard:
+        """The application of all models, or of these calls; ``limits`` override those of the tests."""
+        metrics = Metrics()
+        settings = ServiceConfig(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
+        return build_app(settings, Models(calls or self.calls, metrics, (LostError,)), metrics)
+
+    @contextmanager
+    def address(self, app: Any) -> Iterator[str]:
+        """A uvicorn server of the application, for the time of the block."""
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # else asyncio leaves delays of 40 ms
+            listening.bind(("127.0.0.1", 0))
+            ended = asyncio.run_coroutine_threadsafe(server.serve([listening]), self._loop)
+            while not server.started:
+                time.sleep(0.005)
+            try:
+                yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                ended.result(30)
+
+    @contextmanager
+    def client(self, calls: dict[str, Call] | None = None, **config: Any) -> Iterator[httpx.Client]:
+        """A client of a server with these settings."""
+        with self.address(self.app(calls, **config)) as address, httpx.Client(base_url=address, timeout=60) as client:
+            yield client
+
+    def close(self) -> None:
+        """End the loop and what runs in it."""
+
+        async def cancelled() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancelled())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def problem(answer: httpx.Response, status: int) -> str:
+    """The detail of a refusal, once its form is right."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json" and len(answer.content) <= 4096
+    body = answer.json()
+    assert (body["type"], body["status"]) == ("about:blank", status) and body["title"]
+    assert body["request_id"] == answer.headers["x-request-id"]
+    detail: str = body["detail"]
+    return detail

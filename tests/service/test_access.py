@@ -1,0 +1,165 @@
+"""Who may call: keys, their scopes and rates, and settings that would leave the service open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from common.errors import ConfigError
+from service.access import PUBLIC, Access, new_key, read_keys
+from tests.service.serving import Serving, problem
+from train_config.loading import load_service_config
+
+SCOPES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "vectors": {"endpoints": ["embeddings"]},
+    "places": {"models": ["places"]},
+    "slow": {"requests_per_minute": 2},
+    "small": {"residues_per_minute": 10},
+}
+
+
+def write_keys(path: Path) -> dict[str, str]:
+    """A file with a key of each scope; the keys themselves, by name."""
+    made = {name: new_key(name) for name in SCOPES}
+    keys = [key.model_copy(update=SCOPES[name]).model_dump(exclude_none=True) for name, (_, key) in made.items()]
+    path.write_text(yaml.safe_dump(keys))
+    return {name: text for name, (text, _) in made.items()}
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    serving: Serving, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys = write_keys(path)
+    with serving.client(access={"keys": str(path)}) as client:
+        yield client, keys
+
+
+def ask(guarded: tuple[httpx.Client, dict[str, str]], name: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    client, keys = guarded
+    headers = {"Authorization": f"Bearer {keys[name]}"}
+    return client.get(path, headers=headers) if body is None else client.post(path, json=body, headers=headers)
+
+
+ROUTES = [
+    "/v1/embeddings",
+    "/v1/encode",
+    "/embed",
+    "/v1/biology/meta/esm2-650m",
+    "/metrics",
+    "/v1/models",
+    "/info",
+    "/no",
+]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "given", [None, "Bearer esm-wrong", "Bearer", "Basic YTpi", "Bearer caf\u00e9", "Bearer \udcff"]
+)
+def test_without_a_known_key_nothing_is_answered(guarded, path: str, given: str | None):
+    headers = {} if given is None else {"Authorization": given.encode("utf-8", "surrogateescape")}
+    answer = guarded[0].post(path, json={}, headers=headers)
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "esm-wrong" not in answer.text
+    if path in ("/embed", "/info"):
+        assert answer.json()["error_type"] == "unauthorized"
+    else:
+        assert "a key is needed" in problem(answer, 401)
+
+
+def test_public_paths_need_no_key_and_compute_nothing(guarded):
+    statuses = {path: guarded[0].get(path).status_code for path in PUBLIC}
+    assert {status for path, status in statuses.items() if path != "/ready"} == {200}, statuses
+    assert not {"/v1/models", "/metrics", "/embed"} & set(PUBLIC)
+
+
+FORBIDDEN: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("vectors", "/v1/encode", {"sequences": ["MKT"]}),
+    ("vectors", "/v1/biology/meta/esm2-650m", {"sequences": ["MKT"]}),
+    ("vectors", "/embed_all", {"inputs": "MKT"}),
+    ("vectors", "/tokenize", {"inputs": "MKT"}),
+    ("vectors", "/v1/tokenize", {"sequences": ["MKT"]}),
+    ("vectors", "/v1/decode", {"model": "autoencoder", "latents": [[[0.0] * 8]]}),
+    ("vectors", "/metrics", None),
+    ("vectors", "/v1/models", None),
+    ("vectors", "/info", None),
+    ("places", "/v1/embeddings", {"input": "MKT"}),
+    ("places", "/embed", {"inputs": "MKT"}),
+    ("places", "/v1/biology/meta/esm2-650m", {"sequences": ["MKT"]}),
+    ("places", "/info", None),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "body"), FORBIDDEN)
+def test_what_is_out_of_scope_is_forbidden_on_every_api(guarded, name: str, path: str, body: dict[str, Any] | None):
+    answer = ask(guarded, name, path, body)
+    assert answer.status_code == 403
+    assert (
+        "this key is not for"
+        in answer.json()["error" if path in ("/embed", "/embed_all", "/tokenize", "/info") else "detail"]
+    )
+
+
+def test_what_is_in_scope_is_answered(guarded):
+    assert ask(guarded, "vectors", "/v1/embeddings", {"input": "MKT"}).status_code == 200
+    assert ask(guarded, "vectors", "/embed", {"inputs": "MKT"}).status_code == 200
+    assert ask(guarded, "places", "/v1/classify", {"model": "places", "sequences": ["MKT"]}).status_code == 200
+    assert [each["id"] for each in ask(guarded, "places", "/v1/models").json()["data"]] == ["places"]
+
+
+def test_rates_are_kept_and_say_when_to_come_back(guarded):
+    statuses = [ask(guarded, "slow", "/v1/models").status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    first = ask(guarded, "small", "/v1/embeddings", {"input": "MKTAYIAKQRMKT"})  # more than there is: on credit
+    refused = ask(guarded, "small", "/v1/embeddings", {"input": "MK"})
+    assert first.status_code == 200 and "10 residues a minute" in problem(refused, 429)
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
+def test_a_key_is_kept_as_its_hash(tmp_path: Path):
+    keys = write_keys(tmp_path / "keys.yaml")
+    content = (tmp_path / "keys.yaml").read_text()
+    assert not any(text in content or text.removeprefix("esm-") in content for text in keys.values())
+    access = Access(read_keys(tmp_path / "keys.yaml"))
+    assert access.key_of("/v1/encode", f"Bearer {keys['slow']}").name == "slow"
+    assert len({new_key("a")[0] for _ in range(100)}) == 100
+
+
+DAMAGED = {
+    "missing": None,
+    "no list": b"a: 1\n",
+    "no YAML": b"- name: [\n",
+    "no text": b"\xff\xfe\x00",
+    "a key in the open": b"- {name: a, sha256: esm-secret}\n",
+    "an unknown field": b"- {name: a, sha256: '%s', scope: all}\n" % (b"0" * 64),
+    "two of a name": b"- {name: a, sha256: '%s'}\n" % (b"0" * 64) * 2,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_of_keys_is_refused_before_anything_starts(tmp_path: Path, kind: str):
+    path, content = tmp_path / "keys.yaml", DAMAGED[kind]
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"access\.keys: .*keys\.yaml: ") as refused:
+        read_keys(path)
+    assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org"])
+def test_another_host_than_this_one_needs_keys(host: str):
+    models = [{"name": "esm", "source": "esm2_t6_8M"}]
+    with pytest.raises(ConfigError, match=r"without access\.keys the service listens on 127\.0\.0\.1 alone"):
+        load_service_config(None, {("models",): models, ("host",): host})
+    config = load_service_config(None, {("models",): models, ("host",): host, ("access", "keys"): "keys.yaml"})
+    assert config.host == host
+    for local in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert load_service_config(None, {("models",): models, ("host",): local}).access.keys is None

@@ -1,0 +1,191 @@
+"""Every item gets its own result, batches keep to their budget and age, and nothing is computed in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.batcher import Item, OverloadedError, ResultCache, TokenBatcher
+
+BUDGET = 10
+
+
+def item(number: int, tokens: int = 3) -> Item:
+    return Item("mean", number, number, tokens)
+
+
+class Computed:
+    """Batches in their order; while ``closed`` no batch ends. The result of an item is its payload."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Item]] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.begun = threading.Event()
+
+    def __call__(self, items: Sequence[Item]) -> list[np.ndarray]:
+        self.batches.append(list(items))
+        self.begun.set()
+        assert self.open.wait(20)
+        if any(each.payload == "bad" for each in items):
+            raise ValueError("bad")
+        rows = np.array([[each.payload] for each in items], dtype=np.float32)
+        return list(rows)  # views of one array
+
+    async def block(self, batcher: TokenBatcher) -> asyncio.Task[Any]:
+        """Compute an item of its own until ``open``; what comes later waits."""
+        self.open.clear()
+        first = asyncio.create_task(batcher.submit([item(-1)]))
+        await asyncio.to_thread(self.begun.wait, 20)
+        return first
+
+
+def batched(
+    use: Callable[[TokenBatcher, Computed], Awaitable[Any]], *, max_wait_s: float = 0.0, **options: Any
+) -> Computed:
+    """What was computed while ``use`` ran."""
+    computed = Computed()
+
+    async def run() -> None:
+        given = {"budget": BUDGET, "queue_tokens": 10_000, "max_wait_s": max_wait_s, **options}
+        await use(TokenBatcher(computed, **given), computed)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    return computed
+
+
+REQUESTS = st.lists(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=8), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=REQUESTS, at_once=st.integers(1, 2), cache_bytes=st.sampled_from([0, 200]), cancelled=st.integers(0, 12)
+)
+def test_whatever_is_mixed_every_item_gets_its_result_and_no_batch_exceeds_the_budget(
+    requests: list[list[tuple[int, bool]]], at_once: int, cache_bytes: int, cancelled: int
+):
+    async def use(batcher: TokenBatcher, _: Computed) -> None:
+        async def ask(numbers: list[int], waits: bool) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            found = await batcher.submit([item(number, 1 + number % 13) for number in numbers])
+            assert [array.tolist() for array in found] == [[number] for number in numbers]
+
+        asks = [asyncio.create_task(ask([number for number, _ in each], each[0][1])) for each in requests]
+        for task in asks[cancelled:]:
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*asks[:cancelled])
+        await batcher.drain()
+        assert batcher.queued_tokens == 0
+        assert batcher.totals.tokens == sum(each.tokens for batch in computed.batches for each in batch)
+
+    computed = Computed()
+
+    async def run() -> None:
+        options: dict[str, Any] = {"budget": BUDGET, "queue_tokens": 10_000, "max_wait_s": 0.0}
+        await use(TokenBatcher(computed, at_once=at_once, cache_bytes=cache_bytes, **options), computed)
+
+    asyncio.run(run())
+    for batch in computed.batches:
+        assert len(batch) == 1 or sum(each.tokens for each in batch) <= BUDGET
+        assert len({each.key for each in batch}) == len(batch)
+
+
+def test_a_long_item_is_in_the_next_batch_once_it_is_the_oldest():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        some = [asyncio.create_task(batcher.submit([item(number)])) for number in range(2)]
+        some.append(asyncio.create_task(batcher.submit([item(100, 9)])))
+        some += [asyncio.create_task(batcher.submit([item(number)])) for number in range(2, 40)]
+        await asyncio.sleep(0)
+        computed.open.set()
+        await asyncio.gather(blocked, *some)
+
+    found = [[each.payload for each in batch] for batch in batched(use).batches]
+    assert found[:4] == [[-1], [0, 1, 2], [100], [3, 4, 5]]
+
+
+def test_equal_items_are_computed_once_while_they_wait_and_while_they_are_computed():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        same = [asyncio.create_task(batcher.submit([item(-1), item(7), item(7)])) for _ in range(3)]
+        await asyncio.sleep(0)
+        computed.open.set()
+        assert [len(each) for each in await asyncio.gather(blocked, *same)] == [1, 3, 3, 3]
+
+    assert [each.payload for batch in batched(use).batches for each in batch] == [-1, 7]
+
+
+def test_a_cancelled_callers_item_is_not_computed_unless_another_waits_for_it():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        leaves = asyncio.create_task(batcher.submit([item(1), item(2)]))
+        stays = asyncio.create_task(batcher.submit([item(2)]))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.sleep(0)
+        computed.open.set()
+        await asyncio.gather(blocked, stays)
+        await batcher.submit([item(1)])  # asked for again, it is computed
+
+    assert [each.payload for batch in batched(use).batches for each in batch] == [-1, 2, 1]
+
+
+def test_too_much_waiting_is_refused_with_the_time_to_come_back():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        assert len(await batcher.submit([item(number) for number in range(50)])) == 50  # alone it may be of any size
+        computed.begun.clear()
+        blocked = await computed.block(batcher)
+        waits = asyncio.create_task(batcher.submit([item(100, 15)]))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as refused:
+            await batcher.submit([item(101, 6)])
+        assert 1 <= refused.value.retry_after_s <= 60
+        equal = asyncio.create_task(batcher.submit([item(100, 15)]))  # costs nothing more
+        computed.open.set()
+        await asyncio.gather(blocked, waits, equal)
+
+    assert 101 not in [each.payload for batch in batched(use, queue_tokens=20).batches for each in batch]
+
+
+def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
+    async def use(batcher: TokenBatcher, computed: Computed) -> None:
+        blocked = await computed.block(batcher)
+        bad = Item("mean", "bad", "bad", 3)
+        some = [asyncio.create_task(batcher.submit(each)) for each in ([item(1)], [bad], [item(2), bad])]
+        await asyncio.sleep(0)
+        computed.open.set()
+        found = await asyncio.gather(blocked, *some, return_exceptions=True)
+        assert [type(each) for each in found[1:]] == [ValueError] * 3
+        assert len(await batcher.submit([item(1), item(2)])) == 2
+
+    assert len(batched(use).batches) == 3
+
+
+def test_results_are_kept_and_counted():
+    async def use(batcher: TokenBatcher, _: Computed) -> None:
+        for _ in range(3):
+            assert [array.tolist() for array in await batcher.submit([item(5)])] == [[5]]
+        assert (batcher.totals.hits, batcher.totals.misses) == (2, 1)
+
+    assert len(batched(use, cache_bytes=1000).batches) == 1
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), max_size=60), most=st.integers(0, 2000))
+def test_the_cache_is_bounded_and_holds_no_views(sizes: list[int], most: int):
+    cache, whole = ResultCache(most), np.zeros(1000, np.float32)
+    for key, size in enumerate(sizes):
+        cache.put(key, whole[:size])
+        held = [cache.get(each) for each in range(key + 1)]
+        arrays = [array for array in held if array is not None]
+        assert cache.held_bytes == sum(array.nbytes for array in arrays) <= most
+        assert all(array.base is None for array in arrays)

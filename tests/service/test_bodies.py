@@ -1,0 +1,250 @@
+"""No body makes the service fail, echo what was sent, or answer at length."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import socket
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from tests.service.serving import Serving, problem
+
+BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "200"))
+ROUTES = (
+    *("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/classify", "/v1/masked", "/v1/tokenize"),
+    *("/embed", "/embed_all", "/tokenize", "/v1/biology/meta/esm2-8m"),
+)
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serving) -> Iterator[httpx.Client]:
+    with serving.client(
+        limits={"sequence_residues": 60, "residues": 200, "sequences": 10, "body_bytes": 10**6}
+    ) as client:
+        yield client
+
+
+def refused(answer: httpx.Response) -> bool:
+    """A refusal that is short and shows nothing of the program; or an answer."""
+    if answer.is_success:
+        return False
+    assert 400 <= answer.status_code < 500, (answer.status_code, answer.text)
+    assert len(answer.content) <= 4096 and "Traceback" not in answer.text and ".py" not in answer.text
+    assert isinstance(answer.json(), dict) and "application/" in answer.headers["content-type"]
+    return True
+
+
+BAD_JSON = {
+    "100,000 brackets": b"[" * 100_000,
+    "100,000 brackets in a field": b'{"sequences":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "100,000 braces": b'{"a":' * 100_000,
+    "invalid UTF-8": b'{"sequences":["\xff\xfe"],"input":"\xff"}',
+    "a lone surrogate": b'{"sequences":["MK\\ud800"],"inputs":"\\udfff","input":"\\ud800"}',
+    "a byte order mark": b'\xef\xbb\xbf{"sequences":["MK"]}',
+    "nothing": b"",
+    "NUL": b'\x00{"sequences":["MK"]}',
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_what_is_no_json_is_refused(client: httpx.Client, path: str, kind: str):
+    answer = client.post(path, content=BAD_JSON[kind], headers=JSON)
+    assert refused(answer) and answer.status_code in (400, 422)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "1" * 400, "0.1e-999999999"])
+def test_numbers_without_measure_are_refused(client: httpx.Client, number: str):
+    body = f'{{"model":"autoencoder","latents":[[[{",".join([number] * 8)}]]]}}'
+    assert client.post("/v1/decode", content=body, headers=JSON).status_code in (
+        (200,) if "e-" in number else (400, 422)
+    )
+    body = f'{{"input":"MK","dimensions":{number}}}'
+    assert refused(client.post("/v1/embeddings", content=body, headers=JSON))
+
+
+def test_of_keys_that_stand_twice_the_last_counts(client: httpx.Client):
+    answer = client.post("/v1/tokenize", content='{"sequences":["1"],"sequences":["MK"]}', headers=JSON)
+    assert answer.json()["data"] == [{"id": "0", "tokens": [0, 20, 15, 2]}]
+
+
+def test_compressed_bodies_are_refused(client: httpx.Client):
+    for encoding in ("gzip", "deflate", "br", "gzip, identity"):
+        answer = client.post("/v1/encode", content=b"\x1f\x8b", headers={**JSON, "Content-Encoding": encoding})
+        assert "without compression" in problem(answer, 415)
+    identity = {**JSON, "Content-Encoding": "identity"}
+    assert client.post("/v1/tokenize", content='{"sequences":["MK"]}', headers=identity).is_success
+
+
+@pytest.mark.parametrize(
+    "path", ["/../etc/passwd", "/%2e%2e/etc/passwd", "//etc/passwd", "/page.js/../../app.py", "/v1/models/"]
+)
+def test_paths_lead_nowhere_else(client: httpx.Client, path: str):
+    host, port = client.base_url.host, client.base_url.port
+    with socket.create_connection((host, port or 0), timeout=20) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        assert received(connection).startswith(b"HTTP/1.1 404")
+
+
+def received(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+SMUGGLED = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        f"Content-Length: {len(SMUGGLED) + 5}\r\nTransfer-Encoding: chunked",
+        f"Transfer-Encoding: chunked\r\nContent-Length: {len(SMUGGLED) + 5}",
+        f"Content-Length: 5\r\nContent-Length: {len(SMUGGLED) + 5}",
+        "Transfer-Encoding: identity, chunked\r\nContent-Length: 5",
+        "Transfer-Encoding : chunked\r\nContent-Length: 5",
+        f"Content-Length: {'9' * 5000}",
+        "Content-Length: -5",
+    ],
+)
+def test_a_request_hidden_in_another_is_never_answered(client: httpx.Client, headers: str):
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
+        head = f"POST /v1/encode HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n\r\n"
+        connection.sendall(head.encode() + b"0\r\n\r\n" + SMUGGLED)
+        connection.shutdown(socket.SHUT_WR)
+        answers = received(connection)
+    assert answers.count(b"HTTP/1.1 ") <= 1 and b'"ok"' not in answers
+    assert not answers.startswith(b"HTTP/1.1 5") and not answers.startswith(b"HTTP/1.1 2")
+
+
+@pytest.mark.parametrize("name", ["a\x00b\x1b[2J\nc", "\u202eabc", "\U0001f600" * 256, '"' * 256, "\\" * 256])
+def test_an_id_is_echoed_without_control_characters_in_json_that_is_whole(client: httpx.Client, name: str):
+    answer = client.post("/v1/embeddings", json={"input": [{"id": name, "sequence": "1"}]})
+    detail = problem(answer, 422)
+    assert "the letter at position 1" in detail and detail.isprintable() and answer.json()["record"].isprintable()
+    longer = [{"id": "a" * 257, "sequence": "M"}]
+    assert "at most 256" in problem(client.post("/v1/embeddings", json={"input": longer}), 422)
+
+
+def test_a_million_faults_are_refused_as_one(client: httpx.Client):
+    for path, field in (("/v1/encode", "sequences"), ("/v1/biology/meta/esm2-8m", "sequences"), ("/embed", "inputs")):
+        answer = client.post(path, content=f'{{"{field}":[{",".join(["1"] * 90_000)}]}}', headers=JSON)
+        assert answer.status_code == 422 and len(answer.content) < 1000
+
+
+def npy(header: bytes, data: bytes = b"\0" * 64) -> bytes:
+    padded = header + b" " * 20 + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded + data
+
+
+def saved(array: Any, save: Any = np.save) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, array)
+    return buffer.getvalue()
+
+
+WHOLE = saved(np.zeros((3, 8), np.float32))
+BAD_NPY = {
+    "a zip file": saved(np.zeros((3, 8)), np.savez),
+    "a pickle": saved(np.array([{"a": 1}], dtype=object), np.save),
+    "fields": saved(np.zeros(3, [("a", "f4")])),
+    "letters": saved(np.full((3, 8), "a")),
+    "a shape of terabytes": npy(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999,)}"),
+    "a shape beyond integers": npy(b"{'descr':'<f4','fortran_order':False,'shape':(99999999999999999999,)}"),
+    "a negative shape": npy(b"{'descr':'<f4','fortran_order':False,'shape':(-1,8)}"),
+    "a shape of brackets": npy(b"{'descr':'<f4','fortran_order':False,'shape':" + b"(" * 900 + b"}"),
+    "a header of brackets": npy(b"[" * 9000),
+    "a longer header than the body": WHOLE[:8] + b"\xff\xff" + WHOLE[10:],
+    "a truncated body": WHOLE[:-1],
+    "NaN": saved(np.full((3, 8), np.nan)),
+    "too few dimensions": saved(np.zeros(8)),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", BAD_NPY)
+def test_what_is_no_array_of_numbers_is_refused(client: httpx.Client, kind: str):
+    headers = {"Content-Type": "application/x-npy"}
+    assert client.post("/v1/decode?model=autoencoder", content=WHOLE, headers=headers).is_success
+    answer = client.post("/v1/decode?model=autoencoder", content=BAD_NPY[kind], headers=headers)
+    assert refused(answer) and answer.status_code in (400, 422)
+
+
+WORDS = st.sampled_from(
+    ["MK", "", "mk*", "M<mask>K", "<", "M\x00", "ß", "\U0001f600", "M" * 61, "A1G", "masked", "residues", "esm"]
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["id", "sequence", "x"]), inner, max_size=3)
+        | st.fixed_dictionaries({"id": inner, "sequence": inner})
+    ),
+    max_leaves=10,
+)
+FIELDS = ("model", "sequences", "input", "inputs", "latents", "output", "mutations", "method", "encoding_format")
+OTHERS = ("dimensions", "pooling", "normalize", "truncate", "format", "add_special_tokens")
+OBJECTS = st.dictionaries(st.sampled_from([*FIELDS, *OTHERS]), VALUES, max_size=8)
+MODELS = st.sampled_from(["esm", "autoencoder", "places", "helices", None])
+LIKELY = st.builds(
+    lambda fields, model, texts: {**fields, "model": model, "sequences": texts, "input": texts, "inputs": texts},
+    OBJECTS,
+    MODELS,
+    st.lists(WORDS | st.text(string.ascii_letters + ".-<*", max_size=9), max_size=4),
+)
+KINDS = st.sampled_from(["application/json", "text/x-fasta", "application/x-npy", "text/plain", "a", ""])
+FASTA = st.lists(
+    st.sampled_from([b">", b"\n", b">a b\n", b"MKT", b"\r", b"\xff", b"\x00", b"*", b" "]), max_size=9
+).map(b"".join)
+
+
+@settings(max_examples=BAD_BODIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    body=(OBJECTS | LIKELY | VALUES).map(lambda value: json.dumps(value).encode()) | st.binary() | FASTA,
+    kind=KINDS,
+    seed=st.integers(0, 2**32),
+)
+def test_no_body_makes_a_route_fail(client: httpx.Client, body: bytes, kind: str, seed: int):
+    draw = random.Random(seed)
+    broken = body[: draw.randrange(len(body) + 1)] if draw.random() < 0.2 else body
+    accept = draw.choice(["*/*", "application/x-npy", "text/csv", "application/vnd.apache.arrow.stream", "a/b"])
+    for path in ROUTES:
+        refused(client.post(path, content=broken, headers={"Content-Type": kind, "Accept": accept}))
+
+
+def test_the_schema_says_what_the_service_does(serving: Serving):
+    app = serving.app()
+
+    async def loaded() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+            assert (await client.get("/v1/models")).is_success
+
+    serving.run(loaded())
+    with serving.address(app) as address:
+        schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+
+        @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(data=st.data())
+        def conforms(data: st.DataObject) -> None:
+            for operation in schema.get_all_operations():
+                case = data.draw(operation.ok().as_strategy())
+                case.call_and_validate(
+                    base_url=address, checks=[not_a_server_error, status_code_conformance, content_type_conformance]
+                )
+
+        conforms()

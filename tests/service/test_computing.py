@@ -1,0 +1,126 @@
+"""Answers equal those of the offline encoder and classifier, whatever shared their batch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.classifier import ClassifierPipeline
+from inference.embedding.encoder import Encoder
+from inference.embedding.settings import EmbeddingSettings
+from model.tasks.autoencoder import ESM2Autoencoder
+from service.computing import load
+from tests.model.support import LETTERS, random_sequences
+from tests.service.serving import PRECISION, Serving
+from train_config.service_schema import ServedModel
+
+OUTPUTS = ["mean", "max", "cls", "residues", "logits"]
+
+
+@functools.cache
+def offline(folder: Path) -> Encoder:
+    return Encoder(str(folder), EmbeddingSettings(outputs=OUTPUTS, precision="fp32"), "cpu")
+
+
+@functools.cache
+def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
+    """The offline encoder's, of one sequence by itself."""
+    model = offline(folder)
+    found = model.encode(model.pack([sequence.encode()]))[output].numpy()
+    return found if output in ("residues", "logits") else found[0]
+
+
+@functools.cache
+def masked_alone(folder: Path, sequence: str, places: tuple[int, ...]) -> np.ndarray:
+    """Transformers' logits of the masked places."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    text = "".join("<mask>" if place in places else letter for place, letter in enumerate(sequence))
+    with torch.no_grad():
+        logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+    return logits[[place + 1 for place in places]].numpy()
+
+
+def near(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert found.shape == wanted.shape and found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@functools.cache
+def computer(model: tuple[str, str]) -> Any:
+    return load(ServedModel(name=model[0], source=model[1], **PRECISION), "cpu")
+
+
+SEQUENCES = st.builds(lambda length, seed: random_sequences([length], seed)[0], st.integers(1, 30), st.integers(0, 3))
+ONE = st.tuples(st.sampled_from([*OUTPUTS, "masked"]), SEQUENCES, st.integers(0, 29))
+
+
+@settings(max_examples=25, deadline=None)
+@given(asked=st.lists(ONE, min_size=1, max_size=8))
+def test_any_mix_of_outputs_equals_the_offline_encoder(serving: Serving, asked: list[tuple[str, str, int]]):
+    folder = serving.folder / "esm"
+    served = computer(("esm", str(folder)))
+    items = []
+    for output, sequence, place in asked:
+        place %= len(sequence)
+        text = f"{sequence[:place]}<mask>{sequence[place + 1 :]}" if output == "masked" else sequence
+        items.append(served.item(output, text))
+    for (output, sequence, place), found in zip(asked, served.compute(items), strict=True):
+        if output == "masked":
+            near(found, masked_alone(folder, sequence, (place % len(sequence),)))
+        else:
+            near(found, alone(folder, output, sequence))
+
+
+@pytest.mark.parametrize("name", ["places", "helices"])
+def test_classes_equal_those_of_predict_cropped_as_there(serving: Serving, name: str):
+    folder = serving.folder / name
+    texts = random_sequences([30, 1, 120, 12, 250])
+    served = computer((name, str(folder)))
+    found = served.compute([served.item("classes", text) for text in texts])
+    wanted = ClassifierPipeline.load(folder, device="cpu").predict(texts)
+    np.testing.assert_allclose(
+        np.concatenate(found) if name == "helices" else found, wanted.probabilities, rtol=1e-5, atol=1e-6
+    )
+    assert wanted.cropped.tolist() == [max(0, len(text) - served.about.longest) for text in texts]
+
+
+def test_latents_are_decoded_to_what_the_autoencoder_itself_gives(serving: Serving):
+    folder = serving.folder / "autoencoder"
+    served, texts = computer(("autoencoder", str(folder))), random_sequences([9, 1, 30])
+    latents = served.compute([served.item("latents", text) for text in texts])
+    model = ESM2Autoencoder.from_pretrained(folder)
+    for found, wanted in zip(latents, model.encode(texts), strict=True):
+        near(found, wanted.numpy())
+    items = [served.item("decoded", each) for each in latents]
+    mixed = served.compute([items[0], served.item("mean", "MKT"), *items[1:]])
+    for found, wanted in zip(
+        [mixed[0], *mixed[2:]], model.decode([torch.from_numpy(each) for each in latents])[1], strict=True
+    ):
+        near(found, wanted.numpy())
+
+
+def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
+    from inference.embedding.job import run_job
+    from tests.inference.embedding.jobs import request, write_proteins
+
+    sequence = LETTERS * 2
+    write_proteins(tmp_path / "proteins.fasta", [sequence])
+    (tmp_path / "model").symlink_to(serving.folder / "esm")
+    run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_bytes=10**9))
+    model = ServedModel(name="esm", source=str(serving.folder / "esm"), cache=str(tmp_path / "cache"), **PRECISION)
+    served = load(model, "cpu")
+    served._rows = None  # type: ignore[attr-defined]  # what is known needs no model
+    mean, residues = served.compute([served.item("mean", sequence), served.item("residues", sequence)])
+    near(mean, alone(serving.folder / "esm", "mean", sequence))
+    near(residues, alone(serving.folder / "esm", "residues", sequence))
+    assert math.isclose(float(residues.mean()), float(mean.mean()), abs_tol=1e-5)

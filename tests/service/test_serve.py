@@ -1,0 +1,130 @@
+"""On Ray Serve: answers over HTTP, while a replica is killed and while the model is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from tests.dataset.tokenizer_folders import esm
+from tests.model.small_models import save_masked_lm
+from tests.model.support import random_sequences
+from tests.service.serving import PRECISION
+from train_config.service_schema import ServiceConfig
+
+pytestmark = pytest.mark.slow
+SEQUENCES = random_sequences([20, 40, 9])
+
+
+@pytest.fixture(scope="module")
+def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServiceConfig]]:
+    from ray import serve
+
+    from service.deployments import APPLICATION, application
+
+    folder = esm(tmp_path_factory.mktemp("served") / "esm")
+    save_masked_lm(folder, "esm", vocab_size=33)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = ServiceConfig.model_validate(
+        {"models": [{"name": "esm", "source": str(folder), **PRECISION}], "port": port}
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(application(config, "cpu"), name=APPLICATION, route_prefix="/")
+    yield f"http://127.0.0.1:{port}", config
+    serve.shutdown()
+
+
+async def asked_until(address: str, done: Callable[[], bool]) -> list[httpx.Response]:
+    """Answers to distinct sequences of six callers until ``done``, and twenty more."""
+    answers: list[httpx.Response] = []
+
+    async def ask(client: httpx.AsyncClient, caller: int) -> None:
+        left, number = 20, 0
+        while left:
+            left, number = left - done(), number + 1
+            text = random_sequences([30], seed=1000 * caller + number)
+            answers.append(await client.post("/v1/encode", json={"sequences": text}))
+
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        await asyncio.gather(*(ask(client, caller) for caller in range(6)))
+    return answers
+
+
+def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[httpx.Response]:
+    async def both() -> list[httpx.Response]:
+        changing = asyncio.create_task(change())
+        answers = await asked_until(address, changing.done)
+        await changing
+        return answers
+
+    return asyncio.run(both())
+
+
+def replica_pid(address: str) -> int:
+    """Process of the replica, as the metrics name it."""
+    httpx.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
+    lines = [line for line in httpx.get(f"{address}/metrics").text.splitlines() if "esmeray_replica_tokens{" in line]
+    return int(lines[-1].split('replica="')[1].split('"')[0])
+
+
+def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServiceConfig]):
+    from inference.embedding.encoder import Encoder
+    from inference.embedding.settings import EmbeddingSettings
+
+    address, config = served
+    assert httpx.get(f"{address}/ready").status_code in (200, 503) and httpx.get(f"{address}/").status_code == 200
+    answer = httpx.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
+    model = Encoder(config.models[0].source, EmbeddingSettings(outputs=["mean"], precision="fp32"), "cpu")
+    wanted = model.encode(model.pack([sequence.encode() for sequence in SEQUENCES]))["mean"].numpy()
+    np.testing.assert_allclose([each["embedding"] for each in answer.json()["data"]], wanted, rtol=1e-5, atol=1e-5)
+    assert answer.headers["x-request-id"] == "mine"
+    assert httpx.post(f"{address}/v1/encode", json={"sequences": ["M1"]}).json()["record"] == "0"
+    assert httpx.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
+
+
+def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServiceConfig]):
+    address, _ = served
+    before = replica_pid(address)
+
+    async def kill() -> None:
+        await asyncio.sleep(0.2)
+        os.kill(before, signal.SIGKILL)
+
+    answers = asked_while(address, kill)
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
+    until_s = time.monotonic() + 60
+    while httpx.post(f"{address}/v1/encode", json={"sequences": ["MKT"]}, timeout=60).status_code != 200:
+        assert time.monotonic() < until_s
+    assert replica_pid(address) != before and not psutil.pid_exists(before)
+
+
+def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple[str, ServiceConfig]):
+    from ray import serve
+
+    from service.deployments import APPLICATION, application
+
+    address, config = served
+    before, folder = replica_pid(address), Path(config.models[0].source)
+    first = httpx.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
+
+    async def deploy() -> None:
+        save_masked_lm(folder, "esm", vocab_size=33, seed=5)
+        run = {"name": APPLICATION, "route_prefix": "/"}
+        await asyncio.to_thread(serve.run, application(config, "cpu"), **run)
+
+    answers = asked_while(address, deploy)
+    assert {answer.status_code for answer in answers} == {200}
+    second = httpx.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
+    assert replica_pid(address) != before and second["data"] != first["data"]

@@ -1,0 +1,67 @@
+"""serve checks its settings before anything starts, and prints them."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from ray.serve.schema import ApplicationStatusOverview
+
+from common.errors import ConfigError, ResourceError
+from service.launch import _deployment_error
+from tests.conftest import REPOSITORY
+from train_config.service_schema import ServiceConfig
+
+
+def test_a_dry_run_prints_the_resolved_settings(command):
+    file = REPOSITORY / "train_config" / "serve.yaml"
+    outcome = command(
+        "serve", "--config", file, "--port", "8080", "--keys", "keys.yaml", "--host", "0.0.0.0", "--dry-run"
+    )
+    assert outcome.code == 0, outcome.err
+    config = ServiceConfig.model_validate(yaml.safe_load(outcome.out))
+    assert (config.port, config.host, config.access.keys) == (8080, "0.0.0.0", "keys.yaml")
+    assert config.models[0].name == "esm2_t6_8M" and config.models[0].random_weights
+
+
+def test_models_may_be_named_alone(command):
+    outcome = command("serve", "--models", "facebook/esm2_t6_8M_UR50D", "runs/locations/export", "--dry-run")
+    models = yaml.safe_load(outcome.out)["models"]
+    assert [model["name"] for model in models] == ["esm2_t6_8M_UR50D", "locations"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--config: name a file"),
+        (["--models", "esm2_t6_8M", "--host", "0.0.0.0"], "without access.keys the service listens on 127.0.0.1 alone"),
+        (["--models", "a", "b/a"], "two have the same name"),
+        (["--models", "a b"], "should match pattern"),
+        (["--models", "a", "--port", "70000"], "port"),
+        (["--models", "a", "--keys", "none.yaml"], "access.keys: none.yaml: no list of keys"),
+        (["--config", "none.yaml"], "none.yaml"),
+    ],
+)
+def test_settings_that_can_not_be_end_with_one_line(command, options: list[str], words: str):
+    outcome = command("serve", *options)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1) and words in outcome.err, outcome.err
+
+
+MESSAGE = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:esmeray:none.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
+  File "service/replica.py", line 67, in __init__
+common.errors.{error}"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        ("ConfigError: --model none: there is no such folder", ConfigError, "models none: there is no such folder"),
+        ("ResourceError: out of memory", ResourceError, "out of memory"),
+        ("Something else", ConfigError, "models: can't be served"),
+    ],
+)
+def test_a_replica_that_can_not_start_is_named_in_one_line(error: str, kind: type[Exception], words: str):
+    details = {"status": "DEPLOY_FAILED", "last_deployed_time_s": 0.0, "deployments": {}}
+    status = ApplicationStatusOverview(message=MESSAGE.format(error=error), **details)  # type: ignore[arg-type]
+    found = _deployment_error(status)
+    assert type(found) is kind and words in str(found) and "\n" not in str(found)
