@@ -140,7 +140,7 @@ def _deployment_error(status: Any) -> ConfigError | ResourceError:
     texts = [status.message, *(deployment.message for deployment in status.deployments.values())]
     found = _ERROR.findall("\n".join(texts))
     if not found:
-        return ConfigError(f"models: can't be served: {texts[-1].strip() or 'see the logs of Ray Serve'}")
+        return ConfigError(f"models: can't be served: {' '.join(texts[-1].split()) or 'see the logs of Ray Serve'}")
     kind, text = found[-1]
     if kind.endswith("ResourceError"):
         return ResourceError(text.replace("--model", "models"))

@@ -13,9 +13,10 @@ LOGGER = "esmeray.service"
 
 
 def set_up_process() -> None:
-    """To be called in a replica's constructor."""
-    _log_to_file()
-    _listen_locally()
+    """To be called in a replica's constructor; nothing where the application runs without Ray."""
+    if ray.is_initialized():
+        _log_to_file()
+        _listen_locally()
 
 
 def _log_to_file() -> None:

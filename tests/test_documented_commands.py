@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
 from tests.runs import merged, run_folder, tiny_config
 from tests.training.tasks.test_classification import train
-from tools import find_batch_size
+from tools import find_batch_size, query
 from tools.__main__ import main as esmeray
 from tools._gpu_check import trial
 from train_config.loading import dump_config
@@ -160,13 +160,13 @@ def words_of(command: str) -> list[str]:
     program, *words = shlex.split(command)
     if words[:2] == ["-m", "tools"]:
         return words[2:]
-    if words[:1] == ["train_ray.py"]:
-        return ["train", *words[1:]]
+    if words[:1] in (["train_ray.py"], ["serve_ray.py"]):
+        return [words[0].removesuffix("_ray.py"), *words[1:]]
     return words if program == "esmeray" else [program, *words]
 
 
-PLANNED = [one for one in ALL_COMMANDS if words_of(one)[0] in ("train", "tune")]
-RUN = [one for one in ALL_COMMANDS if words_of(one)[0] not in ("train", "tune", "make", "python")]
+PLANNED = [one for one in ALL_COMMANDS if words_of(one)[0] in ("train", "tune", "serve")]
+RUN = [one for one in ALL_COMMANDS if words_of(one)[0] not in ("train", "tune", "serve", "make", "python")]
 
 
 @pytest.mark.parametrize("command", RUN)
@@ -202,6 +202,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
+    monkeypatch.setattr(query, "Client", instead)
     words = {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
         return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])

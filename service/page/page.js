@@ -174,8 +174,8 @@ function drawMap(one) {
     const kind = n === one ? "chosen" : close.has(n) ? "near" : "";
     const dot = element("circle", {cx: x(point), cy: y(point), r: 6, class: kind, tabindex: 0, role: "button",
       "aria-label": asked.records[n].id}, element("title", {}, asked.records[n].id));
-    dot.onclick = () => { byId("which").value = n; show(); };
-    dot.onkeydown = (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), dot.onclick());
+    dot.onclick = () => { byId("which").value = n; show(); byId("picture").querySelector(".chosen").focus(); };
+    dot.onkeydown = (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); dot.onclick(); } };
     picture.append(dot);
     if (points.length < 40) picture.append(element("text", {x: x(point) + 8, y: y(point) + 4}, asked.records[n].id));
   });

@@ -23,6 +23,7 @@ from train_config.service_schema import ServiceConfig
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
+ASK = httpx.Client(timeout=60)  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,8 @@ def asked_while(address: str, change: Callable[[], Awaitable[None]]) -> list[htt
 
 def replica_pid(address: str) -> int:
     """Process of the replica, as the metrics name it."""
-    httpx.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
-    lines = [line for line in httpx.get(f"{address}/metrics").text.splitlines() if "esmeray_replica_tokens{" in line]
+    ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]})
+    lines = [line for line in ASK.get(f"{address}/metrics").text.splitlines() if "esmeray_replica_tokens{" in line]
     return int(lines[-1].split('replica="')[1].split('"')[0])
 
 
@@ -83,14 +84,14 @@ def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, Service
     from inference.embedding.settings import EmbeddingSettings
 
     address, config = served
-    assert httpx.get(f"{address}/ready").status_code in (200, 503) and httpx.get(f"{address}/").status_code == 200
-    answer = httpx.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
+    assert ASK.get(f"{address}/ready").status_code in (200, 503) and ASK.get(f"{address}/").status_code == 200
+    answer = ASK.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
     model = Encoder(config.models[0].source, EmbeddingSettings(outputs=["mean"], precision="fp32"), "cpu")
     wanted = model.encode(model.pack([sequence.encode() for sequence in SEQUENCES]))["mean"].numpy()
     np.testing.assert_allclose([each["embedding"] for each in answer.json()["data"]], wanted, rtol=1e-5, atol=1e-5)
     assert answer.headers["x-request-id"] == "mine"
-    assert httpx.post(f"{address}/v1/encode", json={"sequences": ["M1"]}).json()["record"] == "0"
-    assert httpx.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
+    assert ASK.post(f"{address}/v1/encode", json={"sequences": ["M1"]}).json()["record"] == "0"
+    assert ASK.post(f"{address}/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
 def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[str, ServiceConfig]):
@@ -105,7 +106,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: tuple[st
     assert {answer.status_code for answer in answers} <= {200, 503}
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
     until_s = time.monotonic() + 60
-    while httpx.post(f"{address}/v1/encode", json={"sequences": ["MKT"]}, timeout=60).status_code != 200:
+    while ASK.post(f"{address}/v1/encode", json={"sequences": ["MKT"]}).status_code != 200:
         assert time.monotonic() < until_s
     assert replica_pid(address) != before and not psutil.pid_exists(before)
 
@@ -117,7 +118,7 @@ def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple
 
     address, config = served
     before, folder = replica_pid(address), Path(config.models[0].source)
-    first = httpx.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
+    first = ASK.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
 
     async def deploy() -> None:
         save_masked_lm(folder, "esm", vocab_size=33, seed=5)
@@ -126,5 +127,5 @@ def test_a_changed_model_replaces_the_replica_and_no_request_fails(served: tuple
 
     answers = asked_while(address, deploy)
     assert {answer.status_code for answer in answers} == {200}
-    second = httpx.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
+    second = ASK.post(f"{address}/v1/encode", json={"sequences": SEQUENCES}).json()
     assert replica_pid(address) != before and second["data"] != first["data"]
