@@ -102,6 +102,12 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
 
         return arrays_answer(kind, asked.ids, found, "probabilities", as_json, cropped=_cropped(about, asked.texts))
 
+    _add_by_tokens(app, service, **documents)
+
+
+def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
+    """Add /v1/masked and /v1/tokenize."""
+
     @app.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody), **documents)
     async def masked(request: Request) -> Response:
         """Probabilities of the 20 amino acids at each position, and scores of point mutations."""
