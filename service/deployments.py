@@ -15,12 +15,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from service.app import build_app
-from service.autoscaling import by_queued_tokens
-from service.metrics import Metrics
-from service.models import Call, Models
+from service.http.app import build_app
+from service.http.metrics import Metrics
+from service.http.models import Call, Models
 from service.process import set_up_process
-from service.replica import ModelReplica
+from service.replicas.autoscaling import by_queued_tokens
+from service.replicas.replica import ModelReplica
 from train_config.service_schema import ServedModel, ServiceConfig
 
 APPLICATION = "esmeray"

@@ -19,7 +19,7 @@ from typing import Any
 
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.progress import status_line
-from service.access import read_keys
+from service.http.access import read_keys
 from train_config.service_schema import ServiceConfig
 from training.launch.cluster import cluster_resources, connected
 from training.launch.signals import StopSignals

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from common.command_line import run
-from service.metrics import Metrics
+from service.http.metrics import Metrics
 from tests.conftest import REPOSITORY
 from tools.__main__ import main as esmeray
 from train_config.loading import load_service_config

@@ -19,7 +19,7 @@ from pydantic import Field
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.publishing import write_atomically, writing
-from service.access import new_key, read_keys
+from service.http.access import new_key, read_keys
 
 Endpoint = Literal["*", "embeddings", "encode", "decode", "classify", "masked", "tokenize", "models", "metrics"]
 

@@ -15,6 +15,10 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
 STORE_BYTES = STORE_ALPHABET.encode("ascii")
 GAPS = "-."
+MASK_TEXT = "<mask>"
+"""A masked residue in a text."""
+MASK = "<mask>"
+"""A masked residue in text."""
 
 FIRST, LAST = min(STORE_BYTES), max(STORE_BYTES)
 (LEFT_OUT,) = set(range(FIRST, LAST)) - set(STORE_BYTES)
@@ -60,6 +64,11 @@ def clean(sequence: bytes) -> CleanSequence:
         residues = residues.replace(b"J", b"X")
     num_bad = len(residues.translate(None, STORE_BYTES))
     return CleanSequence(residues, upper != sequence, stop_dropped, j_to_x, num_bad)
+
+
+def residues_of(text: str) -> int:
+    """Residues of a text, a masked one being one."""
+    return len(text) - text.count(MASK_TEXT) * (len(MASK_TEXT) - 1)
 
 
 def bad_to_x(residues: bytes) -> bytes:

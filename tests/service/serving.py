@@ -16,11 +16,11 @@ import uvicorn
 
 from dataset.tokens.base import EsmSequenceTokenizer
 from model.export.backbone import export
-from service.app import build_app
-from service.guard import Guard
-from service.metrics import Metrics
-from service.models import Call, Models
-from service.replica import ModelReplica
+from service.http.app import build_app
+from service.http.guard import Guard
+from service.http.metrics import Metrics
+from service.http.models import Call, Models
+from service.replicas.replica import ModelReplica
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_masked_lm

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from service.answers import arrays_answer, json_answer, wanted
-from service.bodies import SequencesBody, read
-from service.mutations import effects, masked_texts, mutations_of
-from service.refusals import RefusalError
-from service.routes.common import Service, about_of, ask, charge, documented, rows
+from service.http.answers import arrays_answer, json_answer, wanted
+from service.http.bodies import SequencesBody, read
+from service.http.mutations import effects, masked_texts, mutations_of
+from service.http.refusals import RefusalError
+from service.http.routes.common import Service, about_of, ask, charge, documented, rows
 
 OutputName = Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents"]
 

@@ -12,10 +12,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from service.answers import json_answer
-from service.bodies import Record, Sequences, read
-from service.refusals import RefusalError
-from service.routes.common import Service, about_of, ask, documented, problems, rows, vectors
+from service.http.answers import json_answer
+from service.http.bodies import Record, Sequences, read
+from service.http.refusals import RefusalError
+from service.http.routes.common import Service, about_of, ask, documented, problems, rows, vectors
 
 
 class InputsBody(BaseModel):

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.fasta.alphabet import AMINO_ACIDS
-from service.bodies import MASK
-from service.refusals import RefusalError
+from dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from service.http.refusals import RefusalError
 
 _MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
 
@@ -34,7 +33,7 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
         return None
     if len(sequences) != 1:
         raise RefusalError(422, "mutations: are of a single sequence")
-    found, letters = [], sequences[0].replace(MASK, "#")
+    found, letters = [], sequences[0].replace(MASK_TEXT, "#")
     for number, text in enumerate(texts):
         match = _MUTATION.fullmatch(text)
         if match is None:
@@ -48,9 +47,9 @@ def mutations_of(texts: list[str] | None, sequences: list[str]) -> list[Mutation
 
 def masked_texts(sequence: str) -> list[str]:
     """The sequence with each of its positions masked in turn."""
-    if MASK in sequence:
+    if MASK_TEXT in sequence:
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
-    return [f"{sequence[:place]}{MASK}{sequence[place + 1 :]}" for place in range(len(sequence))]
+    return [f"{sequence[:place]}{MASK_TEXT}{sequence[place + 1 :]}" for place in range(len(sequence))]
 
 
 def effects(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> list[dict[str, object]]:

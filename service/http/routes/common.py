@@ -13,11 +13,12 @@ from fastapi import Request
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from service.access import Access, Key
-from service.bodies import FASTA_TYPES, Record, checked, residues_of
-from service.metrics import Metrics
-from service.models import Models
-from service.refusals import RefusalError
+from dataset.fasta.alphabet import residues_of
+from service.http.access import Access, Key
+from service.http.bodies import FASTA_TYPES, Record, checked
+from service.http.metrics import Metrics
+from service.http.models import Models
+from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
 
 

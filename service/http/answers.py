@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from service.refusals import RefusalError
+from service.http.refusals import RefusalError
 
 Arrays = NDArray | Sequence[NDArray]
 ARROW, NPY, PARQUET, CSV = (

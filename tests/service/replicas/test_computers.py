@@ -17,7 +17,7 @@ from inference.classifier import ClassifierPipeline
 from inference.embedding.encoder import Encoder
 from inference.embedding.settings import EmbeddingSettings
 from model.tasks.autoencoder import ESM2Autoencoder
-from service.computing import load
+from service.replicas.computers import load
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
 from train_config.service_schema import ServedModel

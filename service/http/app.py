@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from common.errors import ConfigError
-from service.access import Access, read_keys
-from service.guard import Guard
-from service.metrics import Metrics
-from service.models import Models
-from service.refusals import RefusalError
-from service.routes import native, nim, openai, operations, tei
-from service.routes.common import Service, problems
+from service.http.access import Access, read_keys
+from service.http.guard import Guard
+from service.http.metrics import Metrics
+from service.http.models import Models
+from service.http.refusals import RefusalError
+from service.http.routes import native, nim, openai, operations, tei
+from service.http.routes.common import Service, problems
 from train_config.service_schema import ServiceConfig
 
 log = logging.getLogger("esmeray.service")

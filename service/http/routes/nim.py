@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from service.bodies import read
-from service.refusals import RefusalError
-from service.routes.common import Service, ask, documented, rows, vectors
+from service.http.bodies import read
+from service.http.refusals import RefusalError
+from service.http.routes.common import Service, ask, documented, rows, vectors
 
 
 class NimBody(BaseModel):

@@ -1,6 +1,6 @@
 """Served models as the ingress reaches them: which there are, and results of sequences.
 
-In: names and sequences of a request, checked. Out: arrays, or a :class:`~service.refusals.RefusalError`. A call whose
+In: names and sequences of a request, checked. Out: arrays, or a RefusalError. A call whose
 replica was lost is tried once more, with another.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from service.metrics import Metrics
-from service.refusals import RefusalError
+from service.http.metrics import Metrics
+from service.http.refusals import RefusalError
 
 RETRY_S = 2
 """After which a caller is asked to come back where no replica answered."""

@@ -8,11 +8,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.access import Key
-from service.answers import arrays_answer, as_base64, json_answer, wanted
-from service.bodies import Pooling, Record, Sequences, read
-from service.refusals import RefusalError
-from service.routes.common import Service, ask, documented, vectors
+from service.http.access import Key
+from service.http.answers import arrays_answer, as_base64, json_answer, wanted
+from service.http.bodies import Pooling, Record, Sequences, read
+from service.http.refusals import RefusalError
+from service.http.routes.common import Service, ask, documented, vectors
 
 
 class EmbeddingsBody(BaseModel):

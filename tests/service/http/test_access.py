@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from common.errors import ConfigError
-from service.access import PUBLIC, Access, new_key, read_keys
+from service.http.access import PUBLIC, Access, new_key, read_keys
 from tests.service.serving import Serving, problem
 from train_config.loading import load_service_config
 

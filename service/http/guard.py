@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access import PUBLIC, Access
-from service.metrics import Metrics
-from service.models import Models
-from service.refusals import RefusalError
+from service.http.access import PUBLIC, Access
+from service.http.metrics import Metrics
+from service.http.models import Models
+from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
 
 log = logging.getLogger("esmeray.service")

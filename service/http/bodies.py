@@ -15,14 +15,14 @@ from fastapi import Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.refusals import RefusalError
+from dataset.fasta.alphabet import MASK_TEXT, residues_of
+from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"
-MASK = "<mask>"
 _LETTERS = re.compile(r"[A-Za-z.-]+")
-_MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK})+")
+_MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
 _LONGEST_ID = 256
 _SHOWN_PROBLEMS = 3
 
@@ -119,16 +119,11 @@ def checked(
     return Checked(ids, texts)
 
 
-def residues_of(text: str) -> int:
-    """Residues of a text, a <mask> being one."""
-    return len(text) - text.count(MASK) * (len(MASK) - 1)
-
-
 def _residues(text: str, record: str, masks: bool) -> str:
     letters = text.strip().removesuffix("*")
     pattern = _MASKED_LETTERS if masks else _LETTERS
     if pattern.fullmatch(letters):
-        return letters.upper().replace(MASK.upper(), MASK)
+        return letters.upper().replace(MASK_TEXT.upper(), MASK_TEXT)
     if not letters:
         raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
     match = pattern.match(letters)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError, ResourceError
 from dataset.embeddings.cache import FeatureStore
+from dataset.fasta.alphabet import residues_of
 from dataset.packed_batch import PackedBatch
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
@@ -29,8 +30,7 @@ from inference.embedding.settings import EmbeddingSettings
 from inference.exported import config_of, model_folder
 from model.backbones.fingerprint import weights_fingerprint
 from model.tasks.pooling import residue_mask
-from service.batcher import Item
-from service.bodies import residues_of
+from service.replicas.batcher import Item
 from train_config.service_schema import ServedModel
 from training.engine.memory_meter import is_out_of_memory
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import ConfigError
-from service.refusals import RefusalError
+from service.http.refusals import RefusalError
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),

@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from common.errors import DataError, ResourceError
-from service.batcher import OverloadedError, TokenBatcher
+from service.replicas.batcher import OverloadedError, TokenBatcher
 from train_config.service_schema import ServedModel
 
 log = logging.getLogger("esmeray.service")
@@ -57,8 +57,8 @@ class ModelReplica:
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
         import torch  # here: the ingress, which imports this module, needs none
 
-        from service.computing import load
         from service.process import set_up_process
+        from service.replicas.computers import load
 
         self._batcher: TokenBatcher | None = None
         set_up_process()
@@ -73,7 +73,7 @@ class ModelReplica:
         )
 
     async def about(self) -> Any:
-        """The model's :class:`service.computing.About`."""
+        """The model's :class:`service.replicas.computers.About`."""
         return self._computer.about
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -104,7 +104,7 @@ class ModelReplica:
         return Reply(np.stack(results) if one_vector_each else results, statistics=self._statistics())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tokens that wait, which :func:`service.autoscaling.by_queued_tokens` looks at."""
+        """Tokens that wait, which :func:`service.replicas.autoscaling.by_queued_tokens` looks at."""
         return {"queued_tokens": float(self._batcher.queued_tokens if self._batcher else 0)}
 
     async def __del__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batcher import Item, OverloadedError, ResultCache, TokenBatcher
+from service.replicas.batcher import Item, OverloadedError, ResultCache, TokenBatcher
 
 BUDGET = 10
 
