@@ -50,7 +50,7 @@ OVERLOAD, LOST = "twice the saturating rate", "a replica killed ten times"
 def _cases(setting: Setting) -> Iterator[Case]:
     from benchmarks.harness.models import random_network, save_weights
     from benchmarks.programs.http_load import Load, Outcome, run_load
-    from benchmarks.programs.servers import free_port, server, service
+    from benchmarks.programs.servers import service
     from dataset.tokens.base import EsmSequenceTokenizer
 
     proteins = read_proteins(setting.fasta)
@@ -80,22 +80,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
             Contender(OURS, partial(saturated, address, bodies), short=partial(saturated, address, bodies[:8])),
             Contender(OFFLINE, _offline(folder, sequences)),
         ]
-        port = free_port()
-        servers.enter_context(
-            server([sys.executable, "-m", "benchmarks.peers.fastapi_server", str(folder), str(port)], port)
-        )
-        plain = partial(saturated, f"http://127.0.0.1:{port}", bodies[:12], "/embed")
-        contenders.append(Contender(PLAIN, plain, short=plain))
-        if infinity := shutil.which("infinity_emb"):
-            port = free_port()
-            options = ["--model-id", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-            options += ["--no-bettertransformer", "--no-model-warmup", "--batch-size", "16"]
-            servers.enter_context(server([infinity, "v2", *options], port, "/health"))
-            inputs = [
-                json.dumps({"model": folder.name, "input": group, "encoding_format": "base64"}) for group in groups
-            ]
-            ask = partial(saturated, f"http://127.0.0.1:{port}", inputs[:24], "/embeddings")
-            contenders.append(Contender(INFINITY, ask, short=ask))
+        for label, peer, path, asked in _peers(folder, groups, servers):
+            measure = partial(saturated, peer, asked, path)
+            contenders.append(Contender(label, measure, short=measure))
         same = partial(_same, address, folder)
         yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=same, facts=facts)
     with service(setting.folder, model) as address:
@@ -120,6 +107,29 @@ def _cases(setting: Setting) -> Iterator[Case]:
         yield _long_case(setting, address, load, singles, facts)
         yield _overload_case(setting, address, load, singles, saturating, facts)
     yield _lost_case(setting, model, bodies, facts)
+
+
+def _peers(
+    folder: Path, groups: Sequence[Sequence[str]], servers: ExitStack
+) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Name, address, path and bodies of the other servers, started one after the other."""
+    from benchmarks.programs.servers import free_port, server
+
+    port = free_port()
+    servers.enter_context(
+        server([sys.executable, "-m", "benchmarks.peers.fastapi_server", str(folder), str(port)], port)
+    )
+    yield PLAIN, f"http://127.0.0.1:{port}", "/embed", [json.dumps({"sequences": group}) for group in groups[:12]]
+    infinity = shutil.which("infinity_emb")
+    if infinity is None:
+        return
+    port = free_port()
+    options = ["--model-id", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    options += ["--no-bettertransformer", "--no-model-warmup", "--batch-size", "16"]
+    servers.enter_context(server([infinity, "v2", *options], port, "/health"))
+    as_openai = {"model": folder.name, "encoding_format": "base64"}
+    bodies = [json.dumps({**as_openai, "input": group}) for group in groups[:24]]
+    yield INFINITY, f"http://127.0.0.1:{port}", "/embeddings", bodies
 
 
 def _offline(folder: Path, sequences: Sequence[str]) -> Callable[[], float]:
