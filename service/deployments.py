@@ -27,6 +27,7 @@ APPLICATION = "esmeray"
 ONGOING = 1024
 """Calls of a replica at once: enough for full batches of single sequences. Serve's default of 5 never fills one."""
 DRAIN_S = 30.0
+_LOGGING = {"enable_access_log": False}  # the guard writes a line for each request
 LOST = (RayActorError, ActorDiedError, ActorUnavailableError, WorkerCrashedError, DeploymentUnavailableError)
 
 
@@ -56,6 +57,7 @@ def application(config: ServiceConfig, device: str) -> serve.Application:
         max_ongoing_requests=2 * config.limits.requests,
         graceful_shutdown_timeout_s=DRAIN_S,
         max_surge_percent=100,
+        logging_config=_LOGGING,
     )
     return ingress(serve.ingress()(Ingress)).bind(config.model_dump(mode="json"), handles)
 
@@ -109,6 +111,7 @@ def _deployment(model: ServedModel, device: str) -> serve.Application:
         graceful_shutdown_timeout_s=DRAIN_S,
         health_check_period_s=2.0,
         max_surge_percent=surge,
+        logging_config=_LOGGING,
         **options,
     )
     return deployment(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))

@@ -25,6 +25,13 @@ from training.launch.cluster import cluster_resources, connected
 from training.launch.signals import StopSignals
 
 KEEP_ALIVE_S = 75
+SERVE_ENVIRONMENT = {
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+"""Of Ray's processes: fewer threads in each, which would wait for each other. Computing has a thread of its own."""
 _ERROR = re.compile(r"^([\w.]+(?:Error|Exception)): (.+)", re.MULTILINE)
 
 
@@ -51,7 +58,8 @@ def _serve(
     config: ServiceConfig, read: Callable[[], ServiceConfig], say: Callable[[str], None], signals: StopSignals
 ) -> int:
     start_s = time.perf_counter()
-    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    for name, value in SERVE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     with status_line() as show:
         show("starting Ray")
         with connected(config.ray) as dashboard:

@@ -7,6 +7,7 @@ replica was lost is tried once more, with another.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from service.http.refusals import RefusalError
 
 RETRY_S = 2
 """After which a caller is asked to come back where no replica answered."""
+FULL_S = 0.1
+"""How long a model counts as overloaded after a replica said so: asking again costs as much as an answer."""
 
 
 class Call(NamedTuple):
@@ -45,6 +48,7 @@ class Models:
     ) -> None:
         self._calls, self._metrics, self._lost, self._busy = calls, metrics, lost, busy
         self.about: dict[str, Any] = {}
+        self._full: dict[str, tuple[float, RefusalError]] = {}
         self._loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
@@ -65,10 +69,17 @@ class Models:
 
     async def run(self, model: str, output: str, payloads: Sequence[Any]) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list. Raises RefusalError (429, 500, 503)."""
+        until_s, refusal = self._full.get(model, (0.0, None))
+        if refusal is not None and time.monotonic() < until_s:
+            raise refusal
         reply = await self._call(self._calls[model].run, output, payloads)
         self._metrics.of_replica(model, reply.statistics)
         if reply.refused == "overloaded":
-            raise RefusalError(429, "too much is waiting; try again later", reply.retry_after_s, limit="queue_tokens")
+            refusal = RefusalError(
+                429, "too much is waiting; try again later", reply.retry_after_s, limit="queue_tokens"
+            )
+            self._full[model] = time.monotonic() + FULL_S, refusal
+            raise refusal
         if reply.refused == "memory":
             raise RefusalError(503, f"{model}: {reply.detail}; send a shorter sequence", RETRY_S)
         if reply.refused:
