@@ -58,24 +58,36 @@ def arrays_answer(
     """
     if not kind:
         return json_answer(as_json())
-    buffer = io.BytesIO()
     if kind == NPY:
-        np.save(buffer, arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays), allow_pickle=False)
-        return Response(buffer.getvalue(), media_type=NPY)
+        return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
     table = pa.table({"id": list(ids), **columns, name: _column(arrays)})
+    return table_answer(kind, _flat(table, name, arrays) if kind == CSV else table)
+
+
+def table_answer(kind: str, table: pa.Table) -> Response:
+    """The table as Arrow IPC stream, Parquet or CSV; .npy holds its last column."""
+    if kind == NPY:
+        return _npy(table.column(table.num_columns - 1).to_numpy())
+    buffer = io.BytesIO()
     if kind == ARROW:
         with pa.ipc.new_stream(buffer, table.schema) as writer:
             writer.write_table(table)
     elif kind == PARQUET:
         pq.write_table(table, buffer)
     else:
-        pacsv.write_csv(_flat(table, name, arrays), buffer)
+        pacsv.write_csv(table, buffer)
     return Response(buffer.getvalue(), media_type=kind)
 
 
 def as_base64(vector: NDArray[np.float32]) -> str:
     """Little-endian fp32, as OpenAI's clients read it."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+def _npy(array: NDArray) -> Response:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return Response(buffer.getvalue(), media_type=NPY)
 
 
 def _column(arrays: Arrays) -> pa.Array:

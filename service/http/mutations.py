@@ -52,14 +52,9 @@ def masked_texts(sequence: str) -> list[str]:
     return [f"{sequence[:place]}{MASK_TEXT}{sequence[place + 1 :]}" for place in range(len(sequence))]
 
 
-def effects(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> list[dict[str, object]]:
+def scores(mutations: list[Mutation], probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
     """Score of each mutation; 0 is as good as the wild type, above is better."""
     logs = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
     columns = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
-    return [
-        {
-            "mutation": f"{wild}{place + 1}{mutant}",
-            "score": float(logs[place, columns[mutant]] - logs[place, columns[wild]]),
-        }
-        for wild, place, mutant in mutations
-    ]
+    found = [logs[place, columns[mutant]] - logs[place, columns[wild]] for wild, place, mutant in mutations]
+    return np.array(found, np.float32)

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from service.http.answers import arrays_answer, json_answer, wanted
+from service.http.answers import arrays_answer, json_answer, table_answer, wanted
 from service.http.bodies import SequencesBody, read
-from service.http.mutations import effects, masked_texts, mutations_of
+from service.http.mutations import masked_texts, mutations_of, scores
 from service.http.refusals import RefusalError
-from service.http.routes.common import Service, about_of, ask, charge, documented, rows
+from service.http.routes.common import Asked, Service, about_of, ask, charge, documented, rows
 
 OutputName = Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents"]
 
@@ -110,32 +111,26 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
 
     @app.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody), **documents)
     async def masked(request: Request) -> Response:
-        """Probabilities of the 20 amino acids at each position, and scores of point mutations."""
+        """Probabilities of the 20 amino acids at each position, and scores of point mutations.
+
+        Tables and .npy hold the scores where there are mutations, else the probabilities.
+        """
         kind, body = wanted(request), await read(request, MaskedBody)
         asked = ask(service, request, body.model, body.given, output="masked", masks=True)
-        model, vocabulary = asked.about.name, asked.about.vocabulary
         mutations = mutations_of(body.mutations, asked.texts)
-        if body.method == "wild_type":
-            logits = await rows(service, model, "logits", asked.texts)
-        else:
-            total = sum(len(text) ** 2 for text in asked.texts)
-            if total > service.limits.residues * 10:
-                raise RefusalError(
-                    413, f"masking each position takes {total:,} residues; send shorter or fewer sequences"
-                )
-            service.access.charge(request.state.key, "residues", total)
-            texts = [masked_texts(text) for text in asked.texts]
-            flat = await rows(service, model, "masked", [text for each in texts for text in each])
-            ends = np.cumsum([len(each) for each in texts])[:-1]
-            logits = [np.concatenate(each) for each in np.split(np.array(flat, dtype=np.float32), ends)]
-        columns = [vocabulary.index(letter) for letter in AMINO_ACIDS]
-        found = [_softmax(each[:, columns]) for each in logits]
+        found = await _masked_probabilities(service, request, asked, body.method)
+        scored = None if mutations is None else scores(mutations, found[0])
 
         def as_json() -> Any:
             data = [{"id": each, "probabilities": values} for each, values in zip(asked.ids, found, strict=True)]
-            scores = {} if mutations is None else {"mutations": effects(mutations, found[0])}
-            return {"model": model, "letters": AMINO_ACIDS, "method": body.method, "data": data, **scores}
+            answer = {"model": asked.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
+            if scored is not None:
+                pairs = zip(body.mutations or (), scored, strict=True)
+                answer["mutations"] = [{"mutation": mutation, "score": score} for mutation, score in pairs]
+            return answer
 
+        if kind and scored is not None:
+            return table_answer(kind, pa.table({"mutation": body.mutations, "score": scored}))
         return arrays_answer(kind, asked.ids, found, "probabilities", as_json)
 
     @app.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody), **documents)
@@ -146,6 +141,26 @@ def _add_by_tokens(app: FastAPI, service: Service, **documents: Any) -> None:
         ids = await service.models.tokens(asked.about.name, asked.texts)
         data = [{"id": each, "tokens": tokens} for each, tokens in zip(asked.ids, ids, strict=True)]
         return json_answer({"model": asked.about.name, "data": data})
+
+
+async def _masked_probabilities(
+    service: Service, request: Request, asked: Asked, method: str
+) -> list[NDArray[np.float32]]:
+    """(L, 20) of each sequence, as it is or with each position masked in turn."""
+    model = asked.about.name
+    if method == "wild_type":
+        logits = await rows(service, model, "logits", asked.texts)
+    else:
+        total = sum(len(text) ** 2 for text in asked.texts)
+        if total > service.limits.residues * 10:
+            raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
+        service.access.charge(request.state.key, "residues", total)
+        texts = [masked_texts(text) for text in asked.texts]
+        flat = await rows(service, model, "masked", [text for each in texts for text in each])
+        ends = np.cumsum([len(each) for each in texts])[:-1]
+        logits = [np.concatenate(each) for each in np.split(np.array(flat, dtype=np.float32), ends)]
+    columns = [asked.about.vocabulary.index(letter) for letter in AMINO_ACIDS]
+    return [_softmax(each[:, columns]) for each in logits]
 
 
 def _latents(values: Any, channels: int, place: int) -> NDArray[np.float32]:

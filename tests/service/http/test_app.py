@@ -124,6 +124,12 @@ def test_scores_are_differences_of_log_probabilities(client: httpx.Client):
         for place, mutant, found in zip([0, 29], "WA", answer["mutations"], strict=True):
             wanted = np.log(rows[place][AMINO_ACIDS.index(mutant)] / rows[place][AMINO_ACIDS.index(sequence[place])])
             assert found["score"] == pytest.approx(wanted, abs=1e-5)
+        table = client.post("/v1/masked", json=body, headers={"Accept": "text/csv"}).text.splitlines()
+        assert table[0] == '"mutation","score"' and [line.split('"')[1] for line in table[1:]] == mutations
+        values = np.load(
+            io.BytesIO(client.post("/v1/masked", json=body, headers={"Accept": "application/x-npy"}).content)
+        )
+        np.testing.assert_allclose(values, [found["score"] for found in answer["mutations"]], atol=1e-5)
         in_query = client.post(
             "/v1/masked",
             params={"mutations": mutations, "method": method},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
 from train_config.service_schema import ServedModel
 
+MIXES = int(os.environ.get("ESMERAY_MIXES", "25"))
 OUTPUTS = ["mean", "max", "cls", "residues", "logits"]
 
 
@@ -39,11 +41,16 @@ def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
 
 
 @functools.cache
-def masked_alone(folder: Path, sequence: str, places: tuple[int, ...]) -> np.ndarray:
-    """Transformers' logits of the masked places."""
+def in_transformers(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    return AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+
+
+@functools.cache
+def masked_alone(folder: Path, sequence: str, places: tuple[int, ...]) -> np.ndarray:
+    """Transformers' logits of the masked places."""
+    tokenizer, model = in_transformers(folder)
     text = "".join("<mask>" if place in places else letter for place, letter in enumerate(sequence))
     with torch.no_grad():
         logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
@@ -64,7 +71,7 @@ SEQUENCES = st.builds(lambda length, seed: random_sequences([length], seed)[0], 
 ONE = st.tuples(st.sampled_from([*OUTPUTS, "masked"]), SEQUENCES, st.integers(0, 29))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=MIXES, deadline=None)
 @given(asked=st.lists(ONE, min_size=1, max_size=8))
 def test_any_mix_of_outputs_equals_the_offline_encoder(serving: Serving, asked: list[tuple[str, str, int]]):
     folder = serving.folder / "esm"
