@@ -22,6 +22,7 @@ from common.progress import status_line
 from service.http.access import read_keys
 from train_config.service_schema import ServiceConfig
 from training.launch.cluster import cluster_resources, connected
+from training.launch.placement import LOCAL, find
 from training.launch.signals import StopSignals
 
 KEEP_ALIVE_S = 75
@@ -60,6 +61,7 @@ def _serve(
     start_s = time.perf_counter()
     for name, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    own = find(config.ray) == LOCAL
     with status_line() as show:
         show("starting Ray")
         with connected(config.ray) as dashboard:
@@ -102,7 +104,8 @@ def _serve(
                 if not stop.is_set():
                     say(_updated(serve, lambda: application(read(), device), APPLICATION))
             serve.delete(APPLICATION)
-            serve.shutdown()
+            if not own and not serve.status().applications:  # others may serve on this cluster, too
+                serve.shutdown()
     return signals.exit_code
 
 
