@@ -14,8 +14,8 @@ from inference.embedding.encoder import Encoder
 from inference.embedding.settings import EmbeddingSettings
 from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
-from tests.service.serving import Serving
 from tests.service.http.test_access import write_keys
+from tests.service.serving import Serving
 
 SEQUENCES = random_sequences([9, 30, 9, 14])
 
