@@ -8,7 +8,6 @@ Shape legend: N records of the store, R residues of all records end to end, C ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import compress
@@ -25,8 +24,8 @@ from common.publishing import exclusive, file_xxh128, published
 from dataset.batches.splitting import split_records, split_stratified
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
-from dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES, find_files
-from dataset.fasta.records import Lines, hashes_of, lengths_of
+from dataset.fasta.reader import find_files
+from dataset.fasta.records import hashes_of
 from dataset.labels.label_space import IGNORED_TARGET, MAPPINGS_FILE, LabelSpace, UnseenLabelError
 from dataset.labels.labelled_file import (
     LabelledCounts,
@@ -58,7 +57,7 @@ from dataset.store.conversion import (
     source_store,
 )
 from dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
-from dataset.store.ingest import CleanBlock
+from dataset.store.ingest import blocks
 from dataset.store.writer import StoreWriter
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import DataSection
@@ -237,20 +236,9 @@ def _write_sequences(
     source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
     counts = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
     with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER, alphabet=alphabet)) as writer:
-        for block in _blocks(records.ids, texts, hashes_N):
+        for block in blocks(records.ids, texts, hashes_N):
             writer.add(block)
         return writer.finish(source, data.ingest, counts).checksum
-
-
-def _blocks(ids: list[str], texts: list[bytes], hashes_N: NDArray[np.uint64]) -> Iterator[CleanBlock]:
-    start = num_bytes = 0
-    for end, text in enumerate(texts, start=1):
-        num_bytes += len(text)
-        if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
-            some = texts[start:end]
-            lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
-            yield CleanBlock(lines, b"".join(some), lengths_of(some), hashes_N[start:end])
-            start, num_bytes = end, 0
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
