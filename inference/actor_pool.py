@@ -1,0 +1,133 @@
+"""Tasks computed by actors of a Ray cluster, one a device. A task whose actor was lost goes to another.
+
+In: a class with ``load()`` and ``run(task)``, and tasks. Out: what ``run`` returns, as tasks are done. Actors write
+their results themselves, so that nothing large passes through Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from common.errors import EsmerayError, ResourceError
+from training.launch.cluster import worker_environment
+
+
+class ActorPool:
+    """Actors that compute tasks. Ray is connected already. To be closed.
+
+    Args:
+        kind: class of the actors; raises what it raises in ``load``, since what a constructor raises reaches nobody.
+        of: argument of its constructor.
+        options: of each actor, as ``num_cpus``.
+        at_once: tasks of an actor.
+        max_failures: times that a task may lose its actor.
+        log: where it is noted that an actor was lost.
+        same: given what two actors' ``load`` returned, raises where they can't work together.
+
+    Attributes:
+        loaded: what the first actor's ``load`` returned.
+
+    Raises ResourceError where actors end before they are loaded, or what an actor refused.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        of: Any,
+        count: int,
+        options: dict[str, Any],
+        *,
+        at_once: int,
+        max_failures: int,
+        log: logging.Logger,
+        same: Callable[[Any, Any], None] = lambda first, other: None,
+    ) -> None:
+        settings = {**options, "max_concurrency": at_once}
+        remote: Any = ray.remote(kind)
+        self._new: Callable[[], Any] = lambda: remote.options(**settings, runtime_env=worker_environment()).remote(of)
+        self._at_once, self._max_failures, self._not_loaded, self._same = at_once, max_failures, 0, same
+        self._log = log
+        self._waiting: dict[Any, tuple[Any, int | None]] = {}
+        self._lost: set[Any] = set()
+        self._ready: list[Any] = []
+        for _ in range(count):
+            self._start()
+        self.loaded = self._first_loaded()
+
+    def run(self, tasks: Sequence[Any]) -> Iterator[Any]:
+        """Results as they are done. Raises ResourceError where a task lost its actor too often."""
+        todo, tries, left = deque(range(len(tasks))), Counter[int](), len(tasks)
+        idle = [actor for actor in self._ready for _ in range(self._at_once)]
+        while left:
+            while idle and todo:
+                actor = idle.pop()
+                if actor not in self._lost:
+                    following = todo.popleft()
+                    self._waiting[actor.run.remote(tasks[following])] = actor, following
+            for actor, number, result in self._replies():
+                if isinstance(result, RayActorError):
+                    if number is not None:
+                        todo.appendleft(number)
+                        tries[number] += 1
+                        if tries[number] > self._max_failures:
+                            raise ResourceError(
+                                f"task {number} of {len(tasks)} lost its worker {tries[number]} times ({result}); "
+                                "lower --batch-tokens, or look into Ray's logs"
+                            )
+                    self._replace(actor, number is not None, result)
+                elif number is None:
+                    self._same(self.loaded, result)
+                    idle += [actor] * self._at_once
+                else:
+                    left -= 1
+                    idle.append(actor)
+                    yield result
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in {*self._ready, *(actor for actor, _ in self._waiting.values())}:
+            ray.kill(actor)
+
+    def _start(self) -> None:
+        actor = self._new()
+        self._waiting[actor.load.remote()] = actor, None
+
+    def _first_loaded(self) -> Any:
+        """Wait for one actor; the others join as they are ready."""
+        while True:
+            for actor, _, result in self._replies():
+                if isinstance(result, RayActorError):
+                    self._replace(actor, False, result)
+                    continue
+                self._ready.append(actor)
+                return result
+
+    def _replies(self) -> Iterator[tuple[Any, int | None, Any]]:
+        done, _ = ray.wait(list(self._waiting), timeout=1.0)
+        for reference in done:
+            actor, number = self._waiting.pop(reference)
+            try:
+                yield actor, number, ray.get(reference)
+            except RayTaskError as error:
+                if isinstance(error.cause, EsmerayError):
+                    raise error.cause from None
+                raise
+            except RayActorError as error:
+                yield actor, number, error
+
+    def _replace(self, actor: Any, was_loaded: bool, error: RayActorError) -> None:
+        if actor in self._lost:
+            return
+        self._lost.add(actor)
+        reason = str(error).strip().splitlines()[0]
+        self._not_loaded = 0 if was_loaded else self._not_loaded + 1
+        if self._not_loaded > self._max_failures:
+            raise ResourceError(f"workers end before the model is loaded ({reason}); give them more memory")
+        self._log.warning("a worker was lost and is replaced: %s", reason)
+        self._start()
