@@ -16,6 +16,9 @@ from torch import Tensor
 IGNORED_TARGET = -100
 """Target of a token that no loss looks at (PyTorch's ``ignore_index`` default)."""
 
+NO_LABEL = -1
+"""Label of a sequence that is conditioned on no class."""
+
 
 class BatchShape(NamedTuple):
     """T, N and the longest sequence that batches are filled to; see :meth:`PackedBatch.filled`."""
@@ -43,6 +46,10 @@ class PackedBatch:
             pooled in a batch :meth:`without_tokens`. None where the backbone is to run.
         target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for. Found
             while the batch is on the CPU, since looking for them on CUDA waits for the device.
+        coordinates: (T, 4, 3) float32, N, CA, C and O of each residue in Å; NaN where they are not known, and for
+            special tokens. None in batches without structures.
+        chains: (T,) int64, the chain of a structure that each token belongs to.
+        labels: (N,) int64, the class that a sequence is conditioned on; -1 for none.
     """
 
     tokens: Tensor
@@ -54,6 +61,9 @@ class PackedBatch:
     weights: Tensor | None = None
     features: Tensor | None = None
     target_positions: Tensor | None = None
+    coordinates: Tensor | None = None
+    chains: Tensor | None = None
+    labels: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -136,6 +146,9 @@ class PackedBatch:
             targets=filled(self.targets, nothing),
             weights=filled(self.weights),
             features=filled(self.features),
+            coordinates=filled(self.coordinates, torch.nan),
+            chains=filled(self.chains),
+            labels=filled(self.labels, NO_LABEL),
         )
 
     def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
@@ -157,6 +170,9 @@ class PackedBatch:
             targets=cut(self.targets),
             weights=None if self.weights is None else self.weights[by_sequence],
             features=cut(self.features),
+            coordinates=None if self.coordinates is None else self.coordinates[by_token],
+            chains=None if self.chains is None else self.chains[by_token],
+            labels=None if self.labels is None else self.labels[by_sequence],
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:

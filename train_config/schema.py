@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
+from train_config.diffusion_schema import DiffusionSection, StructuresSection
 from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
 from train_config.section import (
     Channels,
@@ -78,8 +79,8 @@ class DataSection(Section):
     """From files to packed batches."""
 
     source: list[str] = Field(["sample"], min_length=1)
-    """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet; folders or globs; or
-    'sample' for the embedded default."""
+    """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet, for diffusion PDB, mmCIF
+    and BinaryCIF; folders or globs; or 'sample' for the embedded default."""
     store: str | None = None
     """Folder of the LMDB store. Default: made from the source, in the storage path."""
     stage_dir: str | None = None
@@ -98,6 +99,7 @@ class DataSection(Section):
     """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: LabelsSection = LabelsSection()
+    structures: StructuresSection = StructuresSection()
     sample: SampleSection = SampleSection()
 
 
@@ -202,14 +204,15 @@ class AutoencoderSection(Section):
 class ModelSection(Section):
     """The model."""
 
-    task: Literal["autoencoder", "masked_lm", "classifier"] = "autoencoder"
+    task: Literal["autoencoder", "masked_lm", "classifier", "diffusion"] = "autoencoder"
     """autoencoder: compress and reconstruct residue features; masked_lm: predict masked residues; classifier: predict
-    the labels of data.labels."""
+    the labels of data.labels; diffusion: generate sequences for structures."""
     backbone: BackboneSection = BackboneSection()
     tokenizer: TokenizerSection = TokenizerSection()
     classifier: ClassifierSection = ClassifierSection()
     autoencoder: AutoencoderSection = AutoencoderSection()
     masked_lm: MaskedLMSection = MaskedLMSection()
+    diffusion: DiffusionSection = DiffusionSection()
 
 
 class TrainingSection(Section):

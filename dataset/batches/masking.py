@@ -69,7 +69,7 @@ def mask_tokens(
     alone. Validation gives the same ``epoch`` every time.
     """
     bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
-    chosen_M = _chosen(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
+    chosen_M = chosen_places(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
     tokens_M = tokens_T[chosen_M]
     targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
     targets_T[chosen_M] = tokens_M
@@ -82,8 +82,10 @@ def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
     return tokens - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE  # what is less than the first wraps round
 
 
-def _chosen(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64) -> Places:
+def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits) -> Places:
     """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
+
+    ``below``: one for all, or one for each token.
 
     Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
     lowest looked for.

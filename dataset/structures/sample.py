@@ -1,0 +1,163 @@
+"""The embedded sample of structures: idealised folds, with sequences drawn from statistics that depend on the fold.
+
+A chain is a row of helices and strands with loops between them, built atom by atom from ideal bonds, angles and torsion
+angles (Parsons et al. 2005, NeRF); of several draws of the loops the most compact one without a clash is kept. Each
+residue is then drawn by its state alone: helix, strand or loop, buried or not. So the best that any model can reach is
+known (:func:`ceiling`): the most frequent residue of each state.
+
+Shape legend: L residues, B draws of the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.store.sample import BACKGROUND
+from dataset.structures.store import Structure
+
+GENERATOR_VERSION = 1
+HELIX, STRAND, LOOP = range(3)
+_TORSIONS = {HELIX: (-57.0, -47.0), STRAND: (-119.0, 113.0)}
+_LOOP_TORSIONS = np.array([(-65, 140), (-65, -40), (-90, 0), (60, 40), (-120, 130), (-75, 160)], dtype=float)
+_SPREAD = {HELIX: 3.0, STRAND: 8.0, LOOP: 20.0}
+"""Standard deviation of torsion angles, degrees."""
+_DRAWS = 24
+_SHORTEST, _LONGEST = 30, 120
+_CLASH, _CONTACT, _CONTACTS_BURIED = 4.0, 10.0, 14
+"""Å between CA atoms of residues that clash and that touch; contacts from which a residue counts as buried."""
+
+# Bond lengths in Å, and angles in degrees, of Engh and Huber 1991.
+_N_CA, _CA_C, _C_N, _C_O = 1.458, 1.525, 1.329, 1.231
+_N_CA_C, _CA_C_N, _C_N_CA, _CA_C_O = 111.0, 117.2, 121.7, 120.1
+
+_FAVOURED = {
+    (HELIX, True): "LAIMVF",
+    (HELIX, False): "EKQRDA",
+    (STRAND, True): "VIFYCW",
+    (STRAND, False): "TKRSYQ",
+    (LOOP, True): "PCWHGL",
+    (LOOP, False): "GDNSPK",
+}
+_FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
+"""Of the favoured residues of a state, in their order; the rest of a state's residues are as in nature."""
+
+
+def sample_structures(records: int, seed: int) -> Iterator[Structure]:
+    """Structures ``fold0000`` and so on."""
+    for number in range(records):
+        structure, _ = _fold(number, seed)
+        yield structure
+
+
+def ceiling(records: int, seed: int) -> float:
+    """Share of residues that the most frequent residue of their state names: what no model exceeds but by chance."""
+    best = [_distributions()[states].max(axis=1) for states in (_fold(number, seed)[1] for number in range(records))]
+    return float(np.concatenate(best).mean())
+
+
+def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
+    """A structure, and (L,) the state of each residue, 2 * element + buried."""
+    random = np.random.Generator(np.random.PCG64([seed, number]))
+    elements_L = _elements(random)
+    atoms_B = _built(*_torsions(elements_L, random))
+    coordinates, contacts_L = _best(atoms_B)
+    states_L = 2 * elements_L + (contacts_L >= _CONTACTS_BURIED)
+    cumulative = np.cumsum(_distributions(), axis=1)[states_L]
+    drawn_L = (cumulative < random.random(len(states_L))[:, None] * cumulative[:, -1:]).sum(axis=1)
+    residues = "".join(AMINO_ACIDS[index] for index in drawn_L.tolist())
+    length = len(residues)
+    structure = Structure(
+        id=f"fold{number:04d}",
+        residues=residues,
+        coordinates=coordinates.astype(np.float32),
+        confidence=np.full(length, 100, np.int8),
+        chains=np.zeros(length, np.int8),
+        chain_names=("A",),
+    )
+    return structure, states_L
+
+
+def _elements(random: np.random.Generator) -> NDArray[np.int64]:
+    """(L,) secondary structure: elements of one kind or of both, in turns with loops."""
+    length = int(random.integers(_SHORTEST, _LONGEST + 1))
+    kinds = [(HELIX,), (STRAND,), (HELIX, STRAND)][int(random.integers(3))]
+    parts: list[int] = [LOOP] * int(random.integers(1, 4))
+    turn = 0
+    while len(parts) < length:
+        kind = kinds[turn % len(kinds)]
+        parts += [kind] * int(random.integers(8, 19) if kind == HELIX else random.integers(4, 9))
+        parts += [LOOP] * int(random.integers(2, 6))
+        turn += 1
+    return np.array(parts[:length])
+
+
+def _torsions(elements_L: NDArray[np.int64], random: np.random.Generator) -> tuple[NDArray, NDArray]:
+    """(B, L) phi and psi in radians; the draws differ in the loops alone."""
+    B, L = _DRAWS, len(elements_L)
+    ideal = np.zeros((B, L, 2))
+    for kind, pair in _TORSIONS.items():
+        ideal[:, elements_L == kind] = pair
+    ideal[:, elements_L == LOOP] = _LOOP_TORSIONS[random.integers(len(_LOOP_TORSIONS), size=(B, L))][
+        :, elements_L == LOOP
+    ]
+    spread_L = np.array([_SPREAD[kind] for kind in (HELIX, STRAND, LOOP)])[elements_L]
+    angles = np.radians(ideal + spread_L[:, None] * random.standard_normal((B, L, 2)))
+    return angles[..., 0], angles[..., 1]
+
+
+def _built(phi_BL: NDArray, psi_BL: NDArray) -> NDArray[np.float64]:
+    """(B, L, 4, 3): N, CA, C and O of chains with these torsion angles, peptide bonds trans."""
+    B, L = phi_BL.shape
+    atoms = np.zeros((B, L, 4, 3))
+    atoms[:, 0, 1, 0] = _N_CA
+    atoms[:, 0, 2] = [_N_CA - _CA_C * np.cos(np.radians(_N_CA_C)), _CA_C * np.sin(np.radians(_N_CA_C)), 0]
+    trans = np.full(B, np.pi)
+    for place in range(L):
+        n, ca, c = (atoms[:, place, atom] for atom in range(3))
+        atoms[:, place, 3] = placed(n, ca, c, _C_O, _CA_C_O, psi_BL[:, place] + np.pi)
+        if place + 1 < L:
+            following = atoms[:, place + 1]
+            following[:, 0] = placed(n, ca, c, _C_N, _CA_C_N, psi_BL[:, place])
+            following[:, 1] = placed(ca, c, following[:, 0], _N_CA, _C_N_CA, trans)
+            following[:, 2] = placed(c, following[:, 0], following[:, 1], _CA_C, _N_CA_C, phi_BL[:, place + 1])
+    return atoms
+
+
+def placed(a: NDArray, b: NDArray, c: NDArray, bond: float, degrees: float, torsion: NDArray) -> NDArray:
+    """(B, 3): the atom bonded to ``c``, at this angle to b-c and this torsion angle (radians) of a-b-c."""
+    angle = np.radians(degrees)
+    x = (c - b) / np.linalg.norm(c - b, axis=-1, keepdims=True)
+    z = np.cross(b - a, x)
+    z /= np.linalg.norm(z, axis=-1, keepdims=True)
+    y = np.cross(z, x)
+    side = np.sin(angle) * (np.cos(torsion)[..., None] * y + np.sin(torsion)[..., None] * z)
+    return c + bond * (side - np.cos(angle) * x)
+
+
+def _best(atoms_B: NDArray) -> tuple[NDArray, NDArray]:
+    """The (L, 4, 3) atoms of the draw with fewest clashes, then smallest radius, and (L,) contacts of its residues."""
+    ca = atoms_B[:, :, 1]
+    apart = np.linalg.norm(ca[:, :, None] - ca[:, None], axis=-1)
+    places = np.arange(ca.shape[1])
+    far = np.abs(places[:, None] - places) > 2
+    clashes_B = ((apart < _CLASH) & far).sum((1, 2))
+    radius_B = np.square(ca - ca.mean(1, keepdims=True)).sum((1, 2))
+    chosen = np.lexsort((radius_B, clashes_B))[0]
+    return atoms_B[chosen], (apart[chosen] < _CONTACT).sum(1) - 1
+
+
+@cache
+def _distributions() -> NDArray[np.float64]:
+    """(6, 20) probability of each residue in each state."""
+    rows = np.empty((6, len(AMINO_ACIDS)))
+    for (element, buried), letters in _FAVOURED.items():
+        row = (1 - sum(_FAVOURED_SHARES)) * BACKGROUND
+        for letter, share in zip(letters, _FAVOURED_SHARES, strict=True):
+            row[AMINO_ACIDS.index(letter)] += share
+        rows[2 * element + buried] = row
+    return rows

@@ -1,0 +1,223 @@
+"""A folder of protein structures that training reads: sequences, backbone atoms, confidences, labels, who is held out.
+
+In: such a folder, made by :mod:`dataset.structures.conversion`. Out: a :class:`StructureStore` to read it. It holds:
+
+======================= ==========================================================================================
+sequences/              a store (:mod:`dataset.store.format`) of the residues
+structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not
+                        known; confidence (R,) int8, pLDDT, 100 where the structure was measured; chains (R,) int8;
+                        labels (N,) int64, -1 for none; parts (N,) int8; checksum (2,) uint64, XXH3-128 of coordinates
+structures.json         written last: what the folder was made of and with, checksums, and a checksum of itself
+======================= ==========================================================================================
+
+That is 26 bytes a residue. fp16 rounds coordinates by 0.004 Å within 16 Å of the middle, by 0.03 Å beyond 64 Å.
+
+Shape legend: N records of the store, R residues of all records end to end, L residues of one record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from common.errors import DataError
+from dataset.embeddings.arrays import open_arrays, write_arrays
+from dataset.fasta.counts import SourceFile
+from dataset.store.format import SampleSource, read_signed
+from dataset.store.reader import Store
+
+FORMAT_VERSION = 1
+SEQUENCES_FOLDER = "sequences"
+ARRAYS_FILE = "structures.safetensors"
+MANIFEST_FILE = "structures.json"
+TRAINING, HELD_OUT = 0, 1
+_REMEDY = "remove it, so that it is made again from its source"
+
+
+class StructureCounts(BaseModel):
+    """What reading structure files did.
+
+    Attributes:
+        files, chains: read; chains are those that are kept.
+        other_models: models after the first, not read.
+        short_chains, ca_only_chains: left out.
+        other_polymers: chains without amino acids.
+        modified_residues: read as the residue that they derive from.
+        unknown_residues: read as X.
+        incomplete_residues: without coordinates, as N, CA or C is missing.
+        placed_oxygens: O that were missing, placed by ideal geometry.
+        alternate_atoms: left out in favour of those of highest occupancy.
+        breaks: of chains, where neighbours are not bonded.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: int = 0
+    chains: int = 0
+    other_models: int = 0
+    short_chains: int = 0
+    ca_only_chains: int = 0
+    other_polymers: int = 0
+    modified_residues: int = 0
+    unknown_residues: int = 0
+    incomplete_residues: int = 0
+    placed_oxygens: int = 0
+    alternate_atoms: int = 0
+    breaks: int = 0
+
+
+COUNT_LABELS = {
+    "other_models": "model{s} after the first, not read",
+    "short_chains": "chain{s} left out for too few residues",
+    "ca_only_chains": "chain{s} left out, of CA atoms alone",
+    "other_polymers": "chain{s} that are no protein",
+    "modified_residues": "modified residue{s}, read as what they derive from",
+    "unknown_residues": "residue{s} read as X",
+    "incomplete_residues": "residue{s} without coordinates, for want of N, CA or C",
+    "placed_oxygens": "missing O placed",
+    "alternate_atoms": "atom{s} of lower occupancy left out",
+    "breaks": "break{s} of chains",
+}
+
+
+class StructureManifest(BaseModel):
+    """``structures.json``.
+
+    Attributes:
+        settings: what the folder was made with.
+        source, held_out_source: the files that it was made of, or the settings of the sample.
+        label_names: classes, by their number in ``labels``.
+        sequences_checksum: of the store's content.
+        arrays_xxh128: of the other file.
+        checksum: identity of sequences, structures and labels.
+        created: UTC, ISO 8601.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["esmeray-structures"] = "esmeray-structures"
+    format_version: Literal[1] = 1
+    num_records: int
+    settings: dict[str, Any]
+    source: list[SourceFile] | SampleSource
+    held_out_source: list[SourceFile]
+    label_names: list[str]
+    sequences_checksum: str
+    checksum: str
+    counts: StructureCounts
+    created: str
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One chain, or all chains of a complex end to end.
+
+    Attributes:
+        id: of the record.
+        residues: one letter each.
+        coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN where not known.
+        confidence: (L,) int8, 0 to 100.
+        chains: (L,) int8, number of each residue's chain, from 0.
+        chain_names: by number.
+    """
+
+    id: str
+    residues: str
+    coordinates: NDArray[np.float32]
+    confidence: NDArray[np.int8]
+    chains: NDArray[np.int8]
+    chain_names: tuple[str, ...]
+
+
+class StructureStore:
+    """Read access to a structure store.
+
+    Attributes:
+        path: its folder.
+        manifest: what it was made of.
+        store: ids and residues.
+        labels: (N,) int64, -1 for none.
+        training, validation: int64 indices of records, each ascending.
+    """
+
+    def __init__(
+        self, path: Path | str, verify: Literal["full", "quick"] = "quick", sequences: Path | None = None
+    ) -> None:
+        """Open the folder; ``verify`` is of the sequences, which ``sequences`` may be a copy of.
+
+        Raises DataError where it is none, or damaged.
+        """
+        self.path = Path(path).absolute()
+        if not (self.path / MANIFEST_FILE).is_file():
+            problem = f"not a structure store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
+            raise DataError(f"{self.path}: {problem}; make one with: python -m tools structures2lmdb FOLDER STORE")
+        self.manifest: StructureManifest = read_signed(self.path / MANIFEST_FILE, StructureManifest, _REMEDY)
+        self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
+        if self.store.checksum != self.manifest.sequences_checksum:
+            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
+        arrays = open_arrays(self.path / ARRAYS_FILE)
+        # LMDB checks each block that is read; these are checked here, once, since they are small.
+        if arrays_checksum(self.manifest.sequences_checksum, arrays) != self.manifest.checksum:
+            raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {_REMEDY}")
+        self._coordinates, self._confidence, self._chains = (
+            arrays[name] for name in ("coordinates", "confidence", "chains")
+        )
+        self.labels: NDArray[np.int64] = arrays["labels"]
+        self.training, self.validation = (np.flatnonzero(arrays["parts"] == part) for part in (TRAINING, HELD_OUT))
+        ends = np.cumsum(self.store.lengths, dtype=np.int64)
+        self._starts = ends - self.store.lengths
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def checksum(self) -> str:
+        """Identity of sequences, structures and labels, hex."""
+        return self.manifest.checksum
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Classes, by number."""
+        return tuple(self.manifest.label_names)
+
+    def atoms(self, record: int, start: int, length: int) -> tuple[NDArray[np.float16], NDArray, NDArray]:
+        """(length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""
+        first = int(self._starts[record]) + start
+        rows = slice(first, first + length)
+        return self._coordinates[rows], self._confidence[rows], self._chains[rows]
+
+
+def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
+    """Write ``structures.safetensors``, of the store's records in their order."""
+    write_arrays(
+        folder / ARRAYS_FILE,
+        {
+            "coordinates": np.concatenate([centred(each.coordinates) for each in structures]),
+            "confidence": np.concatenate([each.confidence for each in structures]).astype(np.int8),
+            "chains": np.concatenate([each.chains for each in structures]).astype(np.int8),
+            "labels": labels_N.astype(np.int64),
+            "parts": parts_N.astype(np.int8),
+        },
+    )
+
+
+def centred(coordinates: NDArray[np.float32]) -> NDArray[np.float16]:
+    """(L, 4, 3) as kept: from the mean of the known CA, in fp16."""
+    known = np.isfinite(coordinates[:, 1, 0])
+    middle = coordinates[known, 1].mean(axis=0) if known.any() else 0.0
+    return (coordinates - middle).astype(np.float16)
+
+
+def arrays_checksum(sequences_checksum: str, arrays: dict[str, NDArray]) -> str:
+    """Checksum of sequences and arrays, hex: the same for the same data, wherever it was made."""
+    digest = xxhash.xxh3_128(sequences_checksum.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""Batches of structures: what is hidden, dropped and noisy is a function of seed, epoch and record."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.structures.batches import StructureSource
+from dataset.structures.store import StructureStore
+from dataset.tokens.esm import MASK
+from tests.structures import structure_store
+from train_config.diffusion_schema import DiffusionSection
+
+RECORDS = np.arange(12)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> StructureStore:
+    return structure_store(tmp_path_factory.mktemp("structures") / "store")
+
+
+def made(store: StructureStore, records=RECORDS, epoch=0, training=True, max_length=1022, **settings) -> PackedBatch:
+    section = DiffusionSection(**settings)
+    source = StructureSource(store, section, max_length=max_length, seed=3, training=training)
+    return source.batch(epoch, records).batch
+
+
+def test_a_record_is_the_same_in_any_batch_and_another_in_the_next_epoch(store: StructureStore):
+    whole, alone = made(store), made(store, RECORDS[5:6])
+    span = slice(int(whole.cu_seqlens[5]), int(whole.cu_seqlens[6]))
+    for name in ("tokens", "targets", "coordinates", "chains"):
+        torch.testing.assert_close(getattr(whole, name)[span], getattr(alone, name), rtol=0, atol=0, equal_nan=True)
+    assert whole.weights[5] == alone.weights[0]
+    assert not torch.equal(made(store, RECORDS[5:6], epoch=1).tokens, alone.tokens)
+
+
+def test_hidden_residues_are_masked_and_are_the_targets(store: StructureStore):
+    batch = made(store)
+    assert torch.equal((batch.tokens == MASK).nonzero()[:, 0], batch.target_positions)
+    assert torch.equal((batch.targets != IGNORED_TARGET).nonzero()[:, 0], batch.target_positions)
+    many = [made(store, RECORDS, epoch, weighting="elbo") for epoch in range(40)]
+    shares = torch.cat(
+        [
+            torch.diff(torch.nn.functional.pad((b.tokens == MASK).cumsum(0), (1, 0))[b.cu_seqlens.long()])
+            / (torch.diff(b.cu_seqlens) - 2)
+            for b in many
+        ]
+    )
+    assert 0.4 < shares.mean() < 0.6 and shares.min() < 0.1 and shares.max() > 0.9
+    mean = sum(float((b.weights[b.segment_ids()][b.target_positions]).sum()) for b in many) / sum(
+        b.target_positions.numel() for b in many
+    )
+    assert mean == pytest.approx(1, abs=0.15)
+
+
+def test_coordinates_are_those_of_the_window_with_noise_in_training_alone(store: StructureStore):
+    still = made(store, training=False, max_length=20)
+    noisy = made(store, drop_share=0.0, noise=0.1, max_length=20)
+    for number in range(12):
+        first = int(still.cu_seqlens[number]) + 1
+        atoms, _, _ = store.atoms(number, 0, 20)
+        np.testing.assert_array_equal(still.coordinates[first : first + 20].numpy(), atoms.astype(np.float32))
+    special = torch.cat([still.cu_seqlens[:-1], still.cu_seqlens[1:] - 1]).long()
+    assert still.coordinates[special].isnan().all()
+    clean = made(store, drop_share=0.0, noise=0.0, max_length=20)
+    residual = (noisy.coordinates - clean.coordinates)[~clean.coordinates.isnan()]
+    assert 0.09 < residual.std() < 0.11
+
+
+def test_structures_are_dropped_at_the_rate_that_is_set_and_never_in_validation(store: StructureStore):
+    def dropped(**settings) -> float:
+        found = [made(store, epoch=epoch, **settings) for epoch in range(60)]
+        alone = [b.coordinates[b.cu_seqlens[:-1].long() + 1, 0, 0].isnan().float() for b in found]
+        return float(torch.cat(alone).mean())
+
+    assert dropped(drop_share=0.25) == pytest.approx(0.25, abs=0.06)
+    assert dropped(drop_share=0.9, training=False) == 0
+
+
+def test_pieces_and_fillers_keep_structures(store: StructureStore):
+    batch = made(store)
+    parts = batch.pieces(3)
+    assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
+    torch.testing.assert_close(torch.cat([part.coordinates for part in parts]), batch.coordinates, equal_nan=True)
+    source = StructureSource(store, DiffusionSection(), max_length=99, seed=0, training=True)
+    (filler,) = source.batches([None])
+    assert filler.num_targets == 0 and filler.batch.coordinates.isnan().all() and filler.batch.labels.tolist() == [-1]

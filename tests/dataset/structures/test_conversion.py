@@ -1,0 +1,96 @@
+"""A structure store is complete or not there, is known by its content, and notices damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError, DataError
+from dataset.structures.conversion import convert_structures, ensure_structure_store
+from dataset.structures.predictions import Predicted, keep
+from dataset.structures.sample import ceiling
+from dataset.structures.store import ARRAYS_FILE, StructureStore
+from tests.structures import folds, pdb_lines, structure_store, write_pdb
+from train_config.schema import DataSection
+
+
+def test_a_store_holds_what_the_files_do(tmp_path: Path):
+    given = folds(3)
+    (tmp_path / "in").mkdir()
+    for fold in given:
+        write_pdb(tmp_path / "in" / f"{fold.id}.pdb", pdb_lines(fold))
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"id,label\n{given[0].id}_A,helix\n{given[2].id}_A,barrel\n")
+    data = DataSection(structures={"labels": str(labels)}, validation_share=0.4)
+    convert_structures([str(tmp_path / "in")], tmp_path / "store", data)
+    store = StructureStore(tmp_path / "store", verify="full")
+    assert [store.store.text(index) for index in range(3)] == [fold.residues for fold in given]
+    assert store.label_names == ("barrel", "helix") and store.labels.tolist() == [1, -1, 0]
+    assert sorted([*store.training, *store.validation]) == [0, 1, 2] and store.validation.size
+    for index, fold in enumerate(given):
+        atoms, confidence, chains = store.atoms(index, 2, 20)
+        wanted = fold.coordinates - fold.coordinates[:, 1].mean(0)
+        np.testing.assert_allclose(atoms, wanted[2:22], atol=0.04)
+        assert confidence.tolist() == [100] * 20 and chains.tolist() == [0] * 20
+
+
+def test_a_store_is_found_again_and_made_anew_for_other_settings(tmp_path: Path):
+    data = DataSection(sample={"records": 6})
+    first = ensure_structure_store(data, tmp_path)
+    made = (first / ARRAYS_FILE).stat().st_mtime_ns
+    assert ensure_structure_store(data, tmp_path) == first and (first / ARRAYS_FILE).stat().st_mtime_ns == made
+    assert ensure_structure_store(data.model_copy(update={"validation_share": 0.5}), tmp_path) != first
+    ready = data.model_copy(update={"source": [str(first)]})
+    assert ensure_structure_store(ready, tmp_path / "elsewhere") == first
+
+
+def test_damage_and_existing_targets_are_refused(tmp_path: Path):
+    store = structure_store(tmp_path / "store", 4)
+    path = store.path / ARRAYS_FILE
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        StructureStore(store.path)
+    with pytest.raises(ConfigError, match="exists"):
+        convert_structures(["sample"], store.path, DataSection())
+    with pytest.raises(DataError, match="no structure file"):
+        convert_structures([str(tmp_path)], tmp_path / "other", DataSection())
+    assert not (tmp_path / "other").exists()
+
+
+def test_all_refused_files_are_named_together(tmp_path: Path):
+    for name in ("a.pdb", "b.pdb"):
+        (tmp_path / name).write_text("HEADER\n")
+    with pytest.raises(DataError) as refused:
+        convert_structures([str(tmp_path)], tmp_path / "store", DataSection())
+    assert "2 files refused" in str(refused.value) and "b.pdb" in str(refused.value)
+
+
+def test_the_sample_depends_on_the_fold_and_its_ceiling_is_known():
+    given = folds(40)
+    assert [fold.residues for fold in given] == [fold.residues for fold in folds(40)]
+    for fold in given:
+        bonds = np.linalg.norm(fold.coordinates[1:, 0] - fold.coordinates[:-1, 2], axis=-1)
+        np.testing.assert_allclose(bonds, 1.329, atol=1e-3)
+    assert 0.4 < ceiling(40, 0) < 0.65
+
+
+def test_predicted_structures_are_taken_by_sequence_and_missing_ones_are_refused_or_empty(tmp_path: Path):
+    given = folds(3)
+    fasta = tmp_path / "proteins.fasta"
+    fasta.write_text("".join(f">{fold.id}\n{fold.residues}\n" for fold in given))
+    found = [Predicted(fold.coordinates, np.full(len(fold.residues), 71.0, np.float32)) for fold in given]
+    keep(tmp_path / "predictions", [fold.residues for fold in given[:2]], found[:2])
+    settings = {"predictions": str(tmp_path / "predictions")}
+    with pytest.raises(DataError, match=r"no structure of 1 protein, first fold0002"):
+        convert_structures([str(fasta)], tmp_path / "store", DataSection(structures=settings))
+    data = DataSection(structures={**settings, "on_miss": "null"})
+    convert_structures([str(fasta)], tmp_path / "store", data)
+    store = StructureStore(tmp_path / "store")
+    atoms, confidence, _ = store.atoms(1, 0, 30)
+    wanted = given[1].coordinates - given[1].coordinates[:, 1].mean(0)
+    np.testing.assert_allclose(atoms, wanted[:30], atol=0.06)
+    assert confidence.tolist() == [71] * 30 and np.isnan(store.atoms(2, 0, 9)[0]).all()

@@ -1,0 +1,152 @@
+"""Structure files become chains; what they lack is mended and counted, or refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from dataset.structures.files import read_structures
+from dataset.structures.store import Structure, StructureCounts
+from tests.structures import EACH, folds, pdb_lines, write_pdb
+
+FOLD = folds(1)[0]
+
+
+def read(path: Path, **settings: object) -> tuple[list[Structure], StructureCounts]:
+    counts = StructureCounts()
+    return read_structures(path, EACH.model_copy(update=settings), counts), counts
+
+
+def test_a_chain_keeps_its_residues_and_atoms(tmp_path: Path):
+    path = write_pdb(tmp_path / "fold.pdb", pdb_lines(FOLD))
+    (tmp_path / "fold.txt").write_bytes(gzip.compress(path.read_bytes()))  # known by what is in it
+    for given in (path, tmp_path / "fold.txt"):
+        (found,), counts = read(given)
+        assert found.residues == FOLD.residues and found.id in ("fold_A",)
+        np.testing.assert_allclose(found.coordinates, FOLD.coordinates, atol=6e-4)
+        assert (counts.files, counts.chains, counts.breaks, counts.placed_oxygens) == (1, 1, 0, 0)
+
+
+def test_formats_agree(tmp_path: Path):
+    from biotite.structure.io import pdb, pdbx
+
+    atoms = pdb.PDBFile.read(write_pdb(tmp_path / "fold.pdb", pdb_lines(FOLD))).get_structure(model=1)
+    for kind, name in ((pdbx.CIFFile, "one.cif"), (pdbx.BinaryCIFFile, "two.bcif")):
+        file = kind()
+        pdbx.set_structure(file, atoms)
+        file.write(tmp_path / name)
+        (found,), _ = read(tmp_path / name)
+        assert found.residues == FOLD.residues
+        np.testing.assert_allclose(found.coordinates, FOLD.coordinates, atol=6e-4)
+
+
+def test_missing_oxygens_are_placed_where_they_were(tmp_path: Path):
+    without = FOLD.coordinates.copy()
+    without[:, 3] = np.nan
+    path = write_pdb(tmp_path / "fold.pdb", pdb_lines(replace(FOLD, coordinates=without)))
+    (found,), counts = read(path)
+    assert counts.placed_oxygens == len(FOLD.residues)
+    np.testing.assert_allclose(found.coordinates[:-1], FOLD.coordinates[:-1], atol=0.05)
+
+
+def test_an_incomplete_residue_keeps_its_letter_and_a_missing_one_is_a_break(tmp_path: Path):
+    coordinates = FOLD.coordinates.copy()
+    coordinates[5, 0] = np.nan
+    lines = pdb_lines(replace(FOLD, coordinates=coordinates))
+    lines = [line for line in lines if int(line[22:26]) not in (10, 11)]
+    (found,), counts = read(write_pdb(tmp_path / "fold.pdb", lines))
+    assert found.residues == FOLD.residues[:9] + FOLD.residues[11:]
+    assert np.isnan(found.coordinates[5]).all() and (counts.incomplete_residues, counts.breaks) == (1, 3)
+
+
+def test_chains_are_chosen_by_rule(tmp_path: Path):
+    other = folds(2)[1]
+    moved = replace(other, coordinates=other.coordinates + 30)
+    path = write_pdb(tmp_path / "two.pdb", pdb_lines(FOLD, "A"), pdb_lines(moved, "B"))
+    names = {rule: [each.id for each in read(path, chains=rule)[0]] for rule in ("each", "first", "B", "complex")}
+    assert names == {"each": ["two_A", "two_B"], "first": ["two_A"], "B": ["two_B"], "complex": ["two"]}
+    (both,), _ = read(path, chains="complex")
+    assert both.residues == FOLD.residues + other.residues and both.chain_names == ("A", "B")
+    assert np.bincount(both.chains).tolist() == [len(FOLD.residues), len(other.residues)]
+    with pytest.raises(DataError, match="has no protein chain C; it has A, B"):
+        read(path, chains="C")
+
+
+def test_odd_records_are_read_and_counted(tmp_path: Path):
+    lines = pdb_lines(FOLD)
+    modified = [line.replace("ATOM  ", "HETATM")[:17] + "MSE" + line[20:] for line in lines[:4]]
+    ligand = pdb_lines(replace(FOLD, coordinates=FOLD.coordinates + 99), record="HETATM", first=500)[:4]
+    alternate = [line[:16] + "B" + line[17:54] + "  0.30" + line[60:] for line in lines[4:8]]
+    lines[4:8] = [line[:16] + "A" + line[17:54] + "  0.70" + line[60:] for line in lines[4:8]] + alternate
+    inserted = [line[:26] + "A" + line[27:] if line[22:26] == "   9" else line for line in lines]
+    inserted = [line[:22] + "   8" + line[26:] if line[26] == "A" else line for line in inserted]
+    second = ["ENDMDL", "MODEL        2", *pdb_lines(FOLD), "ENDMDL"]
+    path = write_pdb(tmp_path / "odd.pdb", ["MODEL        1", *modified, *inserted[4:], *ligand], second)
+    (found,), counts = read(path)
+    assert found.residues == "M" + FOLD.residues[1:]
+    assert (counts.modified_residues, counts.alternate_atoms, counts.other_models, counts.breaks) == (1, 4, 1, 0)
+
+
+BAD = {
+    "empty.pdb": (b"", "the file is empty"),
+    "text.pdb": (b"HEADER    nothing here\nEND\n", "holds no atoms"),
+    "zip.pdb": (b"PK\x03\x04 ...", "a zip archive"),
+    "cut.cif": (b"data_X\nloop_\n_atom_site.group_PDB\n_atom_site.id\nATOM", "damaged or truncated"),
+    "cut.pdb.gz": (gzip.compress(np.random.default_rng(0).bytes(500))[:200], "can't be read"),
+    "line.pdb": (pdb_lines(FOLD)[0][:40].encode(), "damaged or truncated"),
+    "bytes.bcif": (b"\x83\xa7version\xff\xff", "damaged or truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_structure_is_refused_in_one_line(tmp_path: Path, name: str):
+    content, words = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words) as refused:
+        read(tmp_path / name)
+    assert name in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_chains_that_are_no_backbone_are_refused_or_left_out(tmp_path: Path):
+    lines = pdb_lines(FOLD)
+    ca_only = write_pdb(tmp_path / "ca.pdb", [line for line in lines if line[12:16].strip() == "CA"])
+    with pytest.raises(DataError, match="chain A: of CA atoms alone"):
+        read(ca_only)
+    with pytest.raises(DataError, match="no chain of amino acids"):
+        read(ca_only, ca_only="skip")
+    dna = write_pdb(tmp_path / "dna.pdb", [line[:17] + " DA" + line[20:] for line in lines])
+    with pytest.raises(DataError, match="no chain of amino acids"):
+        read(dna)
+    twice = write_pdb(tmp_path / "twice.pdb", pdb_lines(FOLD, "A"), pdb_lines(FOLD, "B"), pdb_lines(FOLD, "A"))
+    with pytest.raises(DataError, match="chain 'A' stands twice"):
+        read(twice)
+    broken = write_pdb(tmp_path / "nan.pdb", [line[:30] + "     nan" + line[38:] for line in lines])
+    with pytest.raises(DataError, match=r"no chain of amino acids|damaged"):
+        read(broken)
+
+
+@pytest.mark.parametrize("name", ["1A8O.pdb", "1A8O.cif", "1LCD.pdb", "2BEG.pdb", "3JQH.cif"])
+def test_real_files_are_read_as_gemmi_reads_them(shared_data: Path, name: str):
+    import gemmi
+
+    path = shared_data / "structures" / name
+    found, counts = read(path, min_residues=1)
+    structure = gemmi.read_structure(str(path))
+    structure.setup_entities()
+    assert counts.other_models == len(structure) - 1
+    wanted = {chain.name: chain.get_polymer() for chain in structure[0]}
+    wanted = {key: part for key, part in wanted.items() if part.check_polymer_type() == gemmi.PolymerType.PeptideL}
+    assert [each.chain_names[0] for each in found] == list(wanted)
+    for each in found:
+        residues = list(wanted[each.chain_names[0]].first_conformer())
+        letters = [gemmi.find_tabulated_residue(residue.name).one_letter_code.upper() for residue in residues]
+        assert each.residues == "".join(letter if letter.strip() else "X" for letter in letters)
+        for residue, atoms in zip(residues, each.coordinates, strict=True):
+            places = [atom.pos.tolist() for atom in residue if atom.name == "CA" and atom.altloc in ("\0", "A")]
+            if np.isfinite(atoms[1]).all() and places and residue.het_flag != "H":
+                assert min(np.linalg.norm(np.array(place) - atoms[1]) for place in places) < 1.0

@@ -1,0 +1,52 @@
+"""Small structures, and PDB files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dataset.structures.conversion import convert_structures
+from dataset.structures.sample import sample_structures
+from dataset.structures.store import Structure, StructureStore
+from train_config.diffusion_schema import StructuresSection
+from train_config.schema import DataSection
+
+THREE = {
+    **{"A": "ALA", "C": "CYS", "D": "ASP", "E": "GLU", "F": "PHE", "G": "GLY", "H": "HIS", "I": "ILE", "K": "LYS"},
+    **{"L": "LEU", "M": "MET", "N": "ASN", "P": "PRO", "Q": "GLN", "R": "ARG", "S": "SER", "T": "THR", "V": "VAL"},
+    **{"W": "TRP", "Y": "TYR"},
+}
+
+
+def folds(number: int, seed: int = 0) -> list[Structure]:
+    return list(sample_structures(number, seed))
+
+
+def pdb_lines(structure: Structure, chain: str = "A", record: str = "ATOM", first: int = 1) -> list[str]:
+    """Lines of a PDB file; atoms that are not known are left out."""
+    lines = []
+    for number, (letter, atoms) in enumerate(zip(structure.residues, structure.coordinates, strict=True), first):
+        for name, place in zip(("N", "CA", "C", "O"), atoms, strict=True):
+            if np.isfinite(place).all():
+                x, y, z = place.tolist()
+                lines.append(
+                    f"{record:<6}{len(lines) + 1:>5}  {name:<3} {THREE[letter]} {chain}{number:>4}    "
+                    f"{x:8.3f}{y:8.3f}{z:8.3f}  1.00 50.00          {name[0]:>2}"
+                )
+    return lines
+
+
+def write_pdb(path: Path, *chains: list[str]) -> Path:
+    path.write_text("\n".join([line for chain in chains for line in [*chain, "TER"]] + ["END"]) + "\n")
+    return path
+
+
+def structure_store(folder: Path, number: int = 12, **settings: object) -> StructureStore:
+    """A store of sample folds."""
+    data = DataSection(sample={"records": number}, **settings)  # type: ignore[arg-type]
+    convert_structures(["sample"], folder, data)
+    return StructureStore(folder)
+
+
+EACH = StructuresSection()

@@ -1,0 +1,62 @@
+"""Settings of sequence diffusion: structures, their encoder, and the diffusion itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from train_config.section import Channels, NonNegativeFloat, PositiveInt, Section, Share
+
+
+class StructuresSection(Section):
+    """Structure files of the source: PDB, mmCIF and BinaryCIF, also .gz."""
+
+    chains: str = "each"
+    """each: a record for each protein chain; first: the first of each file; complex: all chains of a file as one
+    record; or names of chains, as A,B, a record for each."""
+    min_residues: PositiveInt = 10
+    """Chains of fewer residues with coordinates are left out and counted."""
+    ca_only: Literal["error", "skip"] = "error"
+    """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted."""
+    labels: str | None = None
+    """CSV or TSV file with columns id and label: classes to condition on."""
+    predictions: str | None = None
+    """Folder of predicted structures, which predict_structures names; the source is then FASTA or a store."""
+    on_miss: Literal["error", "null"] = "error"
+    """Sequences without a prediction. error: refuse; null: train without their structure."""
+    validation_source: list[str] = Field([])
+    """Structure files, folders or globs to hold out, in place of data.validation_share."""
+
+
+class StructureEncoderSection(Section):
+    """Network on the graph of near residues, as ProteinMPNN's encoder (Dauparas et al. 2022)."""
+
+    hidden_size: Channels = 128
+    """Channels."""
+    layers: PositiveInt = 3
+    """Layers of messages."""
+    neighbours: PositiveInt = 48
+    """Nearest residues that each one gets messages from."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of channels dropped in training."""
+
+
+class DiffusionSection(Section):
+    """Masked diffusion of sequences (Sahoo et al. 2024, MDLM; Wang et al. 2024, DPLM): at time t in (0, 1] each residue
+    is hidden with a probability that the schedule gives, and all are predicted at once."""
+
+    schedule: Literal["linear", "cosine"] = "linear"
+    """Share of hidden residues at time t. linear: t; cosine: 1 - cos(t pi / 2)."""
+    weighting: Literal["none", "linear", "elbo"] = "linear"
+    """Weight of a sequence of which a share m is hidden. none: 1; linear: 1 - m, DPLM's; elbo: 1 / m, the likelihood
+    bound of MDLM. Each divided by its mean."""
+    drop_share: Share = 0.1
+    """Share of sequences trained without their structure, and of those without their label, for guidance."""
+    noise: NonNegativeFloat = 0.1
+    """Standard deviation in Å of the noise on coordinates in training; ProteinMPNN takes 0.02 to 0.2."""
+    min_confidence: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Residues of predicted structures with less confidence (pLDDT) count as without coordinates."""
+    adapter_size: Channels = 256
+    """Channels of the adapter's feed-forward (LM-Design, Zheng et al. 2023)."""
+    encoder: StructureEncoderSection = StructureEncoderSection()
