@@ -93,6 +93,13 @@ def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
     return ParameterCount(facts.parameters + 2 * stack + residue_head, backbone + 2 * stack + trained_head)
 
 
+def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
+    """Parameters of sequence diffusion with this many classes to condition on; raises as the others do."""
+    from model.tasks.diffusion import SequenceDiffusion  # here: torch and transformers
+
+    return _counted(SequenceDiffusion.build(section, 0, tuple(map(str, range(num_labels))), empty=True))
+
+
 def _is_plain_esm2(section: BackboneSection) -> bool:
     return source_type(section) == "esm" and not section.padded
 

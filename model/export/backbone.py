@@ -27,6 +27,7 @@ from model.export.exported_folder import exported_folder
 from model.export.model_card import example_text, model_card, opening_call, python_block
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
+from model.tasks.diffusion import SequenceDiffusion
 from model.tasks.masked_lm import MaskedLM
 
 _LONGEST_TOKENIZED = 1024
@@ -70,7 +71,7 @@ def export(
         network = _huggingface_view(model)
         with quiet_transformers():
             network.save_pretrained(building)
-        if isinstance(model, ESM2Autoencoder):
+        if isinstance(model, ESM2Autoencoder | SequenceDiffusion):
             model.save(building)
         _write_tokenizer(tokenizer, building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
@@ -83,7 +84,7 @@ def _huggingface_view(model: TaskModel) -> PreTrainedModel:
     if isinstance(model, ESM2Autoencoder):
         network: PreTrainedModel = model.backbone.model
         return network
-    if not isinstance(model, MaskedLM):
+    if not isinstance(model, MaskedLM | SequenceDiffusion):
         raise TypeError(f"no Hugging Face form is known for {type(model).__name__}")
     return masked_lm_network(model.backbone, model.lm_head)
 

@@ -75,9 +75,9 @@ class MaskedLM(TaskModel):
         if count == 0:
             return {}
         loss = values["loss"] / count
-        return {"loss": loss, "perplexity": _exp(loss), "residue_recovery": values["correct"] / count}
+        return {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
 
 
-def _exp(loss: float) -> float:
+def perplexity(loss: float) -> float:
     """exp, infinite where it overflows (a diverging run)."""
     return math.exp(loss) if loss < 700 else math.inf

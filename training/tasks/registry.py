@@ -29,6 +29,7 @@ class _Task(NamedTuple):
 TASKS = {
     "autoencoder": _Task("residues.plan:AutoencoderPlan", "residues.experiment:AutoencoderExperiment"),
     "masked_lm": _Task("residues.plan:MaskedLMPlan", "residues.experiment:MaskedLMExperiment"),
+    "diffusion": _Task("diffusion.plan:DiffusionPlan", "diffusion.experiment:DiffusionExperiment"),
     "classifier": _Task("classifier.plan:ClassifierPlan", "classifier.experiment:ClassifierExperiment"),
 }
 

@@ -1,0 +1,104 @@
+"""Backbone structure to a vector for each residue: messages between near residues, as in ProteinMPNN's encoder.
+
+In: a packed batch with coordinates. Out: (T, H) features, a learned vector where a residue has no coordinates. Nothing
+but invariant features enters, so that no rotation or translation of the input changes the output.
+
+Shape legend: T tokens in the batch, k neighbours of each, H channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dataset.packed_batch import PackedBatch
+from model.structures.geometry import (
+    PAIR_FEATURES,
+    RESIDUE_FEATURES,
+    Neighbours,
+    known_residues,
+    nearest,
+    pair_features,
+    residue_features,
+)
+from train_config.diffusion_schema import StructureEncoderSection
+
+
+class StructureEncoder(nn.Module):
+    """Message passing on the graph of the nearest neighbours (Dauparas et al. 2022, without their decoder)."""
+
+    def __init__(self, section: StructureEncoderSection, *, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.neighbours, channels, self._checkpointing = section.neighbours, section.hidden_size, checkpointing
+        self.embed_pairs = nn.Sequential(nn.Linear(PAIR_FEATURES, channels), nn.LayerNorm(channels))
+        self.embed_residues = nn.Sequential(nn.Linear(RESIDUE_FEATURES, channels), nn.LayerNorm(channels))
+        last = section.layers - 1
+        self.layers = nn.ModuleList(
+            _Layer(channels, section.dropout, ends=number == last) for number in range(section.layers)
+        )
+        self.unknown = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(T, H) in the dtype of the weights."""
+        assert batch.coordinates is not None and batch.chains is not None
+        dtype = self.unknown.dtype
+        with torch.no_grad():  # in fp32, whatever the weights are in
+            coordinates = batch.coordinates.float()
+            known_T = known_residues(coordinates)
+            atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
+            neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
+            residues = residue_features(atoms, known_T, batch.chains, batch).to(dtype)
+            pairs = pair_features(atoms, neighbours, batch.chains).to(dtype)
+        hidden_TH, pairs_TkH = self.embed_residues(residues), self.embed_pairs(pairs)
+        for layer in self.layers:
+            if self._checkpointing:
+                hidden_TH, pairs_TkH = checkpoint(layer, hidden_TH, pairs_TkH, neighbours, use_reentrant=False)
+            else:
+                hidden_TH, pairs_TkH = layer(hidden_TH, pairs_TkH, neighbours)
+        return torch.where(known_T[:, None], hidden_TH, self.unknown)
+
+
+class _Layer(nn.Module):
+    """Messages to each residue, its feed-forward, then messages to each pair, of which the last layer has no use."""
+
+    def __init__(self, channels: int, dropout: float, *, ends: bool) -> None:
+        super().__init__()
+        self.to_residue, self.to_pair = _Message(channels), None if ends else _Message(channels)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if ends else 3))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
+        weights = neighbours.known.to(hidden_TH.dtype)[..., None]
+        share = weights / weights.sum(1, keepdim=True).clamp(min=1)
+        messages = (self.to_residue(hidden_TH, pairs_TkH, neighbours.places) * share).sum(1)
+        hidden_TH = self.norms[0](hidden_TH + self.dropout(messages))
+        hidden_TH = self.norms[1](hidden_TH + self.dropout(self.feed_forward(hidden_TH)))
+        if self.to_pair is None:
+            return hidden_TH, pairs_TkH
+        changed = self.to_pair(hidden_TH, pairs_TkH, neighbours.places)
+        return hidden_TH, self.norms[2](pairs_TkH + self.dropout(changed))
+
+
+class _Message(nn.Module):
+    """What a neighbour tells a residue, (T, k, H): a perceptron of both and of their pair.
+
+    Its first product is taken of residues and of pairs apart, which is the same and a third of the work.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.own = nn.Linear(channels, channels)
+        self.other, self.pair = (nn.Linear(channels, channels, bias=False) for _ in range(2))
+        self.rest = nn.Sequential(
+            nn.GELU(), nn.Linear(channels, channels), nn.GELU(), nn.Linear(channels, channels)
+        )  # fmt: skip
+
+    def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, places_Tk: Tensor) -> Tensor:
+        others = functional.embedding(places_Tk, self.other(hidden_TH))
+        message: Tensor = self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))
+        return message

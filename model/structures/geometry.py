@@ -1,0 +1,128 @@
+"""Backbone atoms to what a network may see of them: neighbours, and numbers that no rotation or translation changes.
+
+In: coordinates of N, CA, C and O of the packed residues, NaN where they are not known. Out: for each residue its
+nearest neighbours, features of each pair, and features of its own. Features are those of ProteinMPNN (Dauparas et al.
+2022): distances between all pairs of five atoms in radial basis functions and the places in the chain; besides, as in
+Ingraham et al. 2019, direction and orientation of the neighbour in the residue's own frame, and torsion angles.
+
+Shape legend: T tokens in the batch (special tokens have no coordinates), k neighbours of each, A = 4 atoms.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dataset.packed_batch import PackedBatch
+
+RADII = torch.linspace(2.0, 22.0, 16)
+"""Centres of the radial basis functions, in Å; their width is the distance between two."""
+FARTHEST_OFFSET = 32
+"""Residues along the chain beyond which places are not told apart."""
+PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
+RESIDUE_FEATURES = 6
+_LONGEST_BOND = 2.5
+"""Å between C of a residue and N of the next, beyond which the chain is broken there."""
+_AT_ONCE = 1 << 22
+"""Pairs whose distances are in memory at the same time."""
+_CA = 1
+
+
+class Neighbours(NamedTuple):
+    """The nearest residues of each, itself among them.
+
+    Attributes:
+        places: (T, k) int64, in the batch.
+        known: (T, k) bool; fewer than k where a sequence has fewer residues with coordinates.
+    """
+
+    places: Tensor
+    known: Tensor
+
+
+def known_residues(coordinates_TA3: Tensor) -> Tensor:
+    """(T,) bool: the residues whose four atoms are all there."""
+    return coordinates_TA3.isfinite().all(-1).all(-1)
+
+
+def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neighbours:
+    """The k residues of the same record whose CA is nearest, by exact distances; nothing is padded to a square."""
+    bounds = batch.cu_seqlens.long()
+    segments_T = batch.segment_ids()
+    starts_T, ends_T = bounds[:-1][segments_T], bounds[1:][segments_T]
+    window = torch.arange(batch.max_seqlen, device=ca_T3.device)
+    k = min(k, batch.max_seqlen)
+    parts = []
+    for rows in torch.arange(batch.num_tokens, device=ca_T3.device).split(max(1, _AT_ONCE // batch.max_seqlen)):
+        others = starts_T[rows, None] + window
+        inside = others < ends_T[rows, None]
+        others = others.clamp(max=batch.num_tokens - 1)
+        distances = (ca_T3[others] - ca_T3[rows, None]).square().sum(-1)
+        distances = distances.masked_fill(~(inside & known_T[others] & known_T[rows, None]), torch.inf)
+        found = distances.topk(k, largest=False)
+        parts.append((others.gather(1, found.indices), found.values.isfinite()))
+    places, known = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Neighbours(places, known)
+
+
+def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -> Tensor:
+    """(T, k, PAIR_FEATURES) fp32. ``atoms_TA3`` holds no NaN."""
+    places = neighbours.places
+    five_T53 = torch.cat([atoms_TA3, _virtual_cb(atoms_TA3)[:, None]], dim=1)
+    apart = (five_T53[:, None, :, None] - five_T53[places][:, :, None]).square().sum(-1)
+    distances = (apart.flatten(2) + 1e-6).sqrt()
+    radii = RADII.to(distances)
+    radial = (-((distances[..., None] - radii) / (radii[1] - radii[0])).square()).exp().flatten(2)
+    offsets = places - torch.arange(len(places), device=places.device)[:, None]
+    offsets = offsets.clamp(-FARTHEST_OFFSET, FARTHEST_OFFSET) + FARTHEST_OFFSET
+    other_chain = chains_T[places] != chains_T[:, None]
+    along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
+    frames_T33 = _frames(atoms_TA3)
+    ca_T3 = atoms_TA3[:, _CA]
+    to_local = frames_T33.transpose(1, 2)[:, None]
+    direction = (to_local @ functional.normalize(ca_T3[places] - ca_T3[:, None], dim=-1)[..., None])[..., 0]
+    orientation = (to_local @ frames_T33[places]).flatten(2)
+    return torch.cat([radial, along.to(radial.dtype), direction, orientation], dim=-1)
+
+
+def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch: PackedBatch) -> Tensor:
+    """(T, RESIDUE_FEATURES) fp32: sine and cosine of phi, psi and omega, 0 where the chain is broken or ends."""
+    n, ca, c = atoms_TA3[:, 0], atoms_TA3[:, 1], atoms_TA3[:, 2]
+    segments_T = batch.segment_ids()
+    bonded = known_T[1:] & known_T[:-1] & (segments_T[1:] == segments_T[:-1]) & (chains_T[1:] == chains_T[:-1])
+    bonded &= (n[1:] - c[:-1]).square().sum(-1) < _LONGEST_BOND**2
+    phi = _torsion(c[:-1], n[1:], ca[1:], c[1:])
+    psi = _torsion(n[:-1], ca[:-1], c[:-1], n[1:])
+    omega = _torsion(ca[:-1], c[:-1], n[1:], ca[1:])
+    first, last = (1, 0), (0, 1)  # phi and omega belong to the second residue of a bond, psi to the first
+    columns = [
+        functional.pad(torch.where(bonded, value, 0.0), side)
+        for angle, side in ((phi, first), (psi, last), (omega, first))
+        for value in (angle.sin(), angle.cos())
+    ]
+    return torch.stack(columns, dim=-1)
+
+
+def _virtual_cb(atoms_TA3: Tensor) -> Tensor:
+    """(T, 3): where CB of an ideal residue is (ProteinMPNN's constants)."""
+    b, c = atoms_TA3[:, 1] - atoms_TA3[:, 0], atoms_TA3[:, 2] - atoms_TA3[:, 1]
+    a = torch.linalg.cross(b, c)
+    return -0.58273431 * a + 0.56802827 * b - 0.54067466 * c + atoms_TA3[:, 1]
+
+
+def _frames(atoms_TA3: Tensor) -> Tensor:
+    """(T, 3, 3): a basis of each residue in columns, by Gram-Schmidt (Jumper et al. 2021, algorithm 21)."""
+    x = functional.normalize(atoms_TA3[:, 2] - atoms_TA3[:, 1], dim=-1)
+    to_n = atoms_TA3[:, 0] - atoms_TA3[:, 1]
+    y = functional.normalize(to_n - (x * to_n).sum(-1, keepdim=True) * x, dim=-1)
+    return torch.stack([x, y, torch.linalg.cross(x, y)], dim=-1)
+
+
+def _torsion(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """(...) angle in radians about the bond from b to c."""
+    axis = functional.normalize(c - b, dim=-1)
+    left, right = torch.linalg.cross(a - b, axis), torch.linalg.cross(d - c, axis)
+    return torch.atan2((torch.linalg.cross(left, right) * axis).sum(-1), (left * right).sum(-1))

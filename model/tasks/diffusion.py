@@ -1,0 +1,226 @@
+"""Sequence diffusion: predict hidden residues from the others and from a backbone structure.
+
+In: packed batches whose hidden residues are <mask> with their id as target, with coordinates and labels. Out: weighted
+cross entropy. A masked language model gives features of each residue, the structure encoder others; an adapter as in
+LM-Design (Zheng et al. 2023) lets each residue look at the structure, before the language model's own head. A new
+adapter adds nothing: training starts from what the language model predicts.
+
+Shape legend: T tokens in the batch, M tokens with a target, N sequences, D channels of the backbone, H of the structure
+encoder, K tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import DataError
+from dataset.packed_batch import PackedBatch
+from model.attention.packed import attend
+from model.backbones.base import PackedBackbone
+from model.backbones.loading import seeded
+from model.backbones.residues import residue_masked_lm
+from model.structures.encoder import StructureEncoder
+from model.tasks.base import (
+    TaskModel,
+    TaskOutput,
+    load_own_weights,
+    save_own_weights,
+    scalar_sums,
+    target_positions,
+    targets_of,
+)
+from model.tasks.masked_lm import perplexity
+from train_config.diffusion_schema import DiffusionSection
+from train_config.schema import BackboneSection, ModelSection
+
+WEIGHTS_FILE = "structdiff.safetensors"
+CONFIG_FILE = "structdiff_config.json"
+_FORMAT_VERSION = 1
+
+
+class SequenceDiffusion(TaskModel):
+    """Predicts hidden residues on packed batches.
+
+    Args:
+        backbone, lm_head: of a masked language model.
+        section: settings.
+        labels: names of the classes that sequences may be conditioned on.
+    """
+
+    def __init__(
+        self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.backbone, self.lm_head, self.section, self.labels = backbone, lm_head, section, labels
+        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
+        channels = section.encoder.hidden_size
+        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none
+        self.adapter = _Adapter(
+            backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
+        )
+
+    @classmethod
+    def build(
+        cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
+    ) -> SequenceDiffusion:
+        """The model to train; see :meth:`model.tasks.masked_lm.MaskedLM.build`."""
+        backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
+        with seeded(seed + 1), torch.device("meta" if empty else "cpu"):
+            return cls(backbone, head, section.diffusion, labels).train()
+
+    def forward(self, batch: PackedBatch) -> TaskOutput:
+        """Weighted cross entropy summed over the targets.
+
+        Metrics: ``targets``, ``loss`` (not weighted) and ``correct``; in evaluation also ``unconditional_loss``, of the
+        same batch without structures and labels.
+        """
+        positions_M = target_positions(batch)
+        targets_M = targets_of(batch).index_select(0, positions_M)
+        if self.backbone.residue_ids is not None:
+            targets_M = self.backbone.residue_ids[targets_M]
+        features_TD = self.backbone(batch)
+        logits_MK = self._logits(features_TD, self.conditions(batch), batch, positions_M)
+        losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
+        weighted_M = losses_M
+        if batch.weights is not None:
+            weighted_M = losses_M * batch.weights[batch.segment_ids().index_select(0, positions_M)]
+        num_targets = torch.full((), positions_M.numel(), device=losses_M.device)
+        metrics = {
+            "targets": num_targets.double(),
+            "loss": losses_M.detach().sum(dtype=torch.float64),
+            "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
+        }
+        if not self.training:
+            logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
+            losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
+            metrics["unconditional_loss"] = losses_M.sum(dtype=torch.float64)
+        return TaskOutput(weighted_M.sum(), num_targets, metrics)
+
+    def logits(self, batch: PackedBatch, conditions_TH: Tensor, guidance: float = 1.0) -> Tensor:
+        """(T, K) fp32 logits of every token.
+
+        ``conditions_TH``: of :meth:`conditions`, which are the same in every step of a generation. ``guidance`` g:
+        unconditional + g (conditional - unconditional), of logits (Ho and Salimans 2022, with their w = g - 1); 1 is
+        the conditional model.
+        """
+        features_TD = self.backbone(batch)
+        conditional = self._logits(features_TD, conditions_TH, batch)
+        if guidance == 1.0:
+            return conditional
+        unconditional = self._logits(features_TD, self.no_conditions(batch), batch)
+        return unconditional + guidance * (conditional - unconditional)
+
+    def conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): features of the structures of a batch, and of its labels."""
+        assert batch.labels is not None
+        return self.structure_encoder(batch) + self.label_embedding(batch.labels + 1)[batch.segment_ids()]
+
+    def no_conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): the same of sequences without structures and labels."""
+        nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
+        return nothing.expand(batch.num_tokens, -1)
+
+    def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
+        values = scalar_sums(sums)
+        count = values["targets"]
+        if count == 0:
+            return {}
+        loss = values["loss"] / count
+        found = {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
+        if "unconditional_loss" in values:
+            found["unconditional_loss"] = values["unconditional_loss"] / count
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write all but the language model to ``folder``: weights, settings and labels."""
+        save_own_weights(self._own_state(), folder / WEIGHTS_FILE)
+        settings = {
+            "format_version": _FORMAT_VERSION,
+            "diffusion": self.section.model_dump(mode="json"),
+            "labels": self.labels,
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> SequenceDiffusion:
+        """An exported model, in fp32 on the CPU, in evaluation mode.
+
+        Raises DataError (the folder holds none, one of another format version, or damaged files) or ConfigError (its
+        backbone is not known, or not in safetensors).
+        """
+        folder = Path(folder).expanduser().absolute()
+        section, labels = _read_settings(folder)
+        backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
+        with seeded(0):
+            model = cls(backbone, head, section, labels)
+        load_own_weights(model, model._own_state(), folder / WEIGHTS_FILE)
+        return model.eval()
+
+    def _logits(
+        self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
+    ) -> Tensor:
+        adapted_TD = self.adapter(features_TD, conditions_TH, batch)
+        if positions_M is not None:
+            adapted_TD = adapted_TD.index_select(0, positions_M)
+        logits: Tensor = self.lm_head(adapted_TD)
+        return logits.float()
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return {
+            name: tensor for name, tensor in self.state_dict().items() if not name.startswith(("backbone.", "lm_head."))
+        }
+
+
+class _Adapter(nn.Module):
+    """Residues look at the structure of all their sequence, then a feed-forward. It begins as the identity."""
+
+    def __init__(self, channels: int, structure_channels: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.structure_norm = nn.LayerNorm(channels), nn.LayerNorm(structure_channels)
+        self.own = nn.Linear(structure_channels, channels)
+        self.query = nn.Linear(channels, channels)
+        self.key, self.value = (nn.Linear(structure_channels, channels) for _ in range(2))
+        self.output = nn.Linear(channels, channels)
+        self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
+        self.inner_norm = nn.LayerNorm(channels)
+        for last in (self.output, self.feed_forward[-1]):
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
+        structure_TH = self.structure_norm(structure_TH)
+        queries_TD = self.norm(features_TD) + self.own(structure_TH)
+        query, key, value = (
+            rows.unflatten(-1, (self.heads, -1))
+            for rows in (self.query(queries_TD), self.key(structure_TH), self.value(structure_TH))
+        )
+        scaling = query.shape[-1] ** -0.5
+        seen_TD = attend(query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=scaling).flatten(1)
+        adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
+        result: Tensor = adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
+        return result
+
+
+def _read_settings(folder: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
+    path = folder / CONFIG_FILE
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        version = settings["format_version"]
+        if version != _FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format version {version}, this program reads {_FORMAT_VERSION}; export the model again"
+            )
+        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} holds no model of sequence diffusion ({CONFIG_FILE} is missing)") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error

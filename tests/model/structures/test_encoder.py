@@ -1,0 +1,115 @@
+"""Moved structures give the same, packed ones what each gives alone; neighbours are the nearest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.packed_batch import PackedBatch
+from inference.design.sampling import structure_batch
+from model.structures.encoder import StructureEncoder
+from model.structures.geometry import known_residues, nearest, residue_features
+from tests.structures import folds
+from train_config.diffusion_schema import StructureEncoderSection
+
+FOLDS = folds(3)
+
+
+def encoder(neighbours: int = 12) -> StructureEncoder:
+    torch.manual_seed(0)
+    section = StructureEncoderSection(hidden_size=32, layers=2, neighbours=neighbours)
+    return StructureEncoder(section).eval()
+
+
+def packed(*structures) -> PackedBatch:
+    """Structures end to end in one batch."""
+
+    from dataset.tokens.esm import pack_sequences
+
+    alone = [structure_batch(each, [each.residues]) for each in structures]
+    batch = pack_sequences([each.residues for each in structures])
+    joined = {name: torch.cat([getattr(b, name) for b in alone]) for name in ("coordinates", "chains", "labels")}
+    return replace(batch, **joined)
+
+
+def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=draw))
+    rotation *= torch.linalg.det(rotation)
+    return coordinates @ rotation.T + 50 * torch.randn(3, generator=draw)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
+
+    batch, model = packed(*FOLDS), encoder()
+    with torch.no_grad():
+        still = model(batch)
+        found = model(replace(batch, coordinates=moved(batch.coordinates, seed)))
+        mirrored = model(replace(batch, coordinates=batch.coordinates * torch.tensor([1.0, 1, -1])))
+    scale = still.abs().max()
+    torch.testing.assert_close(found, still, rtol=1e-4, atol=float(1e-4 * scale))
+    assert (mirrored - still).abs().max() > 0.1 * scale
+
+
+@pytest.mark.parametrize("neighbours", [12, 500])
+def test_packed_structures_give_what_each_gives_alone(neighbours: int):
+    model = encoder(neighbours)
+    with torch.no_grad():
+        together = model(packed(*FOLDS))
+        alone = torch.cat([model(packed(each)) for each in FOLDS])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=float(1e-5 * alone.abs().max()))
+
+
+def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordinates(monkeypatch: pytest.MonkeyPatch):
+
+    batch = packed(*FOLDS)
+    coordinates = batch.coordinates.clone()
+    coordinates[7] = torch.nan
+    batch = replace(batch, coordinates=coordinates)
+    known = known_residues(coordinates)
+    ca = coordinates[:, 1].nan_to_num()
+    monkeypatch.setattr("model.structures.geometry._AT_ONCE", 1000)  # in many parts
+    found = nearest(ca, known, batch, 6)
+    apart = torch.cdist(ca.double(), ca.double())
+    segments = batch.segment_ids()
+    apart[(segments[:, None] != segments) | ~known | ~known[:, None]] = torch.inf
+    wanted = apart.topk(6, largest=False)
+    got = apart.gather(1, found.places)
+    assert torch.equal(found.known, wanted.values.isfinite())
+    torch.testing.assert_close(got[found.known].sort().values, wanted.values[found.known].sort().values)
+    assert not found.known[7].any() and not found.known[0].any()
+
+
+def test_torsions_are_those_that_the_fold_was_built_with():
+    from dataset.structures.sample import _built
+
+    random = np.random.default_rng(0)
+    phi, psi = (np.radians(random.uniform(-180, 180, (1, 30))) for _ in range(2))
+    atoms = torch.from_numpy(_built(phi, psi)[0]).float()
+
+    from dataset.structures.store import Structure
+
+    blank = np.zeros(30, np.int8)
+    batch = packed(Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",)))
+    known = known_residues(batch.coordinates)
+    filled = torch.where(known[:, None, None], batch.coordinates, 0.0)
+    rows = residue_features(filled, known, batch.chains, batch)[1:-1]
+    torch.testing.assert_close(rows[1:, 0], torch.from_numpy(np.sin(phi[0, 1:])).float(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rows[:-1, 3], torch.from_numpy(np.cos(psi[0, :-1])).float(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rows[1:, 5], -torch.ones(29), rtol=0, atol=1e-4)
+    assert rows[0, :2].eq(0).all() and replace(batch).num_sequences == 1
+
+
+def test_residues_without_coordinates_get_the_learned_vector_and_a_gradient_reaches_all_weights():
+
+    batch, model = packed(*FOLDS), encoder()
+    coordinates = batch.coordinates.clone()
+    coordinates[5:9] = torch.nan
+    out = model(replace(batch, coordinates=coordinates))
+    assert torch.equal(out[5:9], model.unknown.expand(4, -1))
+    out.square().sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())

@@ -1,0 +1,70 @@
+"""Sequence diffusion is trained by the project's own loop: it learns from the fold, whatever the number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.tasks.diffusion import SequenceDiffusion
+from run_folder.metrics_log import read_metrics
+from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
+from tests.training.loop.test_two_workers import assert_shards_make_the_exported_weights, train_with
+from tests.training.loop.test_worker import assert_same_run, stop_after, train
+from train_config.schema import Config
+from training.tasks.registry import task_plan
+
+DIFFUSION = {
+    "data": {"max_length": 150, "sample": {"records": 60}, "validation_share": 0.2},
+    "batch": {"tokens": 512, "global_tokens": 1024},
+    "model": {
+        "task": "diffusion",
+        "backbone": {"hidden_size": 32, "heads": 4},
+        "diffusion": {"encoder": {"hidden_size": 32, "layers": 1, "neighbours": 12, "dropout": 0.0}, "noise": 0.02},
+    },
+}
+
+
+def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
+    """A run, and the path of its structure store."""
+    config = tiny_config(folder, **merged(DIFFUSION, changes))
+    return config, str(task_plan(config).prepare(run_folder(config).stores))
+
+
+def validations(config: Config) -> list[dict]:
+    return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
+
+
+def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker_pair, tmp_path: Path):
+    changes = {"training": {"max_steps": 60, "evaluate_every_steps": 30, "learning_rate": 5e-3}}
+    config, path = diffusion_config(tmp_path, **changes)
+    train_with(1, config, path, worker_pair)
+    first, *_, last = validations(config)
+    assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
+    assert last["residue_recovery"] > 0.15
+    model = SequenceDiffusion.from_pretrained(run_folder(config).export)
+    assert model.section == config.model.diffusion
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, process_group):
+    (whole, path), (stopped, _) = (diffusion_config(tmp_path / name) for name in ("whole", "stopped"))
+    assert train(whole, path).status == "finished"
+    stop_after(stopped, path, 4)
+    train(stopped, path)
+    assert_same_run(stopped, whole)
+
+
+@pytest.mark.slow
+def test_two_workers_match_one(tmp_path: Path, process_group, worker_pair):
+    runs = {}
+    for workers in (1, 2):
+        runs[workers], path = diffusion_config(tmp_path / str(workers))
+        train_with(workers, runs[workers], path, worker_pair)
+    assert train_losses(runs[2]) == pytest.approx(train_losses(runs[1]), rel=1e-5)
+    expected, actual = exported_weights(runs[1]), exported_weights(runs[2])
+    for name in expected:
+        # Adam divides a gradient by its own size, so that rounding shows where it is near 0; weights moved by 0.05.
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=2e-4)
+    assert_shards_make_the_exported_weights(runs[2], tmp_path / "from-shards")

@@ -1,0 +1,77 @@
+"""Sequence diffusion as the training loop sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dataset.batches.steps import TrainingSteps, ValidationSteps
+from dataset.store.staging import stage_once
+from dataset.structures.batches import StructureSource
+from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
+from model.backbones.residues import residue_tokenizer
+from model.export.backbone import export
+from model.tasks.base import TaskModel
+from model.tasks.diffusion import SequenceDiffusion
+from run_folder.paths import RunFolder
+from train_config.loading import dump_config
+from train_config.schema import Config
+from training.engine.context import WorkerContext
+from training.tasks.experiment import Experiment, TrainedState
+
+LABELS_FILE = "diffusion_labels.json"
+
+
+class DiffusionExperiment(Experiment):
+    """Sequence diffusion on a structure store."""
+
+    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
+        self._section, self._seed = config.model, config.run.seed
+        stage_dir = config.data.stage_dir
+        staged = None if stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(stage_dir))
+        self._structures = structures = StructureStore(path, sequences=staged)
+        self.checksum = structures.checksum
+        section, length = config.model.diffusion, config.data.max_length
+        training = StructureSource(structures, section, max_length=length, seed=config.run.seed, training=True)
+        held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
+        self.batches = TrainingSteps(
+            training, structures.training, batch=config.batch, seed=config.run.seed, **context.place
+        )
+        self.cropped = training.count_cropped(structures.training)
+        self.validation = ValidationSteps(
+            held_out,
+            structures.validation,
+            batch=config.batch,
+            max_batches=config.training.evaluation_batches,
+            **context.place,
+        )
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the sequences; the other file is mapped where it is."""
+        stage_once(path / SEQUENCES_FOLDER, stage_dir)
+        return path
+
+    @classmethod
+    def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+        config = trained.checkpoint.config()
+        labels = tuple(json.loads((trained.checkpoint.path / LABELS_FILE).read_text(encoding="utf-8")))
+        model = trained.put_into(SequenceDiffusion.build(config.model, config.run.seed, labels))
+        return export(
+            model,
+            folder,
+            residue_tokenizer(config.model.backbone),
+            resolved_config=dump_config(config),
+            model_card_facts=trained.facts,
+            overwrite=overwrite,
+        )
+
+    def build_model(self) -> TaskModel:
+        return SequenceDiffusion.build(self._section, self._seed, self._structures.label_names)
+
+    def record_name(self, record: int) -> str:
+        return self._structures.store.id(record)
+
+    def names(self) -> dict[str, bytes]:
+        """The classes that sequences are conditioned on."""
+        return {LABELS_FILE: json.dumps(self._structures.label_names).encode()}
