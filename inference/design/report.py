@@ -1,0 +1,94 @@
+"""Pictures and tables of designs.
+
+Shape legend: L residues, A = 20 amino acids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import PathPatch
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
+from numpy.typing import NDArray
+
+from common.figure_style import GREY, INK, heading, new_figure, save
+from common.text import counted
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.design.sampling import Design
+
+_ROW = 60
+"""Positions of a row of the logo."""
+_MOST_ROWS = 10
+_COLOURS = {
+    **dict.fromkeys("AVILMFWC", "#4c78a8"),
+    **dict.fromkeys("KRH", "#e45756"),
+    **dict.fromkeys("DE", "#b279a2"),
+    **dict.fromkeys("STNQYGP", "#54a24b"),
+}
+
+
+def write_probabilities(path: Path, name: str, native: str, designs: Sequence[Design], *, header: bool) -> None:
+    """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
+    over the designs."""
+    mean_LA = np.mean([design.probabilities for design in designs], axis=0)
+    with path.open("a", encoding="utf-8") as file:
+        if header:
+            file.write("\t".join(["structure", "position", "native", *AMINO_ACIDS]) + "\n")
+        for position, (letter, row) in enumerate(zip(native, mean_LA, strict=True), 1):
+            values = "\t".join(f"{value:.4f}" for value in row)
+            file.write(f"{name}\t{position}\t{letter}\t{values}\n")
+
+
+def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
+    """Frequencies of the designs' residues as a logo, the native sequence below, and how sure the model was, as PNG."""
+    counts_LA = np.zeros((len(native), len(AMINO_ACIDS)))
+    for design in designs:
+        for position, letter in enumerate(design.residues):
+            counts_LA[position, AMINO_ACIDS.find(letter)] += letter in AMINO_ACIDS
+    shares_LA = counts_LA / max(1, len(designs))
+    surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
+    rows = min(_MOST_ROWS, -(-len(native) // _ROW))
+    shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
+    figure = new_figure(12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{shown}")
+    for row in range(rows):
+        axes = figure.add_subplot(rows, 1, row + 1)
+        start = row * _ROW
+        _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
+        if not row:
+            heading(
+                axes, "below: native residues, coloured where most designs agree; line: probability of the likeliest"
+            )
+    save(figure, path)
+
+
+def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:
+    for place, letter in enumerate(native):
+        bottom = 0.0
+        for column in np.argsort(shares[place]):
+            if shares[place, column] > 0.04:
+                _letter(axis, AMINO_ACIDS[column], place, bottom, shares[place, column])
+                bottom += shares[place, column]
+        agrees = AMINO_ACIDS[int(shares[place].argmax())] == letter
+        colour = _COLOURS.get(letter, INK) if agrees else GREY
+        axis.text(place + 0.5, -0.22, letter, ha="center", va="center", fontsize=8, family="monospace", color=colour)
+    axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
+    axis.set_xlim(0, _ROW)
+    axis.set_ylim(-0.4, 1.02)
+    axis.set_yticks([0, 1])
+    ticks = [place for place in range(len(native)) if (start + place + 1) % 10 == 0]
+    axis.set_xticks([place + 0.5 for place in ticks], [str(start + place + 1) for place in ticks], fontsize=7)
+    for side in ("top", "right", "bottom"):
+        axis.spines[side].set_visible(False)
+
+
+def _letter(axis: Axes, letter: str, x: float, y: float, height: float) -> None:
+    """A letter scaled to a box of width 1."""
+    outline = TextPath((0, 0), letter, size=1, prop=FontProperties(family="DejaVu Sans", weight="bold"))
+    box = outline.get_extents()
+    scaled = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height).translate(x + 0.05, y)
+    axis.add_patch(PathPatch(outline, transform=scaled + axis.transData, color=_COLOURS[letter], linewidth=0))

@@ -1,0 +1,74 @@
+"""A trained model and structures as the design tools' arguments name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments
+from common.errors import ConfigError
+from dataset.structures.conversion import find_structure_files
+from dataset.structures.files import read_structures
+from dataset.structures.store import Structure, StructureCounts
+from inference.exported import EXPORT_FOLDER
+from train_config.diffusion_schema import StructuresSection
+
+if TYPE_CHECKING:
+    from model.tasks.diffusion import SequenceDiffusion
+
+DIFFUSION_CONFIG = "structdiff_config.json"
+
+
+class ModelOptions(ToolArguments):
+    """Model and device."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = Field(
+        description="Run that trained sequence diffusion, or its export."
+    )
+    label: str | None = Field(None, description="Class to condition on.")
+    device: str | None = Field(None, description="cpu or cuda. Default: CUDA where there is one.")
+    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch.")
+
+
+class DesignOptions(ModelOptions):
+    """The same with structures."""
+
+    structure: list[str] = Field([], description="Structure files, folders or globs.")
+    chain: str = Field("each", description="each, first, complex, or names of chains, as A,B.")
+
+
+def design_folder(source: Path) -> Path:
+    """The export that ``source`` means; raises ConfigError where it is none."""
+    folder = source.expanduser().absolute()
+    for candidate in (folder, folder / EXPORT_FOLDER):
+        if (candidate / DIFFUSION_CONFIG).is_file():
+            return candidate
+    problem = "holds no export of model.task diffusion" if folder.is_dir() else "there is no such folder"
+    raise ConfigError(f"{source}: {problem}; train one with train_config/structdiff.yaml")
+
+
+def structures_of(options: DesignOptions) -> list[Structure]:
+    """Chains of the structure files. Raises DataError for a file that is refused."""
+    section = StructuresSection(chains=options.chain, min_residues=1)
+    counts = StructureCounts()
+    files = find_structure_files(options.structure)
+    return [structure for path in files for structure in read_structures(path, section, counts)]
+
+
+def load_model(options: ModelOptions) -> tuple[SequenceDiffusion, int]:
+    """The model on its device, and the number of the label. Raises ConfigError for an unknown label."""
+    import torch
+
+    from dataset.packed_batch import NO_LABEL
+    from model.tasks.diffusion import SequenceDiffusion
+
+    model = SequenceDiffusion.from_pretrained(design_folder(options.model))
+    if options.label is not None and options.label not in model.labels:
+        known = ", ".join(model.labels) or "none"
+        raise ConfigError(f"--label {options.label}: the model knows {known}")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    label = NO_LABEL if options.label is None else model.labels.index(options.label)
+    return model.to(device), label

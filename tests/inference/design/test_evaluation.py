@@ -1,0 +1,47 @@
+"""Metrics of designs are those of their definitions, beside baselines that know no structure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference.design.evaluation import elements_of, evaluate_designs, structures_of_store
+from inference.design.sampling import Request, generate
+from inference.design.scoring import log_likelihoods, recovery
+from tests.model.tasks.test_diffusion import trained
+from tests.structures import structure_store
+
+
+def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
+    store, model = structure_store(tmp_path / "store", 14, validation_share=0.4), trained()
+    found = evaluate_designs(model, store, steps=3)
+    held_out = list(structures_of_store(store, store.validation))
+    assert found.proteins == len(held_out) > 2
+    shares, losses = [], []
+    for structure in held_out:
+        (design,) = generate(model, Request(structure, temperature=0.0, steps=3), 1)
+        shares.append(recovery(design.residues, structure.residues))
+        losses.append(-log_likelihoods(model, structure, [structure.residues])[0])
+    value, low, high = found.metrics["median recovery"]
+    assert value == pytest.approx(np.median(shares)) and low <= value <= high
+    lengths = [len(structure.residues) for structure in held_out]
+    assert found.metrics["perplexity"][0] == pytest.approx(np.exp(np.average(losses, weights=lengths)))
+    texts = [store.store.text(index) for index in store.training.tolist()]
+    commonest = max("ACDEFGHIKLMNPQRSTVWY", key="".join(texts).count)
+    alone = [structure.residues.count(commonest) / len(structure.residues) for structure in held_out]
+    assert found.metrics["median recovery, composition"][0] == pytest.approx(np.median(alone))
+    assert found.metrics["perplexity, secondary structure"][0] < found.metrics["perplexity, composition"][0]
+
+
+def test_ideal_helices_and_strands_are_found():
+    from dataset.structures.sample import HELIX, LOOP, STRAND, _fold
+
+    agree = []
+    for number in range(12):
+        structure, states = _fold(number, 0)
+        elements = np.array([HELIX, STRAND, LOOP])[elements_of(structure)]
+        inner = (states // 2)[1:-1] != LOOP
+        agree.append((elements[1:-1] == states[1:-1] // 2)[inner].mean())
+    assert np.mean(agree) > 0.6

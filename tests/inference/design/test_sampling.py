@@ -1,0 +1,84 @@
+"""Designs: fixed positions stay, omitted residues don't appear, tied ones are equal, and a seed is a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from inference.design.sampling import Design, Request, amino_acid_logits, generate, structure_batch
+from inference.design.scoring import log_likelihoods, recovery
+from tests.model.tasks.test_diffusion import trained
+from tests.structures import folds
+
+FOLD = folds(1)[0]
+MODEL = trained(("helix", "barrel"))
+
+
+def designs(number: int = 4, *, model=MODEL, seed: int = 0, batch_tokens: int = 8192, **request) -> list[Design]:
+    asked = Request(request.pop("structure", FOLD), **{"steps": 5, "temperature": 1.0, **request})
+    return list(generate(model, asked, number, seed=seed, batch_tokens=batch_tokens))
+
+
+def test_fixed_positions_are_exact_and_omitted_residues_absent_in_ten_thousand_samples():
+    short = replace(
+        FOLD, **{name: getattr(FOLD, name)[:20] for name in ("residues", "coordinates", "confidence", "chains")}
+    )
+    fixed = (0, 3, 4, 19)
+    found = designs(10_000, structure=short, fixed=fixed, omitted="CMW", steps=2)
+    assert {tuple(design.residues[place] for place in fixed) for design in found} == {
+        tuple(short.residues[place] for place in fixed)
+    }
+    drawn = {design.residues[place] for design in found for place in range(20) if place not in fixed}
+    assert drawn == set(AMINO_ACIDS) - set("CMW") and len({design.residues for design in found}) == 10_000
+
+
+def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():
+    together, alone = designs(6), designs(6, batch_tokens=1)
+    assert [one.residues for one in together] == [one.residues for one in alone]
+    assert [one.residues for one in designs(6, seed=1)] != [one.residues for one in together]
+
+
+@pytest.mark.parametrize("order", ["confidence", "random"])
+@pytest.mark.parametrize("steps", [1, 7, 300])
+def test_every_position_is_decided_with_probabilities_that_add_up(order: str, steps: int):
+    for design in designs(2, order=order, steps=steps):
+        assert set(design.residues) <= set(AMINO_ACIDS) and len(design.residues) == len(FOLD.residues)
+        np.testing.assert_allclose(design.probabilities.sum(1), 1, rtol=1e-5)
+
+
+def test_tied_positions_are_equal():
+    half = len(FOLD.residues) // 2
+    tied = tuple((place, place + half) for place in range(half))
+    for design in designs(3, tied=tied):
+        assert design.residues[:half] == design.residues[half : 2 * half]
+
+
+def test_temperature_zero_is_one_answer_in_one_step():
+    assert len({design.residues for design in designs(5, temperature=0.0, steps=1)}) == 1
+
+
+def test_guidance_moves_what_the_structure_asks_for_steadily():
+    """Of the mean over positions of what the structure adds to the logit of a drawn residue: d/dg is its variance."""
+    batch = structure_batch(FOLD, ["X" * len(FOLD.residues)])
+    with torch.no_grad():
+        conditions = MODEL.conditions(batch)
+        free, bound = (amino_acid_logits(MODEL, MODEL.logits(batch, conditions, guidance)) for guidance in (0.0, 1.0))
+    asked = (bound - free)[1:-1].numpy()
+    found = []
+    for guidance in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
+        sampled = designs(40, guidance=guidance, steps=1)
+        found.append(np.mean([np.sum(design.probabilities * asked, axis=1).mean() for design in sampled]))
+    assert found == sorted(found) and found[-1] > found[0]
+
+
+def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_amino_acids():
+    drawn = [design.residues for design in designs(4, temperature=0.0)]
+    random = np.random.default_rng(0)
+    others = ["".join(random.choice(list(AMINO_ACIDS), len(FOLD.residues))) for _ in range(4)]
+    scores = log_likelihoods(MODEL, FOLD, [*drawn, *others], batch_tokens=500)
+    assert scores.shape == (8,) and scores[:4].mean() > scores[4:].mean() and (scores < 0).all()
+    assert recovery("ACDE", "ACDX") == 1 and recovery("AAAA", "ACAC") == 0.5
