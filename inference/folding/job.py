@@ -1,0 +1,111 @@
+"""Structures of many sequences, predicted once each and kept: by this process, or by actors of a Ray cluster.
+
+In: sequences and a predictor. Out: a cache of coordinates and confidences, by sequence hash, in a folder of the
+predictor's fingerprint. Batches are of like lengths; each is written as a shard of the cache when it is done, under a
+name of its own, so that several jobs may write at once and one that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import DataError
+from dataset.batches.plan import longest_first
+from dataset.embeddings.cache import bound_cache
+from dataset.structures.predictions import keep, missing
+from inference.folding.predictors import predictor
+
+
+@dataclass(frozen=True)
+class FoldingSettings:
+    """What predicts, and where it is kept.
+
+    Attributes:
+        predictor, source: name and weights.
+        cache: folder that all nodes see.
+        device: cpu or cuda.
+        modules: imported in each process, for predictors that they register.
+    """
+
+    predictor: str
+    source: str
+    cache: Path
+    device: str
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoldingReport:
+    """Where the predictions are, distinct sequences, those that were there already, and shards removed to bound it."""
+
+    folder: Path
+    sequences: int
+    found: int
+    removed_shards: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the distinct sequences that were predicted before."""
+        return self.found / max(1, self.sequences)
+
+
+class Folder:
+    """Predicts batches and writes them. One for a process; an actor's own class on Ray."""
+
+    def __init__(self, of: FoldingSettings) -> None:
+        self._of = of
+
+    def load(self) -> str:
+        """Load the predictor; its fingerprint."""
+        import importlib
+
+        for module in self._of.modules:
+            importlib.import_module(module)
+        self._predictor = predictor(self._of.predictor, self._of.source, self._of.device)
+        return self._predictor.fingerprint
+
+    def run(self, sequences: list[str]) -> int:
+        """Predict and write; returns the number of sequences. Raises DataError where a coordinate is not finite."""
+        found = self._predictor.predict(sequences)
+        if not all(np.isfinite(each.coordinates).all() for each in found):
+            raise DataError(f"{self._of.source}: gives NaN or infinity; check its weights")
+        keep(self._of.cache / self._predictor.fingerprint, sequences, found)
+        return len(sequences)
+
+
+def predict_structures(
+    sequences: Sequence[str],
+    of: FoldingSettings,
+    *,
+    batch_tokens: int,
+    cache_bytes: int,
+    pool: Callable[[FoldingSettings], Any] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FoldingReport:
+    """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
+
+    ``pool`` makes an :class:`~inference.actor_pool.ActorPool` of :class:`Folder`; None computes here.
+    """
+    distinct = list(dict.fromkeys(sequences))
+    workers: Any = Folder(of) if pool is None else pool(of)
+    fingerprint = workers.load() if pool is None else workers.loaded
+    absent = missing(of.cache / fingerprint, distinct)
+    lengths = np.array(list(map(len, distinct)), dtype=np.int64)
+    # Planned over all, so that a job that goes on takes the batches that it would have taken.
+    parts = [part[absent[part]] for part in longest_first(lengths, batch_tokens)]
+    batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
+    found = done = int(len(distinct) - absent.sum())
+    progress(done, len(distinct))
+    try:
+        for number in map(workers.run, batches) if pool is None else workers.run(batches):
+            done += number
+            progress(done, len(distinct))
+    finally:
+        if pool is not None:
+            workers.close()
+    return FoldingReport(of.cache / fingerprint, len(distinct), found, bound_cache(of.cache, cache_bytes))

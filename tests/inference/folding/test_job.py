@@ -1,0 +1,122 @@
+"""Predicted structures are kept by sequence and predictor: found again, never predicted twice, equal however often a
+job was ended."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import EsmConfig, EsmForProteinFolding
+
+from common.errors import ConfigError
+from dataset.structures.predictions import missing, predicted
+from inference.folding import job
+from inference.folding.job import Folder, FoldingSettings, predict_structures
+from inference.folding.predictors import EsmFold
+from tests.model.support import random_sequences
+
+SEQUENCES = random_sequences([12, 30, 30, 7, 21, 12])
+
+
+@pytest.fixture(scope="module")
+def esmfold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ESMFold of two layers and two blocks, weights drawn at random."""
+    folder = tmp_path_factory.mktemp("esmfold")
+    torch.manual_seed(0)
+    trunk = {
+        **{"num_blocks": 1, "sequence_state_dim": 32, "pairwise_state_dim": 16, "sequence_head_width": 8},
+        **{"pairwise_head_width": 8, "position_bins": 8, "max_recycles": 1},
+        "structure_module": {
+            **{"sequence_dim": 16, "pairwise_dim": 16, "ipa_dim": 4, "resnet_dim": 8, "num_heads_ipa": 2},
+            **{"num_blocks": 2, "num_transition_layers": 1, "num_resnet_blocks": 1},
+        },
+    }
+    from transformers.models.esm.configuration_esm import get_default_vocab_list
+
+    config = EsmConfig(
+        **{"vocab_size": 33, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"intermediate_size": 32, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 32},
+        is_folding_model=True,
+        esmfold_config={"trunk": trunk, "fp16_esm": False, "lddt_head_hid_dim": 8},
+        vocab_list=list(get_default_vocab_list()),
+    )
+    EsmForProteinFolding(config).save_pretrained(folder)
+    return folder
+
+
+def settings(esmfold: Path, cache: Path) -> FoldingSettings:
+    return FoldingSettings("esmfold", str(esmfold), cache, "cpu")
+
+
+def contents(cache: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*.safetensors")}
+
+
+def predict(esmfold: Path, cache: Path, sequences=SEQUENCES, **options):
+    return predict_structures(
+        sequences, settings(esmfold, cache), **{"batch_tokens": 45, "cache_bytes": 10**9, **options}
+    )
+
+
+def test_structures_are_the_predictors_own_and_are_found_again(esmfold: Path, tmp_path: Path):
+    first = predict(esmfold, tmp_path)
+    assert (first.sequences, first.found) == (6, 0)
+    model = EsmFold(str(esmfold), "cpu")
+    kept = list(predicted(first.folder, SEQUENCES))
+    for sequence, found in zip(SEQUENCES, kept, strict=True):
+        (alone,) = model.predict([sequence])
+        middle = alone.coordinates[:, 1].mean(0)
+        np.testing.assert_allclose(found.coordinates, alone.coordinates - middle, atol=0.05)
+        np.testing.assert_allclose(found.confidence, alone.confidence, atol=0.1)
+    assert predict(esmfold, tmp_path, [*SEQUENCES, SEQUENCES[0]]).hit_rate == 1
+    assert predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"]).found == 6
+
+
+def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path: Path, monkeypatch):
+    predict(esmfold, tmp_path / "whole")
+    asked: list[str] = []
+    run = Folder.run
+
+    def counting(self, batch):
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        asked.append(batch[0])
+        return run(self, batch)
+
+    monkeypatch.setattr(job.Folder, "run", counting)
+    with pytest.raises(KeyboardInterrupt):
+        predict(esmfold, tmp_path / "ended")
+    done = list(asked)
+    asked.clear()
+    monkeypatch.setattr(job.Folder, "run", lambda self, batch: (asked.append(batch[0]), run(self, batch))[1])
+    predict(esmfold, tmp_path / "ended")
+    assert asked and not set(done) & set(asked)
+    assert contents(tmp_path / "ended") == contents(tmp_path / "whole")
+
+
+def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, tmp_path: Path):
+    report = predict(esmfold, tmp_path, cache_bytes=1)
+    assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
+    with pytest.raises(ConfigError, match=r"there are .*esmfold"):
+        predict_structures(SEQUENCES, FoldingSettings("none", "x", tmp_path, "cpu"), batch_tokens=9, cache_bytes=9)
+    with pytest.raises(ConfigError, match="can't be loaded as esmfold"):
+        predict_structures(
+            SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), batch_tokens=9, cache_bytes=9
+        )
+    assert missing(tmp_path / "nothing", SEQUENCES).all()
+
+
+@pytest.mark.slow
+def test_actors_give_the_same_cache(esmfold: Path, tmp_path: Path, ray_address: str):
+    from inference.actor_pool import ActorPool
+
+    predict(esmfold, tmp_path / "here")
+
+    def pool(of: FoldingSettings) -> ActorPool:
+        return ActorPool(Folder, of, 2, {"num_cpus": 1}, at_once=1, max_failures=3, log=logging.getLogger("tests"))
+
+    predict(esmfold, tmp_path / "ray", pool=pool)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")

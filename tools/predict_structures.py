@@ -1,0 +1,97 @@
+"""Predict structures of the proteins of FASTA files or of a store, and keep them for training.
+
+Each distinct sequence is predicted once, by a pool of Ray actors or in this process, in batches of like lengths. What
+is done is kept in the cache: the same command goes on where one was ended, several may run at once, and beyond
+--cache-gb the oldest predictions are removed. Training takes the folder that is printed as data.structures.predictions.
+
+Examples:
+  python -m tools predict_structures proteins.fasta --model facebook/esmfold_v1 --cache predictions
+  python -m tools predict_structures store/ --model esmfold/ --cache predictions --workers 8 --gpus-per-worker 0.5
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments, parse
+from common.command_line import result_console
+from common.progress import record_bar
+from common.text import counted
+from dataset.structures.conversion import read_proteins
+from train_config.schema import RaySection
+
+if TYPE_CHECKING:
+    from inference.folding.job import FoldingSettings
+
+log = logging.getLogger(__name__)
+
+
+class Arguments(ToolArguments):
+    """Sequences, predictor, devices."""
+
+    input: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="FASTA|STORE ...")] = Field(
+        min_length=1, description="FASTA files, folders or globs, or a store."
+    )
+    model: str = Field(description="Folder or hub name of the predictor's weights.")
+    predictor: str = Field("esmfold", description="Kind of predictor.")
+    predictor_module: list[str] = Field([], description="Modules to import, which register further kinds.")
+    cache: Path = Field(description="Folder to keep predictions in.")
+    cache_gb: float = Field(50.0, gt=0, description="Size of the cache.")
+    max_length: int = Field(1024, gt=0, description="Residues; longer sequences are left out.")
+    batch_tokens: int = Field(1024, gt=0, description="Residues of a batch.")
+    device: Literal["cpu", "cuda"] | None = Field(None, description="Default: CUDA where there is one.")
+    workers: int | None = Field(None, gt=0, description="Actors on Ray. Default: this process alone.")
+    address: str | None = Field(None, description="Ray cluster, HOST:PORT; local starts one.")
+    cpus_per_worker: int = Field(1, gt=0, description="CPU cores of an actor.")
+    gpus_per_worker: float = Field(1.0, gt=0, description="GPUs of an actor; 0.5 puts two on each.")
+    max_failures: int = Field(3, ge=0, description="Times that a batch may lose its actor.")
+
+
+def main(argv: list[str]) -> int:
+    """Read, predict, say what was done."""
+    arguments = parse(Arguments, argv, "predict_structures", __doc__)
+    sequences = [text for text in read_proteins(arguments.input)[1] if len(text) <= arguments.max_length]
+    import torch  # here: it takes seconds
+
+    from inference.folding.job import FoldingSettings, predict_structures
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    of = FoldingSettings(
+        arguments.predictor, arguments.model, arguments.cache.absolute(), device, tuple(arguments.predictor_module)
+    )
+    options: dict[str, Any] = {
+        "batch_tokens": arguments.batch_tokens,
+        "cache_bytes": int(arguments.cache_gb * 1e9),
+    }
+    with record_bar("predicting") as bar:
+        options["progress"] = lambda done, total: bar(done / max(1, total), done)
+        if arguments.workers is None:
+            report = predict_structures(sequences, of, **options)
+        else:
+            report = _on_ray(arguments, sequences, of, options)
+    console = result_console()
+    removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
+    distinct = counted(report.sequences, "distinct sequence{s}")
+    console.print(f"{report.folder}: {distinct}, {report.hit_rate:.1%} of them there before{removed}", markup=False)
+    return 0
+
+
+def _on_ray(arguments: Arguments, sequences: list[str], of: FoldingSettings, options: dict[str, Any]) -> Any:
+    from inference.actor_pool import ActorPool
+    from inference.folding.job import Folder, predict_structures
+    from training.launch.cluster import connected
+
+    gpus = arguments.gpus_per_worker if of.device == "cuda" else 0
+
+    def pool(settings: FoldingSettings) -> ActorPool:
+        resources = {"num_cpus": arguments.cpus_per_worker, "num_gpus": gpus}
+        count = arguments.workers or 1
+        return ActorPool(Folder, settings, count, resources, at_once=1, max_failures=arguments.max_failures, log=log)
+
+    with connected(RaySection(address=arguments.address)):
+        return predict_structures(sequences, of, pool=pool, **options)
