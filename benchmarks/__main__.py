@@ -39,6 +39,7 @@ MODULES = (
     "embedding",
     "proteome",
     "service",
+    "structdiff",
     "memory",
     "training",
     "monitoring",

@@ -23,6 +23,7 @@ FLOORS = {
     ("embedding", "cuda"): [0.5, 5.0],
     ("proteome", "cpu"): [8.0, 1.7, 0.9, 1.0, 1.0],
     ("service", "cpu"): [0.85, 5.0, 1.0, 1.0, 1.0, 1.0],
+    ("structdiff", "cpu"): [4.0, 1000.0],
     ("memory", "cpu"): [1.0] * 4,
     ("memory", "cuda"): [1 / 0.6] * 4,
     ("training", "cpu"): [3.0, 1.0],
