@@ -14,11 +14,14 @@ from benchmarks.gpu.script import parsed
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
+from model.export.backbone import export
 from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
+from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
+from tests.structures import folds, pdb_lines, structure_store, write_pdb
 from tests.training.tasks.test_classification import train
 from tools import find_batch_size, query
 from tools.__main__ import main as esmeray
@@ -60,7 +63,8 @@ def commands(path: Path) -> Iterator[str]:
             text = text[:-1] + next(lines).strip()
         if is_code and text.startswith(PROGRAMS):
             bare = re.sub(r"\s+# .*| \[.*?\]", "", text)
-            yield " ".join(STAND_INS.get(word, word) for word in bare.split(" "))
+            run = "runs/structdiff" if path.stem == "structdiff" else STAND_INS["RUN"]
+            yield " ".join({**STAND_INS, "RUN": run}.get(word, word) for word in bare.split(" "))
 
 
 def snippets(path: Path) -> list[str]:
@@ -79,6 +83,8 @@ def made(tmp_path_factory, process_group) -> Path:
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
     write_data(folder)
     finished_autoencoder(tiny_config(folder / "runs", run={"name": "esm2ae"}))
+    export(trained(), folder / "runs" / "structdiff" / "export")
+    write_structures(folder)
     proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)
     text_model = {"backbone": {"source": "qwen2"}, "tokenizer": {"content": "text", "vocabulary_size": 400}}
     texts = {"run": {"name": "text_classifier"}, "model": text_model}
@@ -127,6 +133,16 @@ def write_data(folder: Path) -> None:
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):
             log.append(float(second), "here", {}, [gpu])
+
+
+def write_structures(folder: Path) -> None:
+    (folder / "folds").mkdir()
+    given = folds(2)
+    for fold in given:
+        write_pdb(folder / "folds" / f"{fold.id}.pdb", pdb_lines(fold))
+    write_pdb(folder / "fold.pdb", pdb_lines(given[0]))
+    (folder / "designs.fasta").write_text(f">native\n{given[0].residues}\n")
+    structure_store(folder / "folds_store", 6, validation_share=0.4)
 
 
 def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
@@ -198,6 +214,8 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     """Exit code of a tool; of those that start workers only what comes before."""
     if name == "fasta2lmdb":
         shutil.rmtree(workspace / "proteins.store")
+    if name == "structures2lmdb":
+        shutil.rmtree(workspace / "folds_store")
     if name == "embed":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])

@@ -180,7 +180,7 @@ def _summed(proteins: list[_Protein]) -> Evaluation:
     random = np.random.default_rng(0)
     found = Evaluation(len(proteins))
     for name, (some, value) in wanted.items():
-        if some:
+        if some and np.isfinite(value(some)):  # there may be no buried residue
             draws = [
                 value([some[place] for place in random.integers(len(some), size=len(some))]) for _ in range(_DRAWS)
             ]
