@@ -82,8 +82,8 @@ def main(argv: list[str]) -> int:
 
 
 def _on_ray(arguments: Arguments, sequences: list[str], of: FoldingSettings, options: dict[str, Any]) -> Any:
-    from inference.actor_pool import ActorPool
     from inference.folding.job import Folder, predict_structures
+    from training.launch.actor_pool import ActorPool
     from training.launch.cluster import connected
 
     gpus = arguments.gpus_per_worker if of.device == "cuda" else 0

@@ -16,11 +16,11 @@ import ray
 
 from common.errors import ResourceError
 from dataset.store.reader import Store
-from inference.actor_pool import ActorPool
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings, ModelFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
+from training.launch.actor_pool import ActorPool
 
 log = logging.getLogger(__name__)
 

@@ -89,7 +89,7 @@ def predict_structures(
 ) -> FoldingReport:
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
 
-    ``pool`` makes an :class:`~inference.actor_pool.ActorPool` of :class:`Folder`; None computes here.
+    ``pool`` makes an :class:`~training.launch.actor_pool.ActorPool` of :class:`Folder`; None computes here.
     """
     distinct = list(dict.fromkeys(sequences))
     workers: Any = Folder(of) if pool is None else pool(of)

@@ -21,13 +21,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import DataError
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.backbones.residues import residue_backbone
-from model.tasks.base import TaskModel, TaskOutput, load_own_weights, save_own_weights, scalar_sums, targets_of
+from model.tasks.base import (
+    TaskModel,
+    TaskOutput,
+    load_own_weights,
+    read_own_settings,
+    save_own_weights,
+    scalar_sums,
+    targets_of,
+)
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
 from train_config.schema import AutoencoderSection, BackboneSection, ModelSection
@@ -203,7 +210,12 @@ class ESM2Autoencoder(TaskModel):
         ConfigError (its backbone is not known, or not in safetensors).
         """
         folder = Path(folder).expanduser().absolute()
-        section = _read_settings(folder)
+        section = read_own_settings(
+            folder / CONFIG_FILE,
+            _FORMAT_VERSION,
+            "autoencoder",
+            lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
+        )
         with seeded(0):  # what is drawn is overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
         load_own_weights(model, model._own_state(), folder / WEIGHTS_FILE)
@@ -251,19 +263,3 @@ def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
 def _total(term_T: Tensor, mask_T: Tensor) -> Tensor:
     """() fp64 sum over the tokens at which the mask is true, whatever the others hold."""
     return torch.where(mask_T, term_T, 0).sum(dtype=torch.float64)
-
-
-def _read_settings(folder: Path) -> AutoencoderSection:
-    path = folder / CONFIG_FILE
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        version = settings["format_version"]
-        if version != _FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}, this program reads {_FORMAT_VERSION}; export the model again"
-            )
-        return AutoencoderSection.model_validate(settings["autoencoder"])
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no autoencoder ({CONFIG_FILE} is missing)") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error

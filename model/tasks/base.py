@@ -10,10 +10,12 @@ Shape legend: T tokens in the batch, M targets (tokens, or for the classifier se
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +25,8 @@ from torch import Tensor, nn
 from common.errors import DataError
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from model.backbones.base import PackedBackbone
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,23 @@ def load_own_weights(model: TaskModel, expected: dict[str, Tensor], path: Path) 
     if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in expected.items()}:
         raise DataError(f"{path} does not fit the settings beside it; export the model again")
     model.load_state_dict(state, strict=False)
+
+
+def read_own_settings(path: Path, version: int, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:
+    """What ``parse`` makes of the settings that a task wrote beside its weights.
+
+    Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if settings["format_version"] != version:
+            found = settings["format_version"]
+            raise DataError(f"{path} has format version {found}, this program reads {version}; export the model again")
+        return parse(settings)
+    except FileNotFoundError as error:
+        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
 
 
 def targets_of(batch: PackedBatch) -> Tensor:

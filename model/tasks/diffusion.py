@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import DataError
 from dataset.packed_batch import PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
@@ -30,6 +29,7 @@ from model.tasks.base import (
     TaskModel,
     TaskOutput,
     load_own_weights,
+    read_own_settings,
     save_own_weights,
     scalar_sums,
     target_positions,
@@ -156,7 +156,12 @@ class SequenceDiffusion(TaskModel):
         backbone is not known, or not in safetensors).
         """
         folder = Path(folder).expanduser().absolute()
-        section, labels = _read_settings(folder)
+        section, labels = read_own_settings(
+            folder / CONFIG_FILE,
+            _FORMAT_VERSION,
+            "model of sequence diffusion",
+            lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
+        )
         backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
         with seeded(0):
             model = cls(backbone, head, section, labels)
@@ -208,19 +213,3 @@ class _Adapter(nn.Module):
         adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
         result: Tensor = adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
         return result
-
-
-def _read_settings(folder: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
-    path = folder / CONFIG_FILE
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        version = settings["format_version"]
-        if version != _FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}, this program reads {_FORMAT_VERSION}; export the model again"
-            )
-        return DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no model of sequence diffusion ({CONFIG_FILE} is missing)") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
