@@ -50,3 +50,29 @@ def structure_store(folder: Path, number: int = 12, **settings: object) -> Struc
 
 
 EACH = StructuresSection()
+
+
+def save_esmfold(folder: Path) -> Path:
+    """ESMFold of two layers and one block, weights drawn at random."""
+    import torch
+    from transformers import EsmConfig, EsmForProteinFolding
+    from transformers.models.esm.configuration_esm import get_default_vocab_list
+
+    torch.manual_seed(0)
+    trunk = {
+        **{"num_blocks": 1, "sequence_state_dim": 32, "pairwise_state_dim": 16, "sequence_head_width": 8},
+        **{"pairwise_head_width": 8, "position_bins": 8, "max_recycles": 1},
+        "structure_module": {
+            **{"sequence_dim": 16, "pairwise_dim": 16, "ipa_dim": 4, "resnet_dim": 8, "num_heads_ipa": 2},
+            **{"num_blocks": 2, "num_transition_layers": 1, "num_resnet_blocks": 1},
+        },
+    }
+    config = EsmConfig(
+        **{"vocab_size": 33, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"intermediate_size": 32, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 32},
+        is_folding_model=True,
+        esmfold_config={"trunk": trunk, "fp16_esm": False, "lddt_head_hid_dim": 8},
+        vocab_list=list(get_default_vocab_list()),
+    )
+    EsmForProteinFolding(config).save_pretrained(folder)
+    return folder

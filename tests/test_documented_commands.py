@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
-from tests.structures import folds, pdb_lines, structure_store, write_pdb
+from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.training.tasks.test_classification import train
 from tools import find_batch_size, query
 from tools.__main__ import main as esmeray
@@ -143,6 +143,8 @@ def write_structures(folder: Path) -> None:
     write_pdb(folder / "fold.pdb", pdb_lines(given[0]))
     (folder / "designs.fasta").write_text(f">native\n{given[0].residues}\n")
     structure_store(folder / "folds_store", 6, validation_share=0.4)
+    options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
+    assert run(esmeray, ["predict_structures", str(folder / "proteins.fasta"), *options, "--device", "cpu"]) == 0
 
 
 def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:

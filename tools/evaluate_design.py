@@ -25,6 +25,7 @@ from common.errors import DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
+from dataset.structures.predictions import PredictedStructures
 from dataset.structures.store import StructureStore
 from inference.design.request import ModelOptions, design_folder, load_model
 
@@ -35,6 +36,7 @@ class Arguments(ModelOptions):
     """What to evaluate on."""
 
     store: Path = Field(description="Structure store, with a validation part.")
+    predictions: Path | None = Field(None, description="Predicted structures, of a store that has none of its own.")
     steps: int = Field(20, gt=0, description="Steps of denoising.")
     output: Path | None = Field(None, description="JSON file to write.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
@@ -49,7 +51,8 @@ def main(argv: list[str]) -> int:
     if arguments.output is not None:
         refuse_file(arguments.output, *made)
     design_folder(arguments.model)
-    store = StructureStore(arguments.store)
+    predictions = None if arguments.predictions is None else PredictedStructures(arguments.predictions)
+    store = StructureStore(arguments.store, predictions=predictions)
     if not store.validation.size:
         raise DataError(f"{arguments.store}: holds no validation part; make it with --validation-source or a share")
     model, _ = load_model(arguments)

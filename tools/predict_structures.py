@@ -2,7 +2,7 @@
 
 Each distinct sequence is predicted once, by a pool of Ray actors or in this process, in batches of like lengths. What
 is done is kept in the cache: the same command goes on where one was ended, several may run at once, and beyond
---cache-gb the oldest predictions are removed. Training takes the folder that is printed as data.structures.predictions.
+--cache-gb the oldest predictions are removed. Training takes the folder that is printed as data.predictions.folder.
 
 Examples:
   python -m tools predict_structures proteins.fasta --model facebook/esmfold_v1 --cache predictions
@@ -61,9 +61,9 @@ def main(argv: list[str]) -> int:
     from inference.folding.job import FoldingSettings, predict_structures
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    of = FoldingSettings(
-        arguments.predictor, arguments.model, arguments.cache.absolute(), device, tuple(arguments.predictor_module)
-    )
+    cpus = None if arguments.workers is None else arguments.cpus_per_worker
+    cache, modules = arguments.cache.absolute(), tuple(arguments.predictor_module)
+    of = FoldingSettings(arguments.predictor, arguments.model, cache, device, modules, cpus)
     options: dict[str, Any] = {
         "batch_tokens": arguments.batch_tokens,
         "cache_bytes": int(arguments.cache_gb * 1e9),

@@ -2,7 +2,8 @@
 
 Files are PDB, mmCIF or BinaryCIF, plain or .gz, known by their content; a source may be a file, a folder or a quoted
 glob. The first model of each is read, atoms of highest occupancy, modified residues as what they derive from. Whatever
-was changed or left out is counted; refused files are listed all at once. The store appears when it is complete.
+was changed or left out is counted; refused files are listed all at once. FASTA files, or a store, give sequences
+without structures. The store appears when it is complete.
 
 Examples:
   python -m tools structures2lmdb structures/ folds_store

@@ -15,6 +15,8 @@ Example: esmeray train --config train_config/esm2ae.yaml --data.source proteins.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -74,8 +76,17 @@ def start(argv: list[str], tool: str, description: str, search: str | None = Non
     if tune_file is None:
         from training.launch.driver import dry_run, train
 
-        return dry_run(config) if files.dry_run else train(config)
+        return dry_run(config) if files.dry_run else train(config, _beside)
     from tuning.run import dry_run_tune, tune
 
     settings = load_tune_config(tune_file, given["tune"])
     return dry_run_tune(config, settings) if files.dry_run else tune(config, settings)
+
+
+def _beside(config: Config, store: Path) -> AbstractContextManager[None]:
+    """The predictor of structures, where the data asks for one."""
+    if config.model.task != "diffusion" or config.data.predictions.model is None:
+        return nullcontext()
+    from inference.folding.ahead import predicting
+
+    return predicting(config, store)

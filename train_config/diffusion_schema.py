@@ -4,9 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from train_config.section import Channels, NonNegativeFloat, PositiveInt, Section, Share
+from train_config.section import Channels, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Share
+
+
+class PredictionsSection(Section):
+    """Predicted structures of sequences that have none of their own. With ``model`` they are predicted beside training,
+    on Ray, in the order in which it wants them."""
+
+    folder: str | None = None
+    """Folder of predictions, as predict_structures makes it."""
+    on_miss: Literal["error", "null", "wait"] = "error"
+    """Sequences without a prediction. error: refuse; null: train without their structure; wait: until it is there, if
+    they are no longer than data.max_length."""
+    model: str | None = None
+    """Folder or hub name of the predictor's weights. none: nobody predicts beside training."""
+    predictor: str = "esmfold"
+    """Kind of predictor."""
+    predictor_module: list[str] = Field([])
+    """Modules to import, which register further kinds."""
+    workers: PositiveInt = 1
+    """Actors."""
+    cpus_per_worker: NonNegativeInt = 0
+    """CPU cores that are reserved for an actor, beside those of training."""
+    gpus_per_worker: NonNegativeFloat = 1.0
+    """GPUs of an actor where the cluster has some; they must be free beside those of training."""
+    batch_tokens: PositiveInt = 1024
+    """Residues of a batch."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PredictionsSection:
+        if self.folder is None and (self.on_miss != "error" or self.model is not None):
+            raise ValueError("on_miss and model need a folder that keeps predictions: set folder, too")
+        if self.on_miss == "error" and self.model is not None:
+            raise ValueError("with a predictor beside training set on_miss to wait or null")
+        return self
 
 
 class StructuresSection(Section):
@@ -21,10 +54,6 @@ class StructuresSection(Section):
     """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted."""
     labels: str | None = None
     """CSV or TSV file with columns id and label: classes to condition on."""
-    predictions: str | None = None
-    """Folder of predicted structures, which predict_structures names; the source is then FASTA or a store."""
-    on_miss: Literal["error", "null"] = "error"
-    """Sequences without a prediction. error: refuse; null: train without their structure."""
     validation_source: list[str] = Field([])
     """Structure files, folders or globs to hold out, in place of data.validation_share."""
 

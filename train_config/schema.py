@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
-from train_config.diffusion_schema import DiffusionSection, StructuresSection
+from train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
 from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
 from train_config.section import (
     Channels,
@@ -100,6 +100,7 @@ class DataSection(Section):
     ingest: IngestSection = IngestSection()
     labels: LabelsSection = LabelsSection()
     structures: StructuresSection = StructuresSection()
+    predictions: PredictionsSection = PredictionsSection()
     sample: SampleSection = SampleSection()
 
 

@@ -3,7 +3,6 @@ structure predicted when its batch is made, fp32, everything padded to one lengt
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,18 +23,10 @@ class PaddedBatches:
     def __init__(self, sequences: Sequence[str], predictor: Predictor, length: int) -> None:
         self._predictor, self._length = predictor, length
         self._loader: Any = DataLoader(list(sequences), batch_size=BATCH, collate_fn=self._collate)  # type: ignore[arg-type]
-        self.waited_s = 0.0
 
     def __iter__(self) -> Iterator[tuple[PackedBatch, int]]:
         """Each batch and its residues."""
-        batches = iter(self._loader)
-        while True:
-            start_s = time.perf_counter()
-            made = next(batches, None)
-            self.waited_s += time.perf_counter() - start_s
-            if made is None:
-                return
-            yield made
+        return iter(self._loader)
 
     def _collate(self, sequences: list[str]) -> tuple[PackedBatch, int]:
         longest = self._length + 2

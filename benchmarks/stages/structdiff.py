@@ -33,7 +33,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     from benchmarks.peers.structure_loop import PaddedBatches
     from dataset.structures.batches import StructureSource
-    from dataset.structures.predictions import predicted
+    from dataset.structures.predictions import PredictedStructures
     from dataset.structures.store import StructureStore
     from inference.folding.job import FoldingSettings, predict_structures
     from inference.folding.predictors import EsmFold
@@ -46,8 +46,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
     of = FoldingSettings("esmfold", str(weights), setting.folder / "predictions", "cpu")
     report = predict_structures(sequences, of, batch_tokens=1024, cache_bytes=10**10)
     predictor = EsmFold(str(weights), "cpu")
-    kept = list(predicted(report.folder, sequences))
-    store = StructureStore(_save_store(setting.folder / "store", sequences, report.folder))
+    path = _save_store(setting.folder / "store", sequences)
+    store = StructureStore(path, predictions=PredictedStructures(report.folder))
     facts: Facts = {**proteins.facts, "proteins": len(sequences), "residues": sum(map(len, sequences))}
     source = StructureSource(store, DiffusionSection(noise=0.0), max_length=LONGEST, seed=0, training=True)
     ours, theirs = _Trainer(), _Trainer()
@@ -66,12 +66,13 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     yield Case(TRAINING, "residues/s", (Contender(KEPT, packed), Contender(IN_LOOP, padded)), rounds=3, facts=facts)
 
-    text = sequences[len(sequences) // 2]
+    middle = len(sequences) // 2
+    text = sequences[middle]
 
     def find() -> float:
         start_s = time.perf_counter()
         for _ in range(20):
-            store.atoms(len(sequences) // 2, 0, len(text))
+            store.atoms(middle, 0, len(text))
         return 1e3 * (time.perf_counter() - start_s) / 20
 
     def predict() -> float:
@@ -80,7 +81,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         return 1e3 * (time.perf_counter() - start_s)
 
     contenders = Contender(FOUND, find, "value"), Contender(PREDICTED, predict, "value")
-    check = partial(_same, store, kept)
+    check = partial(_same, store.atoms(middle, 0, len(text))[0], predictor.predict([text])[0].coordinates)
     yield Case(CACHE, "ms", contenders, better="lower", rounds=3, check=check, facts={"residues": len(text)})
 
 
@@ -118,27 +119,25 @@ class _Trainer:
         return residues
 
 
-def _same(store: Any, kept: list[Any]) -> Facts:
-    """Hold the store's coordinates to the predictor's."""
+def _same(atoms: Any, found: Any) -> Facts:
+    """Hold kept coordinates to the predictor's."""
     import numpy as np
 
-    largest = 0.0
-    for record, found in enumerate(kept):
-        atoms, _, _ = store.atoms(record, 0, len(found.coordinates))
-        largest = max(largest, float(np.abs(atoms.astype(np.float32) - found.coordinates).max()))
+    from dataset.structures.predictions import centred
+
+    largest = float(np.abs(atoms.astype(np.float32) - centred(found)).max())
     if largest > 0.5:
         raise WrongWorkError(f"coordinates differ by {largest:.2f} Å")
     return {"largest difference of a coordinate, Å": round(largest, 3)}
 
 
-def _save_store(folder: Path, sequences: list[str], predictions: Path) -> Path:
+def _save_store(folder: Path, sequences: list[str]) -> Path:
     from dataset.structures.conversion import convert_structures
     from train_config.schema import DataSection
 
     fasta = folder.with_suffix(".fasta")
     fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(sequences)))
-    data = DataSection.model_validate({"structures": {"predictions": str(predictions)}, "validation_share": 0})
-    convert_structures([str(fasta)], folder, data)
+    convert_structures([str(fasta)], folder, DataSection(validation_share=0))
     return folder
 
 

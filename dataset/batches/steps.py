@@ -192,6 +192,11 @@ class ValidationSteps:
         """Steps of an evaluation, the same on every rank."""
         return len(self._requests)
 
+    @property
+    def records(self) -> list[Indices]:
+        """Records of each batch."""
+        return [request[1] for request in self._requests if request is not None]
+
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
         for step, made in enumerate(self._source.batches(self._requests)):

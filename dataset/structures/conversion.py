@@ -1,4 +1,4 @@
-"""Structure files, or the embedded sample, to a structure store: complete under its name, or not there at all.
+"""Structure files, sequences without them, or the embedded sample, to a structure store: complete, or not there at all.
 
 In: names of files, folders and globs, and the settings. Out: the folder that
 :class:`~dataset.structures.store.StructureStore` reads. Files are read one after the other; all that are refused are
@@ -7,7 +7,7 @@ named together, the first ten with what is wrong.
 
 from __future__ import annotations
 
-import glob
+import csv
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -25,12 +25,11 @@ from dataset.batches.splitting import split_records
 from dataset.embeddings.arrays import open_arrays
 from dataset.fasta.alphabet import clean
 from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.reader import FastaSource, find_files
+from dataset.fasta.reader import FastaSource, find_files, is_fasta_name
 from dataset.fasta.records import hashes_of
 from dataset.store.conversion import (
     SAMPLE,
     absolute,
-    check_source,
     file_identities,
     name_of_content,
     other_store,
@@ -38,12 +37,11 @@ from dataset.store.conversion import (
     source_store,
 )
 from dataset.store.format import MANIFEST_FILE as STORE_MANIFEST
-from dataset.store.format import SampleSource, signed_json
+from dataset.store.format import signed_json
 from dataset.store.ingest import blocks
 from dataset.store.reader import Store
 from dataset.store.writer import StoreWriter
 from dataset.structures.files import SUFFIXES, is_structure_name, read_structures
-from dataset.structures.predictions import Predicted, missing, predicted
 from dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from dataset.structures.store import (
     ARRAYS_FILE,
@@ -62,6 +60,7 @@ from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection
 
 _SHOWN = 10
+_SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
 
 
 def convert_structures(
@@ -72,7 +71,7 @@ def convert_structures(
     progress: ProgressCallback | None = None,
     overwrite: bool = False,
 ) -> StructureManifest:
-    """Convert structure files to a structure store in the folder ``target``.
+    """Convert structure files, or sequences, to a structure store in the folder ``target``.
 
     Raises ConfigError where the target exists, DataError where files are refused, ResourceError where the disk is full.
     """
@@ -98,11 +97,16 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
-    """Path of the structure store of a run's data, made or not."""
+    """Path of the structure store of a run's data, made or not: named after its files and settings."""
     ready = source_store(data, MANIFEST_FILE, "structure store")
     if ready is not None:
         return absolute(ready)
-    return absolute(Path(data.store)) if data.store else absolute(default_root) / _store_name(data)
+    if data.store:
+        return absolute(Path(data.store))
+    files = _files(data)
+    first = "sample" if data.source == [SAMPLE] else files[_SOURCE][0].name.split(".")[0]
+    described = [FORMAT_VERSION, _settings(data), {key: file_identities(paths) for key, paths in files.items()}]
+    return absolute(default_root) / name_of_content(f"{first}-structures", described)
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
@@ -110,70 +114,85 @@ def find_structure_files(sources: list[str]) -> list[Path]:
 
     Raises DataError where a name stands for nothing.
     """
-    found: dict[Path, Path] = {}
+    names: list[str] = []
     for source in sources:
-        path = Path(source)
-        if path.is_dir():
-            paths = sorted(each for each in path.rglob("*") if each.is_file() and is_structure_name(each))
-            if not paths:
-                raise DataError(f"{source}: the folder holds no structure file ({', '.join(SUFFIXES)}, plain or .gz)")
-        elif path.is_file():
-            paths = [path]
-        else:
-            names = glob.glob(source, recursive=True) if glob.has_magic(source) else []  # noqa: PTH207
-            paths = sorted(each for each in map(Path, names) if each.is_file())
-            if not paths:
-                raise DataError(f"{source}: no such file or folder, and no file matches")
-        for each in paths:
-            found.setdefault(each.resolve(), each)
-    return list(found.values())
+        folder = Path(source)
+        inside = sorted(path for path in folder.rglob("*") if path.is_file() and is_structure_name(path))
+        if folder.is_dir() and not inside:
+            raise DataError(f"{source}: the folder holds no structure file ({', '.join(SUFFIXES)}, plain or .gz)")
+        names += [str(path) for path in inside] or [source]
+    return find_files(names)
 
 
-def _files(data: DataSection) -> list[Path]:
-    """The files of the source."""
-    return find_structure_files(data.source) if data.structures.predictions is None else _sequence_files(data.source)
+def read_proteins(sources: list[str]) -> tuple[list[str], list[str]]:
+    """Ids and residues of FASTA files, or of a store."""
+    if _is_store(sources):
+        store = Store(sources[0])
+        return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
+    ids, texts = [], []
+    for batch in FastaSource(sources).batches():
+        ids += [record.decode("utf-8") for record in batch.records.ids.split()]
+        texts += [clean(bytes(sequence)).residues.decode("ascii") for sequence in batch.records.sequences]
+    return ids, texts
+
+
+def _files(data: DataSection) -> dict[str, list[Path]]:
+    """The files that a store is made of, by setting."""
+    source = []
+    if _is_store(data.source):
+        source = [Path(data.source[0]) / STORE_MANIFEST]
+    elif data.source != [SAMPLE]:
+        source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
+    section = data.structures
+    labels = [Path(section.labels)] if section.labels else []
+    return {_SOURCE: source, _HELD_OUT: find_structure_files(section.validation_source), _LABELS: labels}
+
+
+def _is_store(sources: list[str]) -> bool:
+    return (Path(sources[0]) / STORE_MANIFEST).is_file()
+
+
+def _is_fasta(sources: list[str]) -> bool:
+    """Return whether the sources are sequences, by the first one's name, or what is in the folder."""
+    first = Path(sources[0])
+    names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
+    return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
 
 
 def _make(data: DataSection, target: Path, progress: ProgressCallback | None) -> StructureManifest:
-    counts = StructureCounts()
-    held_out_files = (
-        find_structure_files(data.structures.validation_source) if data.structures.validation_source else []
-    )
-    source: list[SourceFile] | SampleSource
-    if data.structures.predictions is not None:
-        structures = list(_predicted(data, counts))
-        source = [_described(path) for path in _sequence_files(data.source)]
-    elif data.source == [SAMPLE]:
+    counts, files = StructureCounts(), _files(data)
+    if data.source == [SAMPLE]:
         structures = list(sample_structures(data.sample.records, data.sample.seed))
-        counts.chains, source = len(structures), _sample_source(data)
+        counts.chains = len(structures)
+    elif _is_store(data.source) or _is_fasta(data.source):
+        structures = [Structure.unknown(*protein) for protein in zip(*read_proteins(data.source), strict=True)]
     else:
-        files = find_structure_files(data.source)
-        structures = _read(files, data.structures, counts, progress)
-        source = [_described(path) for path in files]
+        structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)
-    structures += _read(held_out_files, data.structures, counts, progress)
+    structures += _read(files[_HELD_OUT], data.structures, counts, progress)
     _check_ids(structures)
-    hashes_N = hashes_of([each.residues.encode("ascii") for each in structures])
+    texts = [each.residues.encode("ascii") for each in structures]
+    hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
     held_out = np.arange(num_given, len(structures))
-    if not held_out_files and len(set(hashes_N.tolist())) > 1:
+    if not held_out.size and len(set(hashes_N.tolist())) > 1:
         _, held_out = split_records(hashes_N, data.validation_share)
     parts_N[held_out] = HELD_OUT
     names, labels_N = _labels(structures, data.structures)
+    described = {key: [_described(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
         sequences = folder / SEQUENCES_FOLDER
         sequences.mkdir()
-        texts = [each.residues.encode("ascii") for each in structures]
         with closing(StoreWriter(sequences, target / SEQUENCES_FOLDER)) as writer:
             for block in blocks([each.id for each in structures], texts, hashes_N):
                 writer.add(block)
-            checksum = writer.finish(source, data.ingest, IngestCounts(records_read=len(texts))).checksum
+            counted_records = IngestCounts(records_read=len(texts))
+            checksum = writer.finish(described[_SOURCE], data.ingest, counted_records).checksum
         write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
             num_records=len(structures),
             settings=_settings(data),
-            source=source,
-            held_out_source=[_described(path) for path in held_out_files],
+            files=described,
             label_names=names,
             sequences_checksum=checksum,
             checksum=arrays_checksum(checksum, open_arrays(folder / ARRAYS_FILE)),
@@ -207,46 +226,6 @@ def _read(
     return structures
 
 
-def _predicted(data: DataSection, counts: StructureCounts) -> Iterator[Structure]:
-    """Proteins of FASTA files or of a store with their predicted structures."""
-    folder = Path(data.structures.predictions or "")
-    ids, texts = read_proteins(data.source)
-    absent_N = missing(folder, texts)
-    if absent_N.any() and data.structures.on_miss == "error":
-        first = ids[int(absent_N.argmax())]
-        raise DataError(
-            f"{folder}: has no structure of {counted(int(absent_N.sum()), 'protein{s}')}, first {first}; predict them "
-            "with predict_structures, or set data.structures.on_miss to null"
-        )
-    counts.chains = len(ids)
-    kept = predicted(folder, [text for text, absent in zip(texts, absent_N.tolist(), strict=True) if not absent])
-    for record, text, absent in zip(ids, texts, absent_N.tolist(), strict=True):
-        length = len(text)
-        found = Predicted(np.full((length, 4, 3), np.nan, np.float32), np.zeros(length, np.float32))
-        if not absent:
-            found = next(kept)
-        chain = np.zeros(length, np.int8)
-        yield Structure(record, text, found.coordinates, found.confidence.astype(np.int8), chain, ("A",))
-
-
-def read_proteins(sources: list[str]) -> tuple[list[str], list[str]]:
-    """Ids and residues of FASTA files, or of a store."""
-    if (Path(sources[0]) / STORE_MANIFEST).is_file():
-        store = Store(sources[0])
-        return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
-    ids, texts = [], []
-    for batch in FastaSource(sources).batches():
-        ids += [record.decode("utf-8") for record in batch.records.ids.split()]
-        texts += [clean(bytes(sequence)).residues.decode("ascii") for sequence in batch.records.sequences]
-    return ids, texts
-
-
-def _sequence_files(sources: list[str]) -> list[Path]:
-    if (Path(sources[0]) / STORE_MANIFEST).is_file():
-        return [Path(sources[0]) / STORE_MANIFEST]
-    return find_files(sources)
-
-
 def _check_ids(structures: list[Structure]) -> None:
     seen: set[str] = set()
     for each in structures:
@@ -269,8 +248,6 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
 
 
 def _label_rows(path: Path) -> Iterator[tuple[str, str]]:
-    import csv
-
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
@@ -290,47 +267,23 @@ def _described(path: Path) -> SourceFile:
     )
 
 
-def _sample_source(data: DataSection) -> SampleSource:
-    return SampleSource(**data.sample.model_dump(), generator_version=GENERATOR_VERSION)
-
-
 def _settings(data: DataSection) -> dict[str, Any]:
     """The settings that the content of a structure store depends on, besides its files."""
-    settings: dict[str, Any] = {"structures": data.structures.model_dump(mode="json", exclude={"validation_source"})}
+    settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
-    return settings
-
-
-def _store_name(data: DataSection) -> str:
-    """Readable, and another one for other files or settings."""
-    described: list[Any] = [FORMAT_VERSION, _settings(data)]
-    if data.structures.validation_source:
-        described.append(file_identities(find_structure_files(data.structures.validation_source)))
-    if data.structures.labels:
-        described.append(file_identities([Path(data.structures.labels)]))
     if data.source == [SAMPLE]:
-        return name_of_content("sample-structures", [*described, _sample_source(data).model_dump()])
-    if data.structures.predictions is not None:
-        shards = sorted(path.name for path in Path(data.structures.predictions).glob("*.safetensors"))
-        described.append([data.structures.predictions, shards])
-    paths = _files(data)
-    return name_of_content(f"{paths[0].name.split('.')[0]}-structures", [*described, file_identities(paths)])
+        settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
+    return settings
 
 
 def _check_made_of(store: StructureStore, data: DataSection) -> None:
     """Refuse a store that was made of something else than the settings say."""
-    remedy = other_store(store.path)
-    if data.source == [SAMPLE]:
-        if store.manifest.source != _sample_source(data):
-            raise DataError(f"{store.path}: made of another sample; {remedy}")
-    else:
-        check_source(store.path, store.manifest.source, data, lambda _: _files(data))
-    held_out = data.structures.validation_source
-    if not same_files(store.manifest.held_out_source, find_structure_files(held_out) if held_out else []):
-        raise DataError(f"{store.path}: made with other files of data.structures.validation_source; {remedy}")
+    for key, paths in _files(data).items():
+        if not same_files(store.manifest.files[key], paths):
+            raise DataError(f"{store.path}: made of other files than {key} names; {other_store(store.path)}")
     if store.manifest.settings != _settings(data):
-        raise DataError(f"{store.path}: made with other settings of data.structures; {remedy}")
+        raise DataError(f"{store.path}: made with other settings of data; {other_store(store.path)}")
 
 
 def _not_a_store(target: Path, _: str) -> str | None:

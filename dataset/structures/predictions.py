@@ -8,24 +8,108 @@ Shape legend: N sequences, L residues of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from common.errors import DataError
+from common.text import counted
 from dataset.embeddings.cache import FeatureStore, write_shard
 from dataset.fasta.records import hashes_of
-from dataset.structures.store import centred
+from train_config.schema import DataSection
+
+FAILURE_FILE = "failure.txt"
+"""In the cache while whoever predicts has given up: why."""
+_POLL_S, _PATIENCE_S = 0.5, 1800.0
 
 
 class Predicted(NamedTuple):
-    """(L, 4, 3) float32 N, CA, C and O in Å, and (L,) float32 pLDDT, 0 to 100."""
+    """(L, 4, 3) N, CA, C and O in Å, and (L,) pLDDT, 0 to 100."""
 
-    coordinates: NDArray[np.float32]
-    confidence: NDArray[np.float32]
+    coordinates: NDArray[np.floating]
+    confidence: NDArray[np.floating]
+
+
+class PredictedStructures:
+    """Kept structures by hash of the sequence, for training.
+
+    Args:
+        cache: folder of one predictor's shards, or of such folders where there is one.
+        on_miss: for a sequence that has none. error: refuse; null: it has none; wait: until somebody writes it.
+        longest: residues of a sequence that is waited for.
+
+    Attributes:
+        hit_rate: share of the structures asked for that were there at once.
+    """
+
+    def __init__(
+        self, cache: Path | str, on_miss: Literal["error", "null", "wait"] = "error", longest: int | None = None
+    ) -> None:
+        self._cache, self._on_miss, self._longest = Path(cache), on_miss, longest
+        self._features = FeatureStore(predictor_folder(self._cache))
+        self._asked = self._found = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self._found / max(1, self._asked)
+
+    def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """(N,) bool: which sequences have a structure by now."""
+        return self._features.has(hashes_N)
+
+    def of(self, sequence: np.uint64, length: int = 0) -> Predicted | None:
+        """The structure of a sequence by its hash; None where it has none.
+
+        Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
+        """
+        one = np.array([sequence], dtype=np.uint64)
+        deadline = time.monotonic() + _PATIENCE_S
+        self._asked += 1
+        self._found += int(self.has(one).all())
+        while not self.has(one).all():
+            if self._on_miss == "null" or length > (self._longest or length):
+                return None
+            if self._on_miss == "error":
+                raise DataError(f"{self._cache}: has no structure of a sequence that it had; predict it again")
+            if (failure := self._cache / FAILURE_FILE).exists():
+                raise DataError(failure.read_text(encoding="utf-8"))
+            if time.monotonic() > deadline:
+                raise DataError(f"{self._cache}: the structure of a sequence did not come in half an hour")
+            time.sleep(_POLL_S)
+            self._features = FeatureStore(predictor_folder(self._cache))
+        (rows,) = self._features.rows(one)
+        return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
+
+    def check(self, hashes_N: NDArray[np.uint64]) -> None:
+        """Raise DataError where structures are missing that should be there."""
+        absent = int((~self.has(hashes_N)).sum())
+        if absent and self._on_miss == "error":
+            raise DataError(
+                f"{self._cache}: has no structure of {counted(absent, 'protein{s}')} of {len(hashes_N):,}; predict "
+                "them with predict_structures, or set data.predictions.on_miss to null or wait"
+            )
+
+
+def predictions_of(data: DataSection) -> PredictedStructures | None:
+    """Predicted structures as the settings of a run name them."""
+    section = data.predictions
+    if section.folder is None:
+        return None
+    return PredictedStructures(Path(section.folder).expanduser(), section.on_miss, data.max_length)
+
+
+def predictor_folder(cache: Path) -> Path:
+    """The folder of shards that a cache means. Raises DataError where several predictors have one."""
+    found = sorted({shard.parent for shard in cache.glob("*/shard-*.safetensors")})
+    if len(found) > 1:
+        names = ", ".join(folder.name for folder in found)
+        raise DataError(f"{cache}: holds predictions of {names}: give the folder of one of them")
+    return found[0] if found else cache
 
 
 def keep(folder: Path, sequences: Sequence[str], found: Sequence[Predicted]) -> None:
@@ -38,17 +122,13 @@ def keep(folder: Path, sequences: Sequence[str], found: Sequence[Predicted]) -> 
     write_shard(folder, xxhash.xxh3_64_hexdigest(hashes_N.tobytes()), hashes_N, rows)
 
 
-def missing(folder: Path, sequences: Sequence[str]) -> NDArray[np.bool_]:
-    """(N,) bool: sequences without a structure in the folder."""
-    return ~FeatureStore(folder).has(hashes(sequences))
-
-
-def predicted(folder: Path, sequences: Sequence[str]) -> Iterator[Predicted]:
-    """Kept structures of sequences; raises KeyError where one is missing, DataError where a shard is damaged."""
-    for rows in FeatureStore(folder).rows(hashes(sequences)):
-        yield Predicted(rows[:, :12].astype(np.float32).reshape(-1, 4, 3), rows[:, 12].astype(np.float32))
-
-
 def hashes(sequences: Sequence[str]) -> NDArray[np.uint64]:
     """(N,) XXH3-64 of the residues, as stores have it."""
     return hashes_of([sequence.encode("ascii") for sequence in sequences])
+
+
+def centred(coordinates: NDArray[np.floating]) -> NDArray[np.float16]:
+    """(L, 4, 3) as kept: from the mean of the known CA, in fp16."""
+    known = np.isfinite(coordinates[:, 1, 0])
+    middle = coordinates[known, 1].mean(axis=0) if known.any() else 0.0
+    return (coordinates - middle).astype(np.float16)

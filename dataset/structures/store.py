@@ -5,8 +5,8 @@ In: such a folder, made by :mod:`dataset.structures.conversion`. Out: a :class:`
 ======================= ==========================================================================================
 sequences/              a store (:mod:`dataset.store.format`) of the residues
 structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not
-                        known; confidence (R,) int8, pLDDT, 100 where the structure was measured; chains (R,) int8;
-                        labels (N,) int64, -1 for none; parts (N,) int8; checksum (2,) uint64, XXH3-128 of coordinates
+                        known, (0, 4, 3) where none is known at all; confidence (R,) int8, pLDDT, 100 where the
+                        structure was measured; chains (R,) int8; labels (N,) int64, -1 for none; parts (N,) int8
 structures.json         written last: what the folder was made of and with, checksums, and a checksum of itself
 ======================= ==========================================================================================
 
@@ -29,10 +29,11 @@ from pydantic import BaseModel, ConfigDict
 from common.errors import DataError
 from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.fasta.counts import SourceFile
-from dataset.store.format import SampleSource, read_signed
+from dataset.store.format import read_signed
 from dataset.store.reader import Store
+from dataset.structures.predictions import PredictedStructures, centred
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SEQUENCES_FOLDER = "sequences"
 ARRAYS_FILE = "structures.safetensors"
 MANIFEST_FILE = "structures.json"
@@ -91,7 +92,7 @@ class StructureManifest(BaseModel):
 
     Attributes:
         settings: what the folder was made with.
-        source, held_out_source: the files that it was made of, or the settings of the sample.
+        files: what it was made of, by setting.
         label_names: classes, by their number in ``labels``.
         sequences_checksum: of the store's content.
         arrays_xxh128: of the other file.
@@ -102,11 +103,10 @@ class StructureManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     num_records: int
     settings: dict[str, Any]
-    source: list[SourceFile] | SampleSource
-    held_out_source: list[SourceFile]
+    files: dict[str, list[SourceFile]]
     label_names: list[str]
     sequences_checksum: str
     checksum: str
@@ -134,6 +134,13 @@ class Structure:
     chains: NDArray[np.int8]
     chain_names: tuple[str, ...]
 
+    @classmethod
+    def unknown(cls, record: str, residues: str) -> Structure:
+        """A chain of which residues alone are known."""
+        nothing = np.broadcast_to(np.float32(np.nan), (len(residues), 4, 3))
+        zeros = np.zeros(len(residues), np.int8)
+        return cls(record, residues, nothing, zeros, zeros, ("A",))
+
 
 class StructureStore:
     """Read access to a structure store.
@@ -147,11 +154,21 @@ class StructureStore:
     """
 
     def __init__(
-        self, path: Path | str, verify: Literal["full", "quick"] = "quick", sequences: Path | None = None
+        self,
+        path: Path | str,
+        verify: Literal["full", "quick"] = "quick",
+        *,
+        sequences: Path | None = None,
+        predictions: PredictedStructures | None = None,
     ) -> None:
-        """Open the folder; ``verify`` is of the sequences, which ``sequences`` may be a copy of.
+        """Open the folder.
 
-        Raises DataError where it is none, or damaged.
+        Args:
+            verify: of the sequences.
+            sequences: copy of them.
+            predictions: structures of records that have none of their own.
+
+        Raises DataError where the folder is no store, or damaged.
         """
         self.path = Path(path).absolute()
         if not (self.path / MANIFEST_FILE).is_file():
@@ -172,6 +189,10 @@ class StructureStore:
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == part) for part in (TRAINING, HELD_OUT))
         ends = np.cumsum(self.store.lengths, dtype=np.int64)
         self._starts = ends - self.store.lengths
+        self._predictions = predictions
+        self._unknown_N = np.ones(len(self.store), dtype=bool)
+        if len(self._coordinates):
+            self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._coordinates[:, 1, 0]), self._starts)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -186,32 +207,40 @@ class StructureStore:
         """Classes, by number."""
         return tuple(self.manifest.label_names)
 
+    @property
+    def unknown_records(self) -> NDArray[np.int64]:
+        """Records that have no structure here."""
+        return np.flatnonzero(self._unknown_N)
+
     def atoms(self, record: int, start: int, length: int) -> tuple[NDArray[np.float16], NDArray, NDArray]:
         """(length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""
         first = int(self._starts[record]) + start
         rows = slice(first, first + length)
-        return self._coordinates[rows], self._confidence[rows], self._chains[rows]
+        chains = self._chains[rows]
+        if not self._unknown_N[record]:
+            return self._coordinates[rows], self._confidence[rows], chains
+        if self._predictions is not None:
+            found = self._predictions.of(self.store.sequence_hashes[record], int(self.store.lengths[record]))
+            if found is not None:
+                return found.coordinates[start : start + length], found.confidence[start : start + length], chains
+        return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
 
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
+    known = any(np.isfinite(each.coordinates[:, 1, 0]).any() for each in structures)
     write_arrays(
         folder / ARRAYS_FILE,
         {
-            "coordinates": np.concatenate([centred(each.coordinates) for each in structures]),
+            "coordinates": np.concatenate(
+                [centred(each.coordinates) for each in structures] if known else [np.empty((0, 4, 3), np.float16)]
+            ),
             "confidence": np.concatenate([each.confidence for each in structures]).astype(np.int8),
             "chains": np.concatenate([each.chains for each in structures]).astype(np.int8),
             "labels": labels_N.astype(np.int64),
             "parts": parts_N.astype(np.int8),
         },
     )
-
-
-def centred(coordinates: NDArray[np.float32]) -> NDArray[np.float16]:
-    """(L, 4, 3) as kept: from the mean of the known CA, in fp16."""
-    known = np.isfinite(coordinates[:, 1, 0])
-    middle = coordinates[known, 1].mean(axis=0) if known.any() else 0.0
-    return (coordinates - middle).astype(np.float16)
 
 
 def arrays_checksum(sequences_checksum: str, arrays: dict[str, NDArray]) -> str:

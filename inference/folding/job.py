@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import DataError
-from dataset.batches.plan import longest_first
+from dataset.batches.plan import Indices, longest_first
 from dataset.embeddings.cache import bound_cache
-from dataset.structures.predictions import keep, missing
+from dataset.structures.predictions import PredictedStructures, hashes, keep
 from inference.folding.predictors import predictor
 
 
@@ -30,6 +31,7 @@ class FoldingSettings:
         cache: folder that all nodes see.
         device: cpu or cuda.
         modules: imported in each process, for predictors that they register.
+        cpus: cores that a process computes on; None for all.
     """
 
     predictor: str
@@ -37,6 +39,7 @@ class FoldingSettings:
     cache: Path
     device: str
     modules: tuple[str, ...] = ()
+    cpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class Folder:
         """Load the predictor; its fingerprint."""
         import importlib
 
+        import torch
+
+        if self._of.cpus is not None:
+            torch.set_num_threads(self._of.cpus)
         for module in self._of.modules:
             importlib.import_module(module)
         self._predictor = predictor(self._of.predictor, self._of.source, self._of.device)
@@ -83,21 +90,23 @@ def predict_structures(
     of: FoldingSettings,
     *,
     batch_tokens: int,
-    cache_bytes: int,
+    cache_bytes: int | None,
+    plan: Callable[[NDArray[np.int64], int], list[Indices]] = longest_first,
     pool: Callable[[FoldingSettings], Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FoldingReport:
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
 
-    ``pool`` makes an :class:`~training.launch.actor_pool.ActorPool` of :class:`Folder`; None computes here.
+    ``plan`` gives the places of each batch. ``cache_bytes`` bounds the cache, None does not. ``pool`` makes an
+    :class:`~training.launch.actor_pool.ActorPool` of :class:`Folder`; None computes here.
     """
     distinct = list(dict.fromkeys(sequences))
     workers: Any = Folder(of) if pool is None else pool(of)
     fingerprint = workers.load() if pool is None else workers.loaded
-    absent = missing(of.cache / fingerprint, distinct)
+    absent = ~PredictedStructures(of.cache / fingerprint, "null").has(hashes(distinct))
     lengths = np.array(list(map(len, distinct)), dtype=np.int64)
     # Planned over all, so that a job that goes on takes the batches that it would have taken.
-    parts = [part[absent[part]] for part in longest_first(lengths, batch_tokens)]
+    parts = [part[absent[part]] for part in plan(lengths, batch_tokens)]
     batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
     found = done = int(len(distinct) - absent.sum())
     progress(done, len(distinct))
@@ -108,4 +117,5 @@ def predict_structures(
     finally:
         if pool is not None:
             workers.close()
-    return FoldingReport(of.cache / fingerprint, len(distinct), found, bound_cache(of.cache, cache_bytes))
+    removed = 0 if cache_bytes is None else bound_cache(of.cache, cache_bytes)
+    return FoldingReport(of.cache / fingerprint, len(distinct), found, removed)

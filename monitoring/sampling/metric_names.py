@@ -101,7 +101,7 @@ LOOP_METRICS = (
     Metric("worker/{worker}/checkpoint_s", "seconds", "Of a step, copying checkpoints"),
     Metric("worker/{worker}/padding_share", "share", "Of the token budget, what batches left empty"),
     Metric("worker/{worker}/loader_queue_depth", "count", "Batches that are ready and wait for the worker"),
-    Metric("worker/{worker}/feature_cache_hit_rate", "share", "Of the features asked for, those that were kept"),
+    Metric("worker/{worker}/feature_cache_hit_rate", "share", "Of features or structures asked for, those kept"),
 )
 RUN_METRICS = (
     Metric("perf/tokens_per_s", "tokens/s", "Real tokens of all workers"),

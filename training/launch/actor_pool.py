@@ -7,6 +7,7 @@ their results themselves, so that nothing large passes through Ray.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ class ActorPool:
         at_once: tasks of an actor.
         max_failures: times that a task may lose its actor.
         log: where it is noted that an actor was lost.
+        ended: when it is set, no task is begun and nothing is waited for any more.
         same: given what two actors' ``load`` returned, raises where they can't work together.
 
     Attributes:
@@ -46,13 +48,14 @@ class ActorPool:
         at_once: int,
         max_failures: int,
         log: logging.Logger,
+        ended: threading.Event | None = None,
         same: Callable[[Any, Any], None] = lambda first, other: None,
     ) -> None:
         settings = {**options, "max_concurrency": at_once}
         remote: Any = ray.remote(kind)
         self._new: Callable[[], Any] = lambda: remote.options(**settings, runtime_env=worker_environment()).remote(of)
         self._at_once, self._max_failures, self._not_loaded, self._same = at_once, max_failures, 0, same
-        self._log = log
+        self._log, self._ended = log, ended or threading.Event()
         self._waiting: dict[Any, tuple[Any, int | None]] = {}
         self._lost: set[Any] = set()
         self._ready: list[Any] = []
@@ -64,7 +67,7 @@ class ActorPool:
         """Results as they are done. Raises ResourceError where a task lost its actor too often."""
         todo, tries, left = deque(range(len(tasks))), Counter[int](), len(tasks)
         idle = [actor for actor in self._ready for _ in range(self._at_once)]
-        while left:
+        while left and not self._ended.is_set():
             while idle and todo:
                 actor = idle.pop()
                 if actor not in self._lost:
@@ -100,13 +103,14 @@ class ActorPool:
 
     def _first_loaded(self) -> Any:
         """Wait for one actor; the others join as they are ready."""
-        while True:
+        while not self._ended.is_set():
             for actor, _, result in self._replies():
                 if isinstance(result, RayActorError):
                     self._replace(actor, False, result)
                     continue
                 self._ready.append(actor)
                 return result
+        return None
 
     def _replies(self) -> Iterator[tuple[Any, int | None, Any]]:
         done, _ = ray.wait(list(self._waiting), timeout=1.0)

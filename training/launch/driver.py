@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,14 +50,18 @@ from training.tasks.registry import task_plan
 WATCHER_TIMEOUT_S = 30.0
 
 
-def train(config: Config) -> int:
+Beside = Callable[[Config, Path], AbstractContextManager[None]]
+"""What works on the cluster while the workers train, given the config and the prepared data."""
+
+
+def train(config: Config, beside: Beside = lambda *_: nullcontext()) -> int:
     """Run the experiment to its end; EsmerayError where it can't start.
 
     Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     config = with_absolute_paths(config, run)
-    return until_signal(run, lambda signals: _train_locked(config, run, signals), "training")
+    return until_signal(run, lambda signals: _train_locked(config, run, signals, beside), "training")
 
 
 def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
@@ -77,7 +82,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
         return 128 + signum
 
 
-def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
+def _train_locked(config: Config, run: RunFolder, signals: StopSignals, beside: Beside) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
     config = as_begun(run, config)
     remarks = check_resume(run, config)
@@ -97,7 +102,7 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals) -> int:
         _check_plan(make_plan(config, local, size), config, run)
     for remark in remarks:
         warn(remark)
-    return _train_on_cluster(config, run, store_path, size, signals)
+    return _train_on_cluster(config, run, store_path, size, signals, beside)
 
 
 def dry_run(config: Config) -> int:
@@ -174,7 +179,9 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
     return [NodeResources(max(local.cpus, each), min(1, local.gpus))] * count
 
 
-def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals) -> int:
+def _train_on_cluster(
+    config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals, beside: Beside
+) -> int:
     from training.launch import cluster  # here: it imports Ray, and the work that needs it begins
 
     with cluster.connected(config.ray) as dashboard:
@@ -200,7 +207,8 @@ def _train_on_cluster(config: Config, run: RunFolder, store_path: Path, size: Ta
         watcher = _watch(config.monitoring, config.training.gpu_log_interval, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
-            error = fit(_make_trainer(config, workers, store_path, run_id), signals)
+            with beside(config, store_path):
+                error = fit(_make_trainer(config, workers, store_path, run_id), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))
@@ -333,6 +341,10 @@ def with_absolute_paths(config: Config, run: RunFolder) -> Config:
     }
     if config.data.stage_dir is not None:
         changes["data"] = {"stage_dir": str(Path(config.data.stage_dir).expanduser().resolve())}
+    if config.data.predictions.folder is not None:
+        kept = str(Path(config.data.predictions.folder).expanduser().resolve())
+        predictions = config.data.predictions.model_copy(update={"folder": kept})
+        changes["data"] = changes.get("data", {}) | {"predictions": predictions}
     if (folder := Path(backbone.source).expanduser()).is_dir():
         changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
     return config.model_copy(

@@ -81,9 +81,8 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
         experiment.prepare(model, context, control)
     stage = zero_stage(config.training, config.deepspeed)
     prepare_layers(model.backbone, config.training, context.device, stage)
-    flops_per_token = training_flops_per_token(
-        model, experiment.batches.mean_context, runs_backbone=experiment.feature_cache_hit_rate is None
-    )
+    context_size, runs_backbone = experiment.batches.mean_context, experiment.runs_backbone
+    flops_per_token = training_flops_per_token(model, context_size, runs_backbone=runs_backbone)
     groups = parameter_groups(model, config.training.weight_decay, experiment.rate_shares(model))
     engine = TrainingEngine(model, groups, config.training, config.deepspeed, context.device)
     log = RunLog(run.metrics, context.rank)

@@ -118,6 +118,6 @@ class StepResults:
 def _loader_metrics(experiment: Experiment) -> dict[str, float]:
     values = {
         "loader_queue_depth": experiment.batches.queue_depth,
-        "feature_cache_hit_rate": experiment.feature_cache_hit_rate,
+        "feature_cache_hit_rate": experiment.cache_hit_rate,
     }
     return {name: float(value) for name, value in values.items() if value is not None}

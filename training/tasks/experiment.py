@@ -59,15 +59,15 @@ class Experiment(ABC):
     """One task on its data, as one worker sees it.
 
     ``path`` is of the prepared data, on this node where it is staged. ``cropped`` is what an epoch crops, ``checksum``
-    the identity of the data, which a checkpoint can't be resumed without. ``feature_cache_hit_rate``: share of the
-    records whose kept features were there when the run began; None where none are kept.
+    the identity of the data, which a checkpoint can't be resumed without. ``runs_backbone``: false where its features
+    are kept.
     """
 
     batches: TrainingSteps
     validation: ValidationSteps
     cropped: CropCount
     checksum: str
-    feature_cache_hit_rate: float | None = None
+    runs_backbone = True
 
     @abstractmethod
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
@@ -132,6 +132,12 @@ class Experiment(ABC):
     def exports_best(self) -> bool:
         """True where a run exports its best checkpoint in place of its last step."""
         return False
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """Share of the kept features, or predicted structures, that were there when they were asked for; None where
+        none are kept."""
+        return None
 
     def close(self) -> None:
         self.batches.close()

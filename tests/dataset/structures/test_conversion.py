@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from common.errors import ConfigError, DataError
 from dataset.structures.conversion import convert_structures, ensure_structure_store
-from dataset.structures.predictions import Predicted, keep
+from dataset.structures.predictions import Predicted, PredictedStructures, keep
 from dataset.structures.sample import ceiling
 from dataset.structures.store import ARRAYS_FILE, StructureStore
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
@@ -78,19 +80,30 @@ def test_the_sample_depends_on_the_fold_and_its_ceiling_is_known():
     assert 0.4 < ceiling(40, 0) < 0.65
 
 
-def test_predicted_structures_are_taken_by_sequence_and_missing_ones_are_refused_or_empty(tmp_path: Path):
+def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_or_waited_for(tmp_path: Path):
     given = folds(3)
     fasta = tmp_path / "proteins.fasta"
     fasta.write_text("".join(f">{fold.id}\n{fold.residues}\n" for fold in given))
     found = [Predicted(fold.coordinates, np.full(len(fold.residues), 71.0, np.float32)) for fold in given]
-    keep(tmp_path / "predictions", [fold.residues for fold in given[:2]], found[:2])
-    settings = {"predictions": str(tmp_path / "predictions")}
-    with pytest.raises(DataError, match=r"no structure of 1 protein, first fold0002"):
-        convert_structures([str(fasta)], tmp_path / "store", DataSection(structures=settings))
-    data = DataSection(structures={**settings, "on_miss": "null"})
-    convert_structures([str(fasta)], tmp_path / "store", data)
-    store = StructureStore(tmp_path / "store")
-    atoms, confidence, _ = store.atoms(1, 0, 30)
+    cache = tmp_path / "predictions"
+    keep(cache / "model-1", [fold.residues for fold in given[:2]], found[:2])
+    path = ensure_structure_store(DataSection(source=[str(fasta)]), tmp_path)
+    unknown = StructureStore(path)
+    assert np.isnan(unknown.atoms(1, 0, 30)[0]).all() and unknown.unknown_records.tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"no structure of 1 protein of 3"):
+        PredictedStructures(cache, "error").check(unknown.store.sequence_hashes)
+    store = StructureStore(path, predictions=PredictedStructures(cache, "null"))
+    atoms, confidence, _ = store.atoms(1, 4, 30)
     wanted = given[1].coordinates - given[1].coordinates[:, 1].mean(0)
-    np.testing.assert_allclose(atoms, wanted[:30], atol=0.06)
+    np.testing.assert_allclose(atoms, wanted[4:34], atol=0.06)
     assert confidence.tolist() == [71] * 30 and np.isnan(store.atoms(2, 0, 9)[0]).all()
+    waiting = PredictedStructures(cache, "wait", longest=1000)
+    later = Timer(0.3, keep, (cache / "model-1", [given[2].residues], found[2:]))
+    later.start()
+    assert np.isfinite(StructureStore(path, predictions=waiting).atoms(2, 0, 9)[0]).all() and waiting.hit_rate == 0
+    later.join()
+    keep(cache / "model-2", [given[0].residues], found[:1])
+    with pytest.raises(DataError, match="predictions of model-1, model-2"):
+        PredictedStructures(cache, "null")
+    with pytest.raises(ValidationError, match="set folder"):
+        DataSection(predictions={"on_miss": "wait"})

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import EsmConfig, EsmForProteinFolding
 
 from common.errors import ConfigError
-from dataset.structures.predictions import missing, predicted
+from dataset.structures.predictions import PredictedStructures, hashes
 from inference.folding import job
 from inference.folding.job import Folder, FoldingSettings, predict_structures
 from inference.folding.predictors import EsmFold
@@ -21,34 +19,8 @@ from tests.model.support import random_sequences
 SEQUENCES = random_sequences([12, 30, 30, 7, 21, 12])
 
 
-@pytest.fixture(scope="module")
-def esmfold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ESMFold of two layers and two blocks, weights drawn at random."""
-    folder = tmp_path_factory.mktemp("esmfold")
-    torch.manual_seed(0)
-    trunk = {
-        **{"num_blocks": 1, "sequence_state_dim": 32, "pairwise_state_dim": 16, "sequence_head_width": 8},
-        **{"pairwise_head_width": 8, "position_bins": 8, "max_recycles": 1},
-        "structure_module": {
-            **{"sequence_dim": 16, "pairwise_dim": 16, "ipa_dim": 4, "resnet_dim": 8, "num_heads_ipa": 2},
-            **{"num_blocks": 2, "num_transition_layers": 1, "num_resnet_blocks": 1},
-        },
-    }
-    from transformers.models.esm.configuration_esm import get_default_vocab_list
-
-    config = EsmConfig(
-        **{"vocab_size": 33, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 32, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 32},
-        is_folding_model=True,
-        esmfold_config={"trunk": trunk, "fp16_esm": False, "lddt_head_hid_dim": 8},
-        vocab_list=list(get_default_vocab_list()),
-    )
-    EsmForProteinFolding(config).save_pretrained(folder)
-    return folder
-
-
 def settings(esmfold: Path, cache: Path) -> FoldingSettings:
-    return FoldingSettings("esmfold", str(esmfold), cache, "cpu")
+    return FoldingSettings("esmfold", str(esmfold), cache, "cpu", cpus=1)
 
 
 def contents(cache: Path) -> dict[str, bytes]:
@@ -65,7 +37,8 @@ def test_structures_are_the_predictors_own_and_are_found_again(esmfold: Path, tm
     first = predict(esmfold, tmp_path)
     assert (first.sequences, first.found) == (6, 0)
     model = EsmFold(str(esmfold), "cpu")
-    kept = list(predicted(first.folder, SEQUENCES))
+    folded = PredictedStructures(first.folder)
+    kept = [found for each in hashes(SEQUENCES) if (found := folded.of(each)) is not None]
     for sequence, found in zip(SEQUENCES, kept, strict=True):
         (alone,) = model.predict([sequence])
         middle = alone.coordinates[:, 1].mean(0)
@@ -106,7 +79,7 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
         predict_structures(
             SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), batch_tokens=9, cache_bytes=9
         )
-    assert missing(tmp_path / "nothing", SEQUENCES).all()
+    assert not PredictedStructures(tmp_path / "nothing").has(hashes(SEQUENCES)).any()
 
 
 @pytest.mark.slow

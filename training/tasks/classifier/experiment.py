@@ -64,6 +64,7 @@ class ClassifierExperiment(Experiment):
         self._place: dict[str, Any] = {"batch": config.batch, **context.place}
         self._held_out = held_out
         self._features = path.parent / "features"
+        self._hit_rate: float | None = None
         self.cropped = training.count_cropped(self._labelled.training)
         self._take(training, held_out)
 
@@ -101,7 +102,8 @@ class ClassifierExperiment(Experiment):
                 "to false"
             )
         amp_dtype, hashes = self._config.training.amp_dtype, self._labelled.store.sequence_hashes
-        features, self.feature_cache_hit_rate = ensure_features(
+        self.runs_backbone = False
+        features, self._hit_rate = ensure_features(
             model,
             self._held_out,
             np.concatenate([self._labelled.training, self._labelled.validation]),
@@ -128,6 +130,10 @@ class ClassifierExperiment(Experiment):
 
     def record_name(self, record: int) -> str:
         return self._labelled.store.id(record)
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        return self._hit_rate
 
     def names(self) -> dict[str, bytes]:
         return self._names

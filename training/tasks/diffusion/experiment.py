@@ -8,6 +8,7 @@ from pathlib import Path
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.store.staging import stage_once
 from dataset.structures.batches import StructureSource
+from dataset.structures.predictions import predictions_of
 from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
 from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
@@ -29,7 +30,8 @@ class DiffusionExperiment(Experiment):
         self._section, self._seed = config.model, config.run.seed
         stage_dir = config.data.stage_dir
         staged = None if stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(stage_dir))
-        self._structures = structures = StructureStore(path, sequences=staged)
+        self._predictions = predictions_of(config.data)
+        self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
         self.checksum = structures.checksum
         section, length = config.model.diffusion, config.data.max_length
         training = StructureSource(structures, section, max_length=length, seed=config.run.seed, training=True)
@@ -71,6 +73,10 @@ class DiffusionExperiment(Experiment):
 
     def record_name(self, record: int) -> str:
         return self._structures.store.id(record)
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        return None if self._predictions is None else self._predictions.hit_rate
 
     def names(self) -> dict[str, bytes]:
         """The classes that sequences are conditioned on."""

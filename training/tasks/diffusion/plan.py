@@ -7,6 +7,7 @@ from pathlib import Path
 from common.progress import ProgressCallback
 from dataset.batches.cropping import count_cropped, cropped_lengths
 from dataset.structures.conversion import ensure_structure_store, structure_store_location
+from dataset.structures.predictions import predictions_of
 from dataset.structures.store import StructureStore
 from model.backbones.source import is_padded, source_type
 from model.cost.memory import ParameterCount, count_diffusion_parameters
@@ -19,7 +20,12 @@ class DiffusionPlan(TaskPlan):
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
         self._parameters(0)  # refuses an impossible model before the data is read
-        return ensure_structure_store(self.config.data, root, progress)
+        path = ensure_structure_store(self.config.data, root, progress)
+        predictions = predictions_of(self.config.data)
+        if predictions is not None:
+            structures = StructureStore(path)
+            predictions.check(structures.store.sequence_hashes[structures.unknown_records])
+        return path
 
     def location(self, root: Path) -> Path:
         return structure_store_location(self.config.data, root)

@@ -1,0 +1,93 @@
+"""Structures predicted while training runs, in the order in which it wants them.
+
+In: a config whose data has a predictor, and its store. Out: shards in the cache, which the workers read as they come
+(:class:`dataset.structures.predictions.PredictedStructures`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from dataset.batches.plan import Indices, longest_first
+from dataset.batches.steps import TrainingSteps, ValidationSteps
+from dataset.structures.batches import StructureSource
+from dataset.structures.predictions import FAILURE_FILE
+from dataset.structures.store import StructureStore
+from inference.folding.job import Folder, FoldingSettings, predict_structures
+from train_config.schema import Config
+from training.launch.actor_pool import ActorPool
+
+_WINDOW = 8
+"""Batches of the predictor within which sequences are sorted by length."""
+_PATIENCE_S = 15.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def predicting(config: Config, store: Path) -> Iterator[None]:
+    """Predict what is missing until this is left; Ray is connected. Where it fails, the failure is left in the cache
+    for the workers that wait."""
+    wanted, ended = config.data.predictions, threading.Event()
+    assert wanted.folder is not None and wanted.model is not None
+    cache = Path(wanted.folder).absolute()
+    gpus = wanted.gpus_per_worker if ray.cluster_resources().get("GPU") else 0
+    device, cpus = "cuda" if gpus else "cpu", max(1, wanted.cpus_per_worker)
+    of = FoldingSettings(wanted.predictor, wanted.model, cache, device, tuple(wanted.predictor_module), cpus)
+    resources = {"num_cpus": wanted.cpus_per_worker, "num_gpus": gpus}
+    (cache / FAILURE_FILE).unlink(missing_ok=True)
+
+    def pool(settings: FoldingSettings) -> ActorPool:
+        return ActorPool(Folder, settings, wanted.workers, resources, at_once=1, max_failures=3, log=log, ended=ended)
+
+    def work() -> None:
+        try:
+            sequences = sequences_in_order(config, store)
+            predict_structures(
+                sequences, of, batch_tokens=wanted.batch_tokens, cache_bytes=None, plan=in_order, pool=pool
+            )
+        except Exception as error:  # noqa: BLE001 - the workers raise it
+            cache.mkdir(parents=True, exist_ok=True)
+            (cache / FAILURE_FILE).write_text(f"predicting structures failed: {error}", encoding="utf-8")
+
+    thread = threading.Thread(target=work, name="predicting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_PATIENCE_S)
+
+
+def sequences_in_order(config: Config, path: Path) -> list[str]:
+    """Sequences without a structure as the first epoch wants them; the held-out ones where it is evaluated first."""
+    store = StructureStore(path)
+    source = StructureSource(
+        store, config.model.diffusion, max_length=config.data.max_length, seed=config.run.seed, training=True
+    )
+    plan = TrainingSteps(source, store.training, batch=config.batch, seed=config.run.seed).plan(0)
+    batches = [plan.batch_records(batch) for batch in range(plan.num_batches)]
+    held_out = ValidationSteps(
+        source, store.validation, batch=config.batch, max_batches=config.training.evaluation_batches
+    )
+    before = config.training.evaluate_every_steps * plan.batches_per_step
+    batches[before:before] = held_out.records
+    unknown = set(store.unknown_records.tolist())
+    records = dict.fromkeys(record for batch in batches for record in batch.tolist() if record in unknown)
+    texts = [store.store.text(record) for record in records]
+    return [text for text in texts if len(text) <= config.data.max_length]
+
+
+def in_order(lengths_N: NDArray[np.int64], budget: int) -> list[Indices]:
+    """Places of the sequences of each batch, of like lengths within a window, one window after the other."""
+    windows_N = np.cumsum(lengths_N) // (_WINDOW * budget)
+    places = [np.flatnonzero(windows_N == window) for window in np.unique(windows_N)]
+    return [some[part] for some in places for part in longest_first(lengths_N[some], budget)]

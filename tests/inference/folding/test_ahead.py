@@ -1,0 +1,61 @@
+"""Structures that are predicted while training runs give the training that they give when they are there before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import DataError
+from inference.folding.ahead import in_order, predicting, sequences_in_order
+from inference.folding.job import FoldingSettings, predict_structures
+from run_folder.metrics_log import read_metrics
+from tests.model.support import random_sequences
+from tests.runs import exported_weights, run_folder, train_losses
+from tests.training.loop.test_worker import train
+from tests.training.tasks.test_diffusion import diffusion_config
+from train_config.schema import Config
+
+SEQUENCES = random_sequences([40, 25, 31, 60, 25, 44, 38, 52, 29, 33])
+
+
+def run(folder: Path, predictions: dict[str, Any]) -> tuple[Config, Path]:
+    folder.mkdir(exist_ok=True)
+    fasta = folder / "proteins.fasta"
+    fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(SEQUENCES)))
+    steps = {"max_steps": 4, "evaluate_every_steps": 2, "evaluation_batches": 1, "gpu_log_interval": 0.05}
+    data = {"source": [str(fasta)], "max_length": 100, "predictions": predictions}
+    batch = {"tokens": 128, "global_tokens": 128}
+    config, path = diffusion_config(folder, data=data, batch=batch, training=steps)
+    return config, Path(path)
+
+
+@pytest.mark.slow
+def test_training_waits_for_structures_and_is_the_same_to_the_bit(
+    tmp_path: Path, esmfold: Path, ray_address: str, process_group
+):
+    warm, path = run(tmp_path / "warm", {"folder": str(tmp_path / "before"), "on_miss": "null"})
+    sequences = sequences_in_order(warm, path)
+    assert sorted(sequences) == sorted(set(SEQUENCES))
+    before = FoldingSettings("esmfold", str(esmfold), tmp_path / "before", "cpu", cpus=1)
+    predict_structures(sequences, before, batch_tokens=64, cache_bytes=None, plan=in_order)
+    train(warm, str(path))
+    cold, path = run(
+        tmp_path / "cold",
+        {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "batch_tokens": 64},
+    )
+    with predicting(cold, path):
+        train(cold, str(path))
+    assert train_losses(cold) == train_losses(warm)
+    assert all((exported_weights(cold)[name] == value).all() for name, value in exported_weights(warm).items())
+    samples = read_metrics(run_folder(cold).monitoring / "worker-00000.jsonl")
+    assert 0 < samples[-1]["figures"]["worker/0/feature_cache_hit_rate"] < 1
+
+
+@pytest.mark.slow
+def test_a_predictor_that_fails_ends_the_training_that_waits(tmp_path: Path, ray_address: str, process_group):
+    settings = {"folder": str(tmp_path / "none"), "on_miss": "wait", "model": str(tmp_path)}
+    config, path = run(tmp_path / "run", settings)
+    with predicting(config, path), pytest.raises(DataError, match=r"predicting structures failed: .* as esmfold"):
+        train(config, str(path))
