@@ -21,7 +21,7 @@ from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.structures.store import Structure, StructureStore
 from inference.design.sampling import Request, generate
 from inference.design.scoring import log_likelihoods
-from model.tasks.diffusion import SequenceDiffusion
+from model.tasks.diffusion import Diffusion
 
 SHORT = 100
 """Residues up to which a protein is short, as in CATH's benchmark."""
@@ -59,7 +59,7 @@ class _Protein:
 
 
 def evaluate_designs(
-    model: SequenceDiffusion,
+    model: Diffusion,
     store: StructureStore,
     *,
     steps: int = 20,

@@ -17,7 +17,7 @@ from inference.exported import EXPORT_FOLDER
 from train_config.diffusion_schema import StructuresSection
 
 if TYPE_CHECKING:
-    from model.tasks.diffusion import SequenceDiffusion
+    from model.tasks.diffusion import Diffusion
 
 DIFFUSION_CONFIG = "structdiff_config.json"
 
@@ -58,14 +58,14 @@ def structures_of(options: DesignOptions) -> list[Structure]:
     return [structure for path in files for structure in read_structures(path, section, counts)]
 
 
-def load_model(options: ModelOptions) -> tuple[SequenceDiffusion, int]:
+def load_model(options: ModelOptions) -> tuple[Diffusion, int]:
     """The model on its device, and the number of the label. Raises ConfigError for an unknown label."""
     import torch
 
     from dataset.packed_batch import NO_LABEL
-    from model.tasks.diffusion import SequenceDiffusion
+    from model.tasks.latent_diffusion import open_diffusion
 
-    model = SequenceDiffusion.from_pretrained(design_folder(options.model))
+    model = open_diffusion(design_folder(options.model))
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"--label {options.label}: the model knows {known}")

@@ -1,4 +1,5 @@
-"""Sequences for a structure, by denoising: from <mask> everywhere, some positions more are decided in each step.
+"""Sequences for a structure, by denoising: from <mask> everywhere, some positions more are decided in each step; or
+from noise, latents that an autoencoder reads.
 
 In: a trained model and what is asked for. Out: sequences with the probabilities of each position when it was decided.
 A design depends on its own seed alone, not on what it shares a batch with.
@@ -22,7 +23,8 @@ from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.packed_batch import NO_LABEL, PackedBatch
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
-from model.tasks.diffusion import SequenceDiffusion
+from model.tasks.diffusion import Diffusion, SequenceDiffusion
+from model.tasks.latent_diffusion import LatentDiffusion, Noisy
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
 
@@ -72,7 +74,7 @@ class Design:
 
 @torch.inference_mode()
 def generate(
-    model: SequenceDiffusion,
+    model: Diffusion,
     request: Request,
     number: int,
     *,
@@ -85,7 +87,10 @@ def generate(
     at_once = max(1, batch_tokens // (length + 2))
     for start in range(0, number, at_once):
         seeds = range(start, min(start + at_once, number))
-        yield from _denoised(model, request, seed, seeds)
+        drafts = _Drafts.begun(model, request, seed, seeds)
+        tokens, probabilities = (_denoised_tokens if model.section.space == "tokens" else _denoised_latents)(drafts)
+        for each, row, kept in zip(seeds, tokens.tolist(), probabilities.cpu().numpy(), strict=True):
+            yield Design("".join(VOCABULARY[token] for token in row), kept, each)
         if progress is not None:
             progress(seeds.stop)
 
@@ -112,44 +117,105 @@ def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     return logits_TK[:, ids]
 
 
-def _denoised(model: SequenceDiffusion, request: Request, seed: int, seeds: range) -> Iterator[Design]:
-    structure, copies = request.structure, len(seeds)
-    length, device = len(structure.residues), next(model.parameters()).device
-    batch = structure_batch(structure, [structure.residues.replace("-", "X")] * copies, request.label).to(device)
-    conditions_TH = model.conditions(batch)
-    groups_L, num_groups = _groups(request, length)
-    groups_L = groups_L.to(device)
-    hidden = torch.ones(copies, num_groups, dtype=torch.bool, device=device)
-    hidden[:, groups_L[list(request.fixed)]] = False
-    rows = batch.tokens.view(copies, length + 2)[:, 1:-1]  # a view: what is decided is seen by the next step
+@dataclass
+class _Drafts:
+    """Designs in the making, (copies) of them.
+
+    Attributes:
+        batch: with the structure's residues.
+        conditions: (T, H).
+        groups: (L,) group of each position.
+        hidden: (copies, G) what is to be decided.
+        draws: randomness of each design.
+    """
+
+    model: Diffusion
+    request: Request
+    batch: PackedBatch
+    conditions: Tensor
+    groups: Tensor
+    hidden: Tensor
+    draws: list[torch.Generator]
+
+    @classmethod
+    def begun(cls, model: Diffusion, request: Request, seed: int, seeds: range) -> _Drafts:
+        copies, device = len(seeds), next(model.parameters()).device
+        residues = [request.structure.residues.replace("-", "X")] * copies
+        batch = structure_batch(request.structure, residues, request.label).to(device)
+        groups_L, num_groups = _groups(request, len(request.structure.residues))
+        hidden = torch.ones(copies, num_groups, dtype=torch.bool, device=device)
+        hidden[:, groups_L[list(request.fixed)]] = False
+        draws = [torch.Generator().manual_seed(_stream(seed, number)) for number in seeds]
+        return cls(model, request, batch, model.conditions(batch), groups_L.to(device), hidden, draws)
+
+    def inside(self, rows: Tensor) -> Tensor:
+        """(copies, L, ...): rows of tokens without <cls> and <eos>, a view."""
+        return rows.unflatten(0, (len(self.draws), -1))[:, 1:-1]
+
+    def drawn(self, logits_T20: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(copies, G, 20) log-probabilities, (copies, G) amino acids drawn from them, and (copies, G) chance."""
+        copies, G = self.hidden.shape
+        allowed = torch.tensor([letter not in self.request.omitted for letter in AMINO_ACIDS], device=logits_T20.device)
+        sums = torch.zeros(copies, G, 20, device=logits_T20.device).index_add_(1, self.groups, self.inside(logits_T20))
+        sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
+        log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        uniform = torch.stack([torch.rand(G, 21, generator=each) for each in self.draws]).to(logits_T20.device)
+        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
+        return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
+
+
+def _denoised_tokens(drafts: _Drafts) -> tuple[Tensor, Tensor]:
+    """(copies, L) tokens and (copies, L, 20) probabilities, from <mask> everywhere."""
+    model, request, hidden, groups_L = drafts.model, drafts.request, drafts.hidden, drafts.groups
+    assert isinstance(model, SequenceDiffusion)
+    rows = drafts.inside(drafts.batch.tokens)  # a view: what is decided is seen by the next step
+    probabilities = _given(drafts)
     rows.masked_fill_(hidden[:, groups_L], MASK)
-    probabilities = torch.nn.functional.one_hot(_indices(structure.residues), 20).float().to(device)
-    probabilities = probabilities.repeat(copies, 1, 1)
-    allowed = torch.tensor([letter not in request.omitted for letter in AMINO_ACIDS], device=device)
-    noise = [torch.Generator().manual_seed(_stream(seed, number)) for number in seeds]
-    num_hidden = int(hidden[0].sum())
-    sizes_G = torch.bincount(groups_L, minlength=num_groups).clamp(min=1)
+    num_hidden, guess_TK = int(hidden[0].sum()), None
     for step in range(request.steps):
         left = round(num_hidden * _hidden_share(model.section.schedule, 1 - (step + 1) / request.steps))
-        logits = amino_acid_logits(model, model.logits(batch, conditions_TH, request.guidance))
-        logits = logits.view(copies, length + 2, 20)[:, 1:-1].masked_fill(~allowed, -torch.inf)
-        grouped = torch.zeros(copies, num_groups, 20, device=device).index_add_(1, groups_L, logits)
-        grouped = (grouped / sizes_G[:, None]).masked_fill(~allowed, -torch.inf)
-        log_p = grouped.log_softmax(-1)
-        uniform = torch.stack([torch.rand(num_groups, 21, generator=each) for each in noise]).to(device)
-        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
-        drawn = (log_p + request.temperature * gumbel[..., :20]).argmax(-1)
-        sure = log_p.gather(-1, drawn[..., None])[..., 0]
-        if request.order == "random":
-            sure = uniform[..., 20]
+        logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance, guess_TK)
+        guess_TK = logits_TK.softmax(-1) if model.section.self_condition else None
+        log_p, drawn, chance = drafts.drawn(amino_acid_logits(model, logits_TK))
+        sure = log_p.gather(-1, drawn[..., None])[..., 0] if request.order == "confidence" else chance
         decided = hidden & _surest(sure.masked_fill(~hidden, -torch.inf), int(hidden[0].sum()) - left)
-        hidden &= ~decided
+        hidden = hidden & ~decided
         now = decided[:, groups_L]
-        rows[now] = _AMINO_ACID_IDS.to(device)[drawn[:, groups_L]][now]
+        rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
         probabilities[now] = log_p.exp()[:, groups_L][now]
-    for place, number in enumerate(seeds):
-        letters = "".join(VOCABULARY[token] for token in rows[place].tolist())
-        yield Design(letters, probabilities[place].cpu().numpy(), number)
+    return rows, probabilities
+
+
+def _denoised_latents(drafts: _Drafts) -> tuple[Tensor, Tensor]:
+    """The same from noise, by DDIM (Song et al. 2020); fixed positions keep the latents of the structure's sequence."""
+    model, request, groups_L = drafts.model, drafts.request, drafts.groups
+    assert isinstance(model, LatentDiffusion)
+    given_TZ = model.latents(drafts.batch)
+    length, size = drafts.batch.max_seqlen, given_TZ.shape[1]
+    latents_TZ = torch.cat([torch.randn(length, size, generator=each) for each in drafts.draws]).to(given_TZ.device)
+    is_free_T1 = torch.ones_like(given_TZ[:, :1])
+    drafts.inside(is_free_T1)[~drafts.hidden[:, groups_L]] = 0
+    clean_TZ = guess_TZ = torch.zeros_like(latents_TZ)
+    for step in range(request.steps):
+        now, after = (torch.full_like(is_free_T1, 1 - each / request.steps) * math.pi / 2 for each in (step, step + 1))
+        noisy = Noisy(latents_TZ, now.cos(), now.sin())
+        velocity_TZ = model.velocity(noisy, drafts.conditions, drafts.batch, guess_TZ, request.guidance)
+        clean_TZ = torch.lerp(given_TZ, noisy.clean(velocity_TZ), is_free_T1)
+        noise_TZ = noisy.sine * latents_TZ + noisy.cosine * velocity_TZ
+        latents_TZ = after.cos() * clean_TZ + after.sin() * noise_TZ
+        guess_TZ = clean_TZ if model.section.self_condition else guess_TZ
+    log_p, drawn, _ = drafts.drawn(model.residue_logits(clean_TZ)[:, _AMINO_ACID_IDS.to(clean_TZ.device)])
+    rows, probabilities, now = drafts.inside(drafts.batch.tokens), _given(drafts), drafts.hidden[:, groups_L]
+    rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
+    probabilities[now] = log_p.exp()[:, groups_L][now]
+    return rows, probabilities
+
+
+def _given(drafts: _Drafts) -> Tensor:
+    """(copies, L, 20): 1 for the structure's residue."""
+    indices = [max(0, AMINO_ACIDS.find(letter)) for letter in drafts.request.structure.residues]
+    rows = torch.nn.functional.one_hot(torch.tensor(indices, device=drafts.hidden.device), 20).float()
+    return rows.repeat(len(drafts.draws), 1, 1)
 
 
 def _groups(request: Request, length: int) -> tuple[Tensor, int]:
@@ -168,11 +234,6 @@ def _surest(values: Tensor, number: int) -> Tensor:
     if number > 0:
         chosen.scatter_(1, values.topk(number, dim=1).indices, True)
     return chosen
-
-
-def _indices(residues: str) -> Tensor:
-    """(L,) number of each amino acid; 0 for others, which are never fixed."""
-    return torch.tensor([max(0, AMINO_ACIDS.find(letter)) for letter in residues])
 
 
 def _hidden_share(schedule: str, time: float) -> float:

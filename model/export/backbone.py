@@ -27,7 +27,8 @@ from model.export.exported_folder import exported_folder
 from model.export.model_card import example_text, model_card, opening_call, python_block
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
-from model.tasks.diffusion import SequenceDiffusion
+from model.tasks.diffusion import Diffusion, SequenceDiffusion
+from model.tasks.latent_diffusion import LatentDiffusion
 from model.tasks.masked_lm import MaskedLM
 
 _LONGEST_TOKENIZED = 1024
@@ -71,7 +72,7 @@ def export(
         network = _huggingface_view(model)
         with quiet_transformers():
             network.save_pretrained(building)
-        if isinstance(model, ESM2Autoencoder | SequenceDiffusion):
+        if isinstance(model, ESM2Autoencoder | Diffusion):
             model.save(building)
         _write_tokenizer(tokenizer, building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
@@ -81,7 +82,7 @@ def export(
 
 def _huggingface_view(model: TaskModel) -> PreTrainedModel:
     """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
-    if isinstance(model, ESM2Autoencoder):
+    if isinstance(model, ESM2Autoencoder | LatentDiffusion):
         network: PreTrainedModel = model.backbone.model
         return network
     if not isinstance(model, MaskedLM | SequenceDiffusion):

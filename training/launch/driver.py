@@ -347,6 +347,9 @@ def with_absolute_paths(config: Config, run: RunFolder) -> Config:
         changes["data"] = changes.get("data", {}) | {"predictions": predictions}
     if (folder := Path(backbone.source).expanduser()).is_dir():
         changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
+    if (autoencoder := config.model.diffusion.autoencoder) is not None:
+        found = {"autoencoder": str(Path(autoencoder).expanduser().resolve())}
+        changes["model"] = changes.get("model", {}) | {"diffusion": config.model.diffusion.model_copy(update=found)}
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     )

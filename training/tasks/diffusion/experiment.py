@@ -13,14 +13,17 @@ from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
 from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.base import TaskModel
-from model.tasks.diffusion import SequenceDiffusion
+from model.tasks.latent_diffusion import LatentDiffusion, build_diffusion
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config
+from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
+from training.tasks.residues.experiment import measure_features
 
 LABELS_FILE = "diffusion_labels.json"
+_NORMALIZATION_TOKENS = 65536
 
 
 class DiffusionExperiment(Experiment):
@@ -58,7 +61,7 @@ class DiffusionExperiment(Experiment):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config = trained.checkpoint.config()
         labels = tuple(json.loads((trained.checkpoint.path / LABELS_FILE).read_text(encoding="utf-8")))
-        model = trained.put_into(SequenceDiffusion.build(config.model, config.run.seed, labels))
+        model = trained.put_into(build_diffusion(config.model, config.run.seed, labels))
         return export(
             model,
             folder,
@@ -69,7 +72,12 @@ class DiffusionExperiment(Experiment):
         )
 
     def build_model(self) -> TaskModel:
-        return SequenceDiffusion.build(self._section, self._seed, self._structures.label_names)
+        return build_diffusion(self._section, self._seed, self._structures.label_names)
+
+    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
+        if isinstance(model, LatentDiffusion):
+            model.to(context.device)
+            measure_features(model, self.batches, _NORMALIZATION_TOKENS, context, control)
 
     def record_name(self, record: int) -> str:
         return self._structures.store.id(record)

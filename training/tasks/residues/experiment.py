@@ -15,6 +15,7 @@ from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
+from model.tasks.latent_diffusion import LatentDiffusion
 from model.tasks.masked_lm import MaskedLM
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
@@ -102,9 +103,13 @@ class AutoencoderExperiment(ResidueExperiment):
 
 
 def measure_features(
-    model: ESM2Autoencoder, batches: TrainingSteps, tokens: int, context: WorkerContext, control: ControlGroup
+    model: ESM2Autoencoder | LatentDiffusion,
+    batches: TrainingSteps,
+    tokens: int,
+    context: WorkerContext,
+    control: ControlGroup,
 ) -> None:
-    """Fix the autoencoder's normalisation from the first steps of the first epoch, all workers together."""
+    """Fix the normalisation of features, or latents, from the first steps of the first epoch, all workers together."""
     statistics = model.new_statistics()
     seen = 0
     for step in batches.epoch(0):
