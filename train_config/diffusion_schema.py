@@ -41,6 +41,8 @@ class PredictionsSection(Section):
             raise ValueError("with a predictor beside training set on_miss to wait or null")
         return self
 
+CaOnly = Literal["error", "skip", "complete"]
+
 
 class StructuresSection(Section):
     """Structure files of the source: PDB, mmCIF and BinaryCIF, also .gz."""
@@ -50,8 +52,8 @@ class StructuresSection(Section):
     record; or names of chains, as A,B, a record for each."""
     min_residues: PositiveInt = 10
     """Chains of fewer residues with coordinates are left out and counted."""
-    ca_only: Literal["error", "skip"] = "error"
-    """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted."""
+    ca_only: CaOnly = "error"
+    """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted; complete: place N, C and O."""
     labels: str | None = None
     """CSV or TSV file with columns id and label: classes to condition on."""
     validation_source: list[str] = Field([])

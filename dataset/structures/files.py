@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from dataset.structures.sample import placed
+from dataset.structures.ca_trace import LONGEST_STEP, completed
+from dataset.structures.sample import placed, torsion
 from dataset.structures.store import Structure, StructureCounts
 from train_config.diffusion_schema import StructuresSection
 
@@ -176,11 +177,15 @@ def _chain(
     if has_ca.any() and not whole.any():
         if section.ca_only == "error":
             raise DataError(
-                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --ca-only skip leaves such "
-                "chains out"
+                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --ca-only complete places "
+                "them, skip leaves such chains out"
             )
-        counts.ca_only_chains += 1
-        return None
+        if section.ca_only == "skip":
+            counts.ca_only_chains += 1
+            return None
+        counts.completed_chains += 1
+        coordinates = completed(coordinates[:, 1])
+        whole = np.isfinite(coordinates[:, :3]).all((1, 2))
     if whole.sum() < section.min_residues:
         counts.short_chains += 1
         return None
@@ -207,9 +212,11 @@ def _backbone(protein: Any, starts: NDArray, predicted: bool) -> tuple[NDArray[n
 
 
 def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """(R - 1,): whether C of a residue is bonded to N of the next."""
+    """(R - 1,): whether C of a residue is bonded to N of the next, by their CA where one of both is missing."""
     with np.errstate(invalid="ignore"):
-        return np.linalg.norm(coordinates[1:, 0] - coordinates[:-1, 2], axis=-1) < _LONGEST_BOND
+        bonds = np.linalg.norm(coordinates[1:, 0] - coordinates[:-1, 2], axis=-1)
+        steps = np.linalg.norm(coordinates[1:, 1] - coordinates[:-1, 1], axis=-1)
+        return np.where(np.isnan(bonds), steps < LONGEST_STEP, bonds < _LONGEST_BOND)
 
 
 def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
@@ -221,15 +228,9 @@ def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
         inside = missing + 1 < len(coordinates)
         following[inside] = coordinates[missing[inside] + 1, 0]
         near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
-        psi = np.where(near, _torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
+        psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
         coordinates[missing, 3] = placed(n, ca, c, _C_O, _CA_C_O, psi + np.pi)
     return int(missing.size)
-
-
-def _torsion(a: NDArray, b: NDArray, c: NDArray, d: NDArray) -> NDArray:
-    axis = (c - b) / np.linalg.norm(c - b, axis=-1, keepdims=True)
-    left, right = np.cross(a - b, axis), np.cross(d - c, axis)
-    return np.arctan2((np.cross(left, right) * axis).sum(-1), (left * right).sum(-1))
 
 
 _STANDARD = {

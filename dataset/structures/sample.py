@@ -139,6 +139,13 @@ def placed(a: NDArray, b: NDArray, c: NDArray, bond: float, degrees: float, tors
     return c + bond * (side - np.cos(angle) * x)
 
 
+def torsion(a: NDArray, b: NDArray, c: NDArray, d: NDArray) -> NDArray:
+    """(...): the torsion angle of four atoms in radians, -pi to pi."""
+    axis = (c - b) / np.linalg.norm(c - b, axis=-1, keepdims=True)
+    left, right = np.cross(a - b, axis), np.cross(d - c, axis)
+    return np.arctan2((np.cross(left, right) * axis).sum(-1), (left * right).sum(-1))
+
+
 def _best(atoms_B: NDArray) -> tuple[NDArray, NDArray]:
     """The (L, 4, 3) atoms of the draw with fewest clashes, then smallest radius, and (L,) contacts of its residues."""
     ca = atoms_B[:, :, 1]

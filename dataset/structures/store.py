@@ -48,6 +48,7 @@ class StructureCounts(BaseModel):
         files, chains: read; chains are those that are kept.
         other_models: models after the first, not read.
         short_chains, ca_only_chains: left out.
+        completed_chains: of CA atoms alone, whose other atoms are placed.
         other_polymers: chains without amino acids.
         modified_residues: read as the residue that they derive from.
         unknown_residues: read as X.
@@ -64,6 +65,7 @@ class StructureCounts(BaseModel):
     other_models: int = 0
     short_chains: int = 0
     ca_only_chains: int = 0
+    completed_chains: int = 0
     other_polymers: int = 0
     modified_residues: int = 0
     unknown_residues: int = 0
@@ -77,6 +79,7 @@ COUNT_LABELS = {
     "other_models": "model{s} after the first, not read",
     "short_chains": "chain{s} left out for too few residues",
     "ca_only_chains": "chain{s} left out, of CA atoms alone",
+    "completed_chains": "chain{s} of CA atoms alone, completed",
     "other_polymers": "chain{s} that are no protein",
     "modified_residues": "modified residue{s}, read as what they derive from",
     "unknown_residues": "residue{s} read as X",

@@ -14,7 +14,7 @@ from dataset.structures.conversion import find_structure_files
 from dataset.structures.files import read_structures
 from dataset.structures.store import Structure, StructureCounts
 from inference.exported import EXPORT_FOLDER
-from train_config.diffusion_schema import StructuresSection
+from train_config.diffusion_schema import CaOnly, StructuresSection
 
 if TYPE_CHECKING:
     from model.tasks.diffusion import Diffusion
@@ -38,6 +38,7 @@ class DesignOptions(ModelOptions):
 
     structure: list[str] = Field([], description="Structure files, folders or globs.")
     chain: str = Field("each", description="each, first, complex, or names of chains, as A,B.")
+    ca_only: CaOnly = Field("error", description="Chains of CA atoms alone: refuse, leave out or complete them.")
 
 
 def design_folder(source: Path) -> Path:
@@ -52,7 +53,7 @@ def design_folder(source: Path) -> Path:
 
 def structures_of(options: DesignOptions) -> list[Structure]:
     """Chains of the structure files. Raises DataError for a file that is refused."""
-    section = StructuresSection(chains=options.chain, min_residues=1)
+    section = StructuresSection(chains=options.chain, min_residues=1, ca_only=options.ca_only)
     counts = StructureCounts()
     files = find_structure_files(options.structure)
     return [structure for path in files for structure in read_structures(path, section, counts)]
