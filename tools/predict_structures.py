@@ -6,6 +6,7 @@ is done is kept in the cache: the same command goes on where one was ended, seve
 
 Examples:
   python -m tools predict_structures proteins.fasta --model facebook/esmfold_v1 --cache predictions
+  python -m tools predict_structures proteins.fasta --predictor esmfold2 --model biohub/ESMFold2 --cache predictions
   python -m tools predict_structures store/ --model esmfold/ --cache predictions --workers 8 --gpus-per-worker 0.5
 """
 
@@ -38,7 +39,7 @@ class Arguments(ToolArguments):
         min_length=1, description="FASTA files, folders or globs, or a store."
     )
     model: str = Field(description="Folder or hub name of the predictor's weights.")
-    predictor: str = Field("esmfold", description="Kind of predictor.")
+    predictor: str = Field("esmfold", description="Kind of predictor: esmfold, esmfold2, or one of --predictor-module.")
     predictor_module: list[str] = Field([], description="Modules to import, which register further kinds.")
     cache: Path = Field(description="Folder to keep predictions in.")
     cache_gb: float = Field(50.0, gt=0, description="Size of the cache.")

@@ -41,6 +41,7 @@ class PredictionsSection(Section):
             raise ValueError("with a predictor beside training set on_miss to wait or null")
         return self
 
+
 CaOnly = Literal["error", "skip", "complete"]
 
 

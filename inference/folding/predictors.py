@@ -6,7 +6,7 @@ A predictor is a class with ``fingerprint`` and ``predict`` under :func:`registe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -54,18 +54,29 @@ def predictor(name: str, source: str, device: str) -> Predictor:
         raise ConfigError(f"--model {source}: can't be loaded as {name} ({reason})") from error
 
 
-@register("esmfold")
-class EsmFold:
-    """ESMFold (Lin et al. 2023) by transformers' EsmForProteinFolding."""
+class _OfTransformers:
+    """A predictor by a model of transformers."""
+
+    kind: ClassVar[str]
 
     def __init__(self, source: str, device: str) -> None:
-        from transformers import EsmForProteinFolding
+        import transformers
 
+        kind, config = getattr(transformers, self.kind), transformers.AutoConfig.from_pretrained(source)
+        if config.model_type != kind.config_class.model_type or not getattr(config, "is_folding_model", True):
+            raise ValueError(f"by its config.json it is no {self.kind}")
         with quiet_transformers():
-            self._model = EsmForProteinFolding.from_pretrained(source, use_safetensors=True).eval().to(device)
-        if device == "cpu":
+            self._model = kind.from_pretrained(source, use_safetensors=True).eval().to(device)
+        if config.model_type == "esm" and device == "cpu":
             self._model.esm.float()
-        self.fingerprint = f"esmfold-{weights_fingerprint(self._model)}"
+        self.fingerprint = f"{type(self).__name__.lower()}-{weights_fingerprint(self._model)}"
+
+
+@register("esmfold")
+class EsmFold(_OfTransformers):
+    """ESMFold (Lin et al. 2023)."""
+
+    kind = "EsmForProteinFolding"
 
     @torch.inference_mode()
     def predict(self, sequences: Sequence[str]) -> list[Predicted]:
@@ -74,3 +85,27 @@ class EsmFold:
         confidence = 100 * found["plddt"][..., 1].float().cpu().numpy()  # of CA
         lengths = list(map(len, sequences))
         return [Predicted(atoms[number, :length], confidence[number, :length]) for number, length in enumerate(lengths)]
+
+
+@register("esmfold2")
+class EsmFold2(_OfTransformers):
+    """ESMFold2 from the sequence alone: of its samples, drawn from the same seed in any batch, that of highest pTM."""
+
+    kind = "EsmFold2Model"
+
+    def predict(self, sequences: Sequence[str]) -> list[Predicted]:
+        return list(map(self._predicted, sequences))
+
+    @torch.inference_mode()
+    def _predicted(self, sequence: str) -> Predicted:
+        from transformers.models.esmfold2.protein_utils import prepare_protein_features
+
+        features = prepare_protein_features(sequence, device=self._model.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            found = self._model.fold(**features)
+        best = int(found["ptm"].argmax())
+        residues = torch.arange(len(sequence), device=self._model.device)
+        n = torch.searchsorted(features["atom_to_token"][0, features["atom_attention_mask"][0]], residues)
+        atoms = found["sample_atom_coords"][best][n[:, None] + torch.arange(4, device=n.device)]  # N, CA, C, O first
+        return Predicted(atoms.cpu().numpy(), 100 * found["plddt_per_atom"][best, n + 1].cpu().numpy())

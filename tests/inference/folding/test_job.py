@@ -13,30 +13,32 @@ from common.errors import ConfigError
 from dataset.structures.predictions import PredictedStructures, hashes
 from inference.folding import job
 from inference.folding.job import Folder, FoldingSettings, predict_structures
-from inference.folding.predictors import EsmFold
+from inference.folding.predictors import predictor
 from tests.model.support import random_sequences
 
 SEQUENCES = random_sequences([12, 30, 30, 7, 21, 12])
 
 
-def settings(esmfold: Path, cache: Path) -> FoldingSettings:
-    return FoldingSettings("esmfold", str(esmfold), cache, "cpu", cpus=1)
+def settings(source: Path, cache: Path, kind: str = "esmfold") -> FoldingSettings:
+    return FoldingSettings(kind, str(source), cache, "cpu", cpus=1)
 
 
 def contents(cache: Path) -> dict[str, bytes]:
     return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*.safetensors")}
 
 
-def predict(esmfold: Path, cache: Path, sequences=SEQUENCES, **options):
+def predict(source: Path, cache: Path, sequences=SEQUENCES, kind: str = "esmfold", **options):
     return predict_structures(
-        sequences, settings(esmfold, cache), **{"batch_tokens": 45, "cache_bytes": 10**9, **options}
+        sequences, settings(source, cache, kind), **{"batch_tokens": 45, "cache_bytes": 10**9, **options}
     )
 
 
-def test_structures_are_the_predictors_own_and_are_found_again(esmfold: Path, tmp_path: Path):
-    first = predict(esmfold, tmp_path)
+@pytest.mark.parametrize("kind", ["esmfold", "esmfold2"])
+def test_structures_are_the_predictors_own_and_are_found_again(kind: str, tmp_path: Path, request):
+    source = request.getfixturevalue(kind)
+    first = predict(source, tmp_path, kind=kind)
     assert (first.sequences, first.found) == (6, 0)
-    model = EsmFold(str(esmfold), "cpu")
+    model = predictor(kind, str(source), "cpu")
     folded = PredictedStructures(first.folder)
     kept = [found for each in hashes(SEQUENCES) if (found := folded.of(each)) is not None]
     for sequence, found in zip(SEQUENCES, kept, strict=True):
@@ -44,8 +46,29 @@ def test_structures_are_the_predictors_own_and_are_found_again(esmfold: Path, tm
         middle = alone.coordinates[:, 1].mean(0)
         np.testing.assert_allclose(found.coordinates, alone.coordinates - middle, atol=0.05)
         np.testing.assert_allclose(found.confidence, alone.confidence, atol=0.1)
-    assert predict(esmfold, tmp_path, [*SEQUENCES, SEQUENCES[0]]).hit_rate == 1
-    assert predict(esmfold, tmp_path, [*SEQUENCES, "MKTAY"]).found == 6
+    assert predict(source, tmp_path, [*SEQUENCES, SEQUENCES[0]], kind).hit_rate == 1
+    assert predict(source, tmp_path, [*SEQUENCES, "MKTAX"], kind).found == 6
+
+
+def test_esmfold2_gives_the_atoms_and_the_confidence_of_its_best_sample(esmfold2: Path):
+    model = EsmFold2Model.from_pretrained(esmfold2).eval()
+    model.confidence_head.plddt_weight.data.normal_()  # so that confidences differ by atom
+    folding = predictor("esmfold2", str(esmfold2), "cpu")
+    folding._model = model
+    for sequence in SEQUENCES[:3]:
+        torch.manual_seed(0)
+        lines = model.infer_protein_as_pdb(sequence).splitlines()
+        atoms = {(int(line[22:26]), line[12:16].strip()): line for line in lines if line.startswith("ATOM")}
+        (found,) = folding.predict([sequence])
+        for number in range(len(sequence)):
+            for place, name in enumerate(("N", "CA", "C", "O")):
+                line = atoms[number + 1, name]
+                wanted = [float(line[start : start + 8]) for start in (30, 38, 46)]
+                np.testing.assert_allclose(found.coordinates[number, place], wanted, atol=1e-3)
+        torch.manual_seed(0)
+        best = model.infer_protein(sequence)
+        best = best["plddt_per_atom"][best["ptm"].argmax()]
+        assert np.isin(found.confidence, 100 * best.numpy()).all() and len(set(found.confidence.tolist())) > 5
 
 
 def test_a_job_that_was_ended_goes_on_to_the_same_cache(esmfold: Path, tmp_path: Path, monkeypatch):
@@ -79,6 +102,8 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
         predict_structures(
             SEQUENCES, FoldingSettings("esmfold", str(tmp_path), tmp_path, "cpu"), batch_tokens=9, cache_bytes=9
         )
+    with pytest.raises(ConfigError, match=r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"):
+        predict(esmfold, tmp_path, kind="esmfold2")
     assert not PredictedStructures(tmp_path / "nothing").has(hashes(SEQUENCES)).any()
 
 
