@@ -1,19 +1,22 @@
 """Structure files to chains: PDB, mmCIF and BinaryCIF, plain or gzip, known by what is in them and not by their names.
 
 In: a file and which of its chains are wanted. Out: these of the first model, with everything that was changed or left
-out counted. Atoms of highest occupancy are taken; a modified residue (MSE) is read
-as what it derives from; a residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed.
-Residues that are not in the file at all are a break of the chain.
+out counted. Atoms of highest occupancy are taken; a modified residue (MSE) is read as what it derives from, an unknown
+one as X; a residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed. Residues that
+are not in the file at all are a break of the chain.
 
 Shape legend: R residues of a chain.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
+import re
 import warnings
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +33,7 @@ SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 BACKBONE = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
+_MOST_CHAINS = 127
 _C_O, _CA_C_O = 1.231, 120.1
 
 
@@ -55,6 +59,8 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
     chosen = _chosen(chains, section.chains, path)
+    if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
+        raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
     counts.chains += len(chosen)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
     if section.chains == "complex":
@@ -97,12 +103,12 @@ def _read_atoms(path: Path, counts: StructureCounts) -> tuple[Any, bool]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
-            if content[:1] in (b"\x83", b"\x84", b"\x82"):
-                file: Any = pdbx.BinaryCIFFile.read(io.BytesIO(content))
-                models, atoms = pdbx.get_model_count(file), pdbx.get_structure(file, **fields)
-                predicted = "ma_qa_metric" in file.block
-            elif start.startswith((b"data_", b"#")):
-                file = pdbx.CIFFile.read(io.StringIO(content.decode("utf-8")))
+            is_binary = content[:1] in (b"\x83", b"\x84", b"\x82")
+            if is_binary or start.startswith((b"data_", b"#")):
+                kind: Any = pdbx.BinaryCIFFile if is_binary else pdbx.CIFFile
+                file: Any = kind.read(io.BytesIO(content) if is_binary else io.StringIO(content.decode()))
+                if "atom_site" not in file.block:
+                    raise DataError(f"{path}: an mmCIF file without atoms")
                 models, atoms = pdbx.get_model_count(file), pdbx.get_structure(file, **fields)
                 predicted = "ma_qa_metric" in file.block
             else:
@@ -111,7 +117,7 @@ def _read_atoms(path: Path, counts: StructureCounts) -> tuple[Any, bool]:
                     raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
                 file = pdb.PDBFile.read(io.StringIO(text))
                 models, atoms = file.get_model_count(), file.get_structure(**fields)
-                predicted = any(word in text[:4000].upper() for word in ("ALPHAFOLD", "ESMFOLD", "PREDICTED"))
+                predicted = bool(re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", text.upper(), re.MULTILINE))
     except DataError:
         raise
     except Exception as error:
@@ -134,7 +140,7 @@ def _content(path: Path) -> bytes:
         raise DataError(f"{path}: a zip archive; unpack it and give its folder")
     if not content.strip():
         raise DataError(f"{path}: the file is empty")
-    return content
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _chain_names(atoms: Any, path: Path) -> list[str]:
@@ -156,7 +162,9 @@ def _chain(
     from biotite.structure import info
 
     own = atoms[atoms.chain_id == name]
-    protein = own[struc.filter_amino_acids(own)]
+    # A residue that the dictionary of components doesn't know is one by its CA; calcium is an ion of that name.
+    unknown = struc.apply_residue_wise(own, (own.atom_name == "CA") & (own.res_name != "CA"), np.any)
+    protein = own[struc.filter_amino_acids(own) | struc.spread_residue_wise(own, unknown)]
     if not len(protein):
         counts.other_polymers += bool((~own.hetero).any())
         return None
@@ -166,12 +174,18 @@ def _chain(
     # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
     kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
     coordinates, confidence, starts = coordinates[kept], confidence[kept], starts[kept]
+    numbers = Counter(zip(protein.res_id[starts].tolist(), protein.ins_code[starts].tolist(), strict=True))
+    for (number, code), times in numbers.most_common(1):
+        if times > 1:
+            raise DataError(
+                f"{path}: chain {name!r} has {times} residues {number}{code}; if it is several chains, rename them"
+            )
     names = protein.res_name[starts].tolist()
     letters = []
     for three in names:
         letter = _STANDARD.get(three) or info.one_letter_code(three) or "X"
-        counts.modified_residues += three not in _STANDARD and letter in _STANDARD.values()
         letters.append(letter if letter in _STANDARD.values() else "X")
+        counts.modified_residues += three not in _STANDARD and letters[-1] != "X"
     has_ca = np.isfinite(coordinates[:, 1, 0])
     whole = np.isfinite(coordinates[:, :3]).all((1, 2))
     if has_ca.any() and not whole.any():

@@ -92,42 +92,64 @@ def test_odd_records_are_read_and_counted(tmp_path: Path):
     assert (counts.modified_residues, counts.alternate_atoms, counts.other_models, counts.breaks) == (1, 4, 1, 0)
 
 
-BAD = {
-    "empty.pdb": (b"", "the file is empty"),
-    "text.pdb": (b"HEADER    nothing here\nEND\n", "holds no atoms"),
-    "zip.pdb": (b"PK\x03\x04 ...", "a zip archive"),
-    "cut.cif": (b"data_X\nloop_\n_atom_site.group_PDB\n_atom_site.id\nATOM", "damaged or truncated"),
-    "cut.pdb.gz": (gzip.compress(np.random.default_rng(0).bytes(500))[:200], "can't be read"),
-    "line.pdb": (pdb_lines(FOLD)[0][:40].encode(), "damaged or truncated"),
-    "bytes.bcif": (b"\x83\xa7version\xff\xff", "damaged or truncated"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_structure_is_refused_in_one_line(tmp_path: Path, name: str):
-    content, words = BAD[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=words) as refused:
-        read(tmp_path / name)
-    assert name in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_chains_that_are_no_backbone_are_refused_or_left_out(tmp_path: Path):
-    lines = pdb_lines(FOLD)
-    ca_only = write_pdb(tmp_path / "ca.pdb", [line for line in lines if line[12:16].strip() == "CA"])
+def test_chains_of_ca_alone_are_refused_left_out_or_completed(tmp_path: Path):
+    path = write_pdb(tmp_path / "ca.pdb", [line for line in pdb_lines(FOLD) if line[12:16].strip() == "CA"])
     with pytest.raises(DataError, match="chain A: of CA atoms alone"):
-        read(ca_only)
+        read(path)
     with pytest.raises(DataError, match="no chain of amino acids"):
-        read(ca_only, ca_only="skip")
-    dna = write_pdb(tmp_path / "dna.pdb", [line[:17] + " DA" + line[20:] for line in lines])
-    with pytest.raises(DataError, match="no chain of amino acids"):
-        read(dna)
-    twice = write_pdb(tmp_path / "twice.pdb", pdb_lines(FOLD, "A"), pdb_lines(FOLD, "B"), pdb_lines(FOLD, "A"))
-    with pytest.raises(DataError, match="chain 'A' stands twice"):
-        read(twice)
-    broken = write_pdb(tmp_path / "nan.pdb", [line[:30] + "     nan" + line[38:] for line in lines])
-    with pytest.raises(DataError, match=r"no chain of amino acids|damaged"):
-        read(broken)
+        read(path, ca_only="skip")
+    assert np.isfinite(read(path, ca_only="complete")[0][0].coordinates).all()
+
+
+def test_a_residue_that_no_dictionary_has_is_read_as_x(tmp_path: Path):
+    lines = [line[:17] + "ZZZ" + line[20:] if line[22:26] == "   9" else line for line in pdb_lines(FOLD)]
+    ion = "HETATM 9999 CA    CA A 900    " + lines[-1][30:54] + "  1.00 20.00          CA"
+    (found,), counts = read(write_pdb(tmp_path / "fold.pdb", [*lines, ion]))
+    assert found.residues == FOLD.residues[:8] + "X" + FOLD.residues[9:]
+    assert (counts.unknown_residues, counts.modified_residues, counts.breaks) == (1, 0, 0)
+
+
+def test_nan_and_unknown_places_lose_the_residue_alone(tmp_path: Path):
+    lines = [line[:30] + "     nan" + line[38:] if line[22:26] == "   9" else line for line in pdb_lines(FOLD)]
+    (found,), counts = read(write_pdb(tmp_path / "fold.pdb", lines))
+    assert found.residues == FOLD.residues and np.isnan(found.coordinates).any((1, 2)).nonzero()[0].tolist() == [8]
+    assert (counts.incomplete_residues, counts.breaks) == (1, 2)
+
+
+def test_a_b_factor_is_a_confidence_in_predictions_alone(tmp_path: Path):
+    titles = {
+        "measured": "CRYSTAL STRUCTURE OF A PREDICTED HYDROLASE",
+        "predicted": "ALPHAFOLD MONOMER V2.0 PREDICTION FOR X",
+    }
+    paths = {
+        name: write_pdb(tmp_path / f"{name}.pdb", [f"TITLE     {text}", *pdb_lines(FOLD)])
+        for name, text in titles.items()
+    }
+    assert {name: int(read(path)[0][0].confidence[0]) for name, path in paths.items()} == {
+        "measured": 100,
+        "predicted": 50,
+    }
+
+
+def test_long_chains_and_many_chains_are_read(tmp_path: Path):
+    from biotite import structure
+    from biotite.structure.io import pdb, pdbx
+
+    coordinates = np.concatenate([FOLD.coordinates + 40 * turn for turn in range(30)])
+    long = replace(FOLD, residues=FOLD.residues * 30, coordinates=coordinates)
+    path = write_pdb(tmp_path / "long.pdb", pdb_lines(long))
+    (found,), counts = read(path)
+    assert found.residues == long.residues and len(found.residues) > 3000 and counts.breaks == 29
+    chains = []
+    for number in range(130):
+        chains.append(pdb.PDBFile.read(path).get_structure(model=1)[:40] if not number else chains[0].copy())
+        chains[-1].chain_id[:] = f"C{number}"
+    file = pdbx.CIFFile()
+    pdbx.set_structure(file, structure.concatenate(chains))
+    file.write(tmp_path / "many.cif")
+    assert len(read(tmp_path / "many.cif")[0]) == 130
+    with pytest.raises(DataError, match="130 chains; a complex may have 127"):
+        read(tmp_path / "many.cif", chains="complex")
 
 
 @pytest.mark.parametrize("name", ["1A8O.pdb", "1A8O.cif", "1LCD.pdb", "2BEG.pdb", "3JQH.cif"])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import EsmFold2Model
 
 from common.errors import ConfigError
 from dataset.structures.predictions import PredictedStructures, hashes
