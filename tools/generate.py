@@ -1,14 +1,16 @@
 """Generate sequences for backbone structures, by a trained sequence diffusion.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better) and their
-recovery of the native residues, probabilities of each position as a table, and a logo beside the native sequence. A
-high recovery is not designability: fold the sequences with a folding model and compare.
+For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their
+recovery of the native residues and, with --known, the share of residues in which they differ from the nearest known
+sequence; probabilities of each position as a table; and a logo beside the native sequence. A high recovery is not
+designability: fold the sequences with a folding model and compare.
 
 Positions of --fix and --tie count from 1, along the chain; in a complex, CHAIN:POSITION. Fixed ones keep the
 structure's residue. --tie A,B gives two chains of a complex the same residues.
 
 Examples:
   python -m tools generate runs/structdiff --structure fold.pdb --output designs --number 8
+  python -m tools generate runs/structdiff --structure fold.pdb --number 8 --known proteins.store --output compared
   python -m tools generate runs/structdiff --structure fold.cif --chain A --fix 1-10,57 --omit C --output designs
   python -m tools generate runs/structdiff --structure dimer.pdb --chain complex --tie A,B --output designs
   python -m tools generate runs/structdiff --length 80 --temperature 1 --number 10 --output free
@@ -30,6 +32,7 @@ from common.progress import record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.store.reader import Store
 from dataset.structures.store import Structure
 from inference.design.request import DesignOptions, design_folder, load_model, structures_of
 
@@ -51,6 +54,7 @@ class Arguments(DesignOptions):
     guidance: float = Field(1.0, ge=0, description="Weight of the structure; above 1 it counts for more.")
     order: Literal["confidence", "random"] = Field("confidence", description="Positions that are decided first.")
     seed: int = Field(0, ge=0, description="Seed.")
+    known: Path | None = Field(None, description="Store of sequences to compare with: adds novelty to each.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace the folder if this tool made it and nobody changed it since."
     )
@@ -67,9 +71,11 @@ def main(argv: list[str]) -> int:
     refuse_existing(arguments.output, MADE_BY, arguments.overwrite)
     design_folder(arguments.model)
     structures = structures_of(arguments) if arguments.structure else [_nothing(arguments.length or 0)]
+    known = None if arguments.known is None else Store(arguments.known)
     places = [(fixed_positions(arguments.fix, each), tied_positions(arguments.tie, each)) for each in structures]
     model, label = load_model(arguments)
 
+    from inference.design.novelty import nearest
     from inference.design.report import draw_logo, write_probabilities
     from inference.design.sampling import Request, generate
     from inference.design.scoring import log_likelihoods, recovery
@@ -88,11 +94,15 @@ def main(argv: list[str]) -> int:
             texts = [design.residues for design in designs]
             scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
-                for design, score in zip(designs, scores, strict=True):
-                    native = (
-                        "" if arguments.length else f" recovery={recovery(design.residues, structure.residues):.3f}"
-                    )
-                    file.write(f">{structure.id}_{design.seed + 1} score={score:.3f}{native}\n{design.residues}\n")
+                for design, score in zip(designs, scores.tolist(), strict=True):
+                    values = {"score": f"{score if np.isfinite(score) else design.confidence:.3f}"}
+                    if not arguments.length:
+                        values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
+                    if known is not None:
+                        found = nearest(design.residues, known)
+                        values |= {"novelty": f"{found.novelty:.3f}", "nearest": found.record}
+                    written = " ".join(f"{name}={value}" for name, value in values.items())
+                    file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(
                 folder / "probabilities.tsv", structure.id, structure.residues, designs, header=number == 0
             )

@@ -71,6 +71,12 @@ class Design:
     probabilities: NDArray[np.float32]
     seed: int
 
+    @property
+    def confidence(self) -> float:
+        """Mean log-probability of the residues, in nats, each when it was decided."""
+        places = [AMINO_ACIDS.find(letter) for letter in self.residues]
+        return float(np.log(self.probabilities[np.arange(len(places)), places].clip(1e-9)).mean())
+
 
 @torch.inference_mode()
 def generate(

@@ -10,7 +10,7 @@ import pytest
 
 from model.export.backbone import export
 from tests.model.tasks.test_diffusion import trained
-from tests.structures import folds, pdb_lines, write_pdb
+from tests.structures import folds, pdb_lines, structure_store, write_pdb
 
 FOLDS = folds(2)
 
@@ -21,6 +21,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(trained(("helix", "barrel")), folder / "export")
     for fold in FOLDS:
         write_pdb(folder / f"{fold.id}.pdb", pdb_lines(fold))
+    structure_store(folder / "folds", 3)
     one = FOLDS[0]
     write_pdb(folder / "dimer.cif.pdb", pdb_lines(one, "A"), pdb_lines(one, "B"))
     return folder
@@ -35,11 +36,12 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     out = tmp_path / "designs"
     outcome = command(
         *("generate", here, "--structure", here / "fold*.pdb", "--output", out, "--number", 3, "--label", "helix"),
-        *("--fix", "1-5,9", "--omit", "CW", "--steps", 4, "--temperature", 1),
+        *("--fix", "1-5,9", "--omit", "CW", "--steps", 4, "--temperature", 1, "--known", here / "folds" / "sequences"),
     )
     assert outcome.code == 0, outcome.err
     designs = read_fasta(out / "designs.fasta")
     assert len(designs) == 6 and all("score=-" in name and "recovery=0." in name for name in designs)
+    assert all("novelty=0." in name and "nearest=fold" in name for name in designs)
     for name, residues in designs.items():
         native = next(fold.residues for fold in FOLDS if name.startswith(fold.id))
         assert residues[:5] + residues[8] == native[:5] + native[8]
