@@ -28,6 +28,7 @@ from benchmarks.gpu.forward import forward
 from benchmarks.gpu.production import production
 from benchmarks.gpu.profile import profile
 from benchmarks.gpu.proteome import proteome
+from benchmarks.gpu.structures import structures
 from benchmarks.gpu.training import budgets, training
 from benchmarks.harness.machine import describe_machine, revision, versions
 from common.errors import ConfigError
@@ -35,7 +36,8 @@ from common.publishing import write_atomically
 from common.text import did_you_mean
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    part.__name__: part for part in (correctness, ceilings, training, forward, proteome, profile, budgets, production)
+    part.__name__: part
+    for part in (correctness, ceilings, training, forward, proteome, structures, profile, budgets, production)
 }
 
 

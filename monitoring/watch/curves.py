@@ -70,6 +70,9 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
     validated, validation_losses = _series(kinds["validation"], "loss")
     if len(validated):
         axes.plot(validated, validation_losses, color=ORANGE, label="validation", **_points(validated))
+    without, unconditional = _series(kinds["validation"], "unconditional_loss")
+    if len(without):
+        axes.plot(without, unconditional, "--", color=ORANGE, label="validation, without structure or label")
     skipped = _skipped_steps(kinds)
     if skipped:
         top = axes.get_ylim()[1]
