@@ -92,8 +92,8 @@ def made(tmp_path_factory, process_group) -> Path:
     messages = tiny_config(folder / "runs", **merged(merged(TINY_CLASSIFIER, texts), text_labels))
     for config in (proteins, messages):
         train(config)
-    for name in ("esm2_t6_8M_UR50D", "esm2_t12_35M_UR50D"):
-        shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / "facebook" / name)
+    for name in ("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "folds-ae"):
+        shutil.copytree(folder / "runs" / "esm2ae" / "export", folder / name)
     for name, *options in (("embeddings", "--outputs", "mean", "residues"), ("embeddings_hdf5", "--format", "hdf5")):
         given = ["--model", str(folder / "runs" / "esm2ae"), "--input", str(folder / "proteins.fasta"), *options]
         assert run(esmeray, ["embed", *given, "--device", "cpu", "--output", str(folder / name)]) == 0

@@ -39,7 +39,7 @@ class Request:
         omitted: letters that are not to be used.
         tied: groups of positions that get the same residue.
         label: number of the class, :data:`~dataset.packed_batch.NO_LABEL` for none.
-        temperature: of sampling; 0 takes the likeliest residue.
+        temperature: of sampling; 0 takes the likeliest residue. Of latents, the scale of the noise, too.
         steps: evaluations of the model.
         guidance: see :meth:`~model.tasks.diffusion.SequenceDiffusion.logits`.
         order: which positions are decided first: those that the model is surest of, or any.
@@ -198,7 +198,8 @@ def _denoised_latents(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     assert isinstance(model, LatentDiffusion)
     given_TZ = model.latents(drafts.batch)
     length, size = drafts.batch.max_seqlen, given_TZ.shape[1]
-    latents_TZ = torch.cat([torch.randn(length, size, generator=each) for each in drafts.draws]).to(given_TZ.device)
+    noise = [request.temperature * torch.randn(length, size, generator=each) for each in drafts.draws]
+    latents_TZ = torch.cat(noise).to(given_TZ.device)
     is_free_T1 = torch.ones_like(given_TZ[:, :1])
     drafts.inside(is_free_T1)[~drafts.hidden[:, groups_L]] = 0
     clean_TZ = guess_TZ = torch.zeros_like(latents_TZ)
