@@ -70,7 +70,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--omit {arguments.omit}: name amino acids by their letters, and leave one")
     refuse_existing(arguments.output, MADE_BY, arguments.overwrite)
     design_folder(arguments.model)
-    structures = structures_of(arguments) if arguments.structure else [_nothing(arguments.length or 0)]
+    structures = (
+        structures_of(arguments) if arguments.structure else [Structure.unknown("free", "X" * (arguments.length or 0))]
+    )
     known = None if arguments.known is None else Store(arguments.known)
     places = [(fixed_positions(arguments.fix, each), tied_positions(arguments.tie, each)) for each in structures]
     model, label = load_model(arguments)
@@ -144,9 +146,3 @@ def _members(structure: Structure, chain: str | None, option: str) -> np.ndarray
     if chain not in names:
         raise ConfigError(f"{option}: name a chain of {structure.id}, of {', '.join(names)}, with --chain complex")
     return np.flatnonzero(structure.chains == names.index(chain))
-
-
-def _nothing(length: int) -> Structure:
-    """A structure of which nothing is known."""
-    unknown = np.full((length, 4, 3), np.nan, dtype=np.float32)
-    return Structure("free", "X" * length, unknown, np.zeros(length, np.int8), np.zeros(length, np.int8), ("A",))

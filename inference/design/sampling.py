@@ -108,7 +108,7 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
     batch = pack_sequences(sequences)
     copies, length = len(sequences), len(structure.residues)
     coordinates = torch.full((copies, length + 2, 4, 3), torch.nan)
-    coordinates[:, 1:-1] = torch.from_numpy(structure.coordinates)
+    coordinates[:, 1:-1] = torch.tensor(structure.coordinates)
     chains = torch.zeros(copies, length + 2, dtype=torch.int64)
     chains[:, 1:-1] = torch.from_numpy(structure.chains.astype(np.int64))
     labels = torch.full((copies,), label)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dataset.structures.store import Structure
 from inference.design.sampling import Request, generate
 from model.tasks.diffusion import SequenceDiffusion
 from model.tasks.latent_diffusion import LatentDiffusion, open_diffusion
@@ -90,6 +92,27 @@ def test_latents_are_learnt_and_the_export_writes_sequences(latents, tmp_path: P
     for design in found:
         assert [design.residues[place] for place in fixed] == [fold.residues[place] for place in fixed]
         assert "C" not in [letter for place, letter in enumerate(design.residues) if place not in fixed]
+
+
+def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
+    """Peptides of two classes: one rich in lysine, one in aspartate."""
+    draw = random.Random(0)
+    rows = [(f"p{number}", "KD"[number % 2]) for number in range(80)]
+    texts = ["".join(draw.choices("AGLS" + 8 * letter, k=draw.randint(15, 30))) for _, letter in rows]
+    fasta, labels = tmp_path / "peptides.fasta", tmp_path / "labels.csv"
+    fasta.write_text("".join(f">{name}\n{text}\n" for (name, _), text in zip(rows, texts, strict=True)))
+    labels.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in rows))
+    data = {"source": [str(fasta)], "structures": {"labels": str(labels)}}
+    config, path = diffusion_config(tmp_path, data=data, training={"max_steps": 60, "learning_rate": 1e-2})
+    train(config, path)
+    model = open_diffusion(run_folder(config).export)
+    assert model.labels == ("D", "K")
+    nothing = Structure.unknown("free", "X" * 20)
+    shares = []
+    for guidance in (0.0, 1.0, 3.0):
+        asked = Request(nothing, label=1, temperature=1.0, steps=10, guidance=guidance)
+        shares.append(sum(design.residues.count("K") for design in generate(model, asked, 20)) / 400)
+    assert shares == sorted(shares) and shares[1] > 0.5 and shares[2] > shares[0] + 0.2
 
 
 @pytest.mark.slow
