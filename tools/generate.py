@@ -1,9 +1,10 @@
 """Generate sequences for backbone structures, by a trained sequence diffusion.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their
-recovery of the native residues and, with --known, the share of residues in which they differ from the nearest known
-sequence; probabilities of each position as a table; and a logo beside the native sequence. A high recovery is not
-designability: fold the sequences with a folding model and compare.
+For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better; a model of
+latents has none, but a confidence), their recovery of the native residues, fixed ones included, and, with --known, the
+share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
+logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
+compare.
 
 Positions of --fix and --tie count from 1, along the chain; in a complex, CHAIN:POSITION. Fixed ones keep the
 structure's residue. --tie A,B gives two chains of a complex the same residues.
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "generate", __doc__)
     if bool(arguments.structure) == (arguments.length is not None):
         raise ConfigError("give either --structure or --length")
+    if arguments.length and (arguments.fix or arguments.tie):
+        raise ConfigError("--fix and --tie are of a structure; leave them out with --length")
     wrong = sorted(set(arguments.omit) - set(AMINO_ACIDS))
     if wrong or set(arguments.omit) == set(AMINO_ACIDS):
         raise ConfigError(f"--omit {arguments.omit}: name amino acids by their letters, and leave one")
@@ -83,6 +86,7 @@ def main(argv: list[str]) -> int:
     from inference.design.scoring import log_likelihoods, recovery
 
     total, done = len(structures) * arguments.number, 0
+    works = total * (1 if known is None else 2)
     kept = {name: getattr(arguments, name) for name in ("temperature", "steps", "guidance", "order")}
     with made_folder(arguments.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
         for number, (structure, (fixed, tied)) in enumerate(zip(structures, places, strict=True)):
@@ -92,16 +96,22 @@ def main(argv: list[str]) -> int:
             for design in generate(model, request, arguments.number, **budget):
                 designs.append(design)
                 done += 1
-                bar(done / total, done)
+                bar(done / works, done)
             texts = [design.residues for design in designs]
             scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
-                    values = {"score": f"{score if np.isfinite(score) else design.confidence:.3f}"}
-                    if not arguments.length:
+                    name, value = ("score", score) if np.isfinite(score) else ("confidence", design.confidence)
+                    values = {name: f"{value:.3f}"}
+                    if len(structure.chain_names) > 1:
+                        lengths = np.bincount(structure.chains)
+                        values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
+                    if arguments.structure:
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
                     if known is not None:
                         found = nearest(design.residues, known)
+                        done += 1
+                        bar(done / works, done)
                         values |= {"novelty": f"{found.novelty:.3f}", "nearest": found.record}
                     written = " ".join(f"{name}={value}" for name, value in values.items())
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
@@ -122,6 +132,8 @@ def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
             raise ConfigError(f"--fix {part}: write positions as 1-10,57, in a complex as A:1-10")
         members = _members(structure, match["chain"], f"--fix {part}")
         first, last = int(match["first"]), int(match["last"] or match["first"])
+        if first > last:
+            raise ConfigError(f"--fix {part}: write the lower position first")
         if not 1 <= first <= last <= len(members):
             raise ConfigError(f"--fix {part}: {structure.id} has positions 1 to {len(members)}")
         places += members[first - 1 : last].tolist()

@@ -12,24 +12,19 @@ Examples:
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
+from common.errors import DataError, ResourceError
 from common.progress import record_bar
 from common.text import counted
 from dataset.structures.conversion import read_proteins
 from train_config.schema import RaySection
-
-if TYPE_CHECKING:
-    from inference.folding.job import FoldingSettings
-
-log = logging.getLogger(__name__)
 
 
 class Arguments(ToolArguments):
@@ -57,42 +52,36 @@ def main(argv: list[str]) -> int:
     """Read, predict, say what was done."""
     arguments = parse(Arguments, argv, "predict_structures", __doc__)
     sequences = [text for text in read_proteins(arguments.input)[1] if len(text) <= arguments.max_length]
+    if not sequences:
+        raise DataError(f"{', '.join(arguments.input)}: no sequence of up to {arguments.max_length} residues")
     import torch  # here: it takes seconds
 
-    from inference.folding.job import FoldingSettings, predict_structures
+    from inference.folding.job import FoldingSettings, actors, predict_structures
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    cpus = None if arguments.workers is None else arguments.cpus_per_worker
-    cache, modules = arguments.cache.absolute(), tuple(arguments.predictor_module)
-    of = FoldingSettings(arguments.predictor, arguments.model, cache, device, modules, cpus)
-    options: dict[str, Any] = {
-        "batch_tokens": arguments.batch_tokens,
-        "cache_bytes": int(arguments.cache_gb * 1e9),
-    }
+    options: dict[str, Any] = {"batch_tokens": arguments.batch_tokens, "cache_bytes": int(arguments.cache_gb * 1e9)}
+
+    def settings(has_gpu: bool, cpus: int | None) -> FoldingSettings:
+        device, modules = arguments.device or ("cuda" if has_gpu else "cpu"), tuple(arguments.predictor_module)
+        if device == "cuda" and not has_gpu:
+            raise ResourceError("--device cuda: there is no GPU here; use --device cpu")
+        cache = arguments.cache.absolute()
+        return FoldingSettings(arguments.predictor, arguments.model, cache, device, modules, cpus)
+
     with record_bar("predicting") as bar:
         options["progress"] = lambda done, total: bar(done / max(1, total), done)
         if arguments.workers is None:
-            report = predict_structures(sequences, of, **options)
+            report = predict_structures(sequences, settings(torch.cuda.is_available(), None), **options)
         else:
-            report = _on_ray(arguments, sequences, of, options)
+            from training.launch.cluster import cluster_resources, connected
+
+            with connected(RaySection(address=arguments.address)):
+                of = settings(any(node.gpus for node in cluster_resources()), arguments.cpus_per_worker)
+                count, cpus, gpus = arguments.workers, arguments.cpus_per_worker, arguments.gpus_per_worker
+                failures = arguments.max_failures
+                options["pool"] = lambda of: actors(of, count, cpus, gpus, max_failures=failures)
+                report = predict_structures(sequences, of, **options)
     console = result_console()
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")
     console.print(f"{report.folder}: {distinct}, {report.hit_rate:.1%} of them there before{removed}", markup=False)
     return 0
-
-
-def _on_ray(arguments: Arguments, sequences: list[str], of: FoldingSettings, options: dict[str, Any]) -> Any:
-    from inference.folding.job import Folder, predict_structures
-    from training.launch.actor_pool import ActorPool
-    from training.launch.cluster import connected
-
-    gpus = arguments.gpus_per_worker if of.device == "cuda" else 0
-
-    def pool(settings: FoldingSettings) -> ActorPool:
-        resources = {"num_cpus": arguments.cpus_per_worker, "num_gpus": gpus}
-        count = arguments.workers or 1
-        return ActorPool(Folder, settings, count, resources, at_once=1, max_failures=arguments.max_failures, log=log)
-
-    with connected(RaySection(address=arguments.address)):
-        return predict_structures(sequences, of, pool=pool, **options)

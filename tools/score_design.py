@@ -9,6 +9,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,11 @@ import tyro
 from pydantic import Field
 
 from common.arguments import parse
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
-from dataset.fasta.reader import FastaSource
+from dataset.structures.conversion import read_proteins
 from inference.design.request import DesignOptions, design_folder, load_model, structures_of
 
 MADE_BY = "score_design"
@@ -42,12 +43,10 @@ def main(argv: list[str]) -> int:
     made = (arguments.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
     design_folder(arguments.model)
+    if not arguments.structure:
+        raise ConfigError("--structure: name files of the structures to score on")
     structures = structures_of(arguments)
-    records = [
-        (name.decode(), sequence.decode().upper())
-        for batch in FastaSource(arguments.sequences).batches()
-        for name, sequence in zip(batch.records.ids.split(), batch.records.sequences, strict=True)
-    ]
+    records = list(zip(*read_proteins(arguments.sequences), strict=True))
     pairs = [
         (structure, [(name, text) for name, text in records if len(text) == len(structure.residues)])
         for structure in structures
@@ -56,6 +55,8 @@ def main(argv: list[str]) -> int:
         lengths = ", ".join(f"{each.id} {len(each.residues)}" for each in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
     model, label = load_model(arguments)
+    if model.section.space == "latents":
+        raise ConfigError(f"{arguments.model}: a model of latents gives no likelihood; score by one of tokens")
 
     from inference.design.scoring import log_likelihoods, recovery
 
@@ -69,5 +70,9 @@ def main(argv: list[str]) -> int:
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(some)
             bar(number / len(pairs), rows)
+    wanted = {len(structure.residues) for structure in structures}
+    left_out = sum(len(text) not in wanted for _, text in records)
+    if left_out:
+        print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
     print(f"{arguments.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
     return 0

@@ -25,7 +25,7 @@ from common.errors import ConfigError
 from common.progress import conversion_bar
 from common.text import counted
 from dataset.structures.conversion import convert_structures
-from dataset.structures.store import COUNT_LABELS, StructureStore
+from dataset.structures.store import StructureStore
 from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection
 
@@ -57,7 +57,6 @@ def main(argv: list[str]) -> int:
     size = f"{counted(len(store), 'record{s}')}, {counted(int(store.store.lengths.sum()), 'residue{s}')}"
     held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"
     print(f"{target}: {size}, {held_out}")
-    counts = made.counts.model_dump()
-    for line in [counted(counts[name], label) for name, label in COUNT_LABELS.items() if counts[name]]:
+    for line in made.counts.lines():
         print(f"  {line}")
     return 0

@@ -77,16 +77,18 @@ def start(argv: list[str], tool: str, description: str, search: str | None = Non
         from training.launch.driver import dry_run, train
 
         return dry_run(config) if files.dry_run else train(config, _beside)
+    if config.data.predictions.model is not None:
+        raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
     from tuning.run import dry_run_tune, tune
 
     settings = load_tune_config(tune_file, given["tune"])
     return dry_run_tune(config, settings) if files.dry_run else tune(config, settings)
 
 
-def _beside(config: Config, store: Path) -> AbstractContextManager[None]:
+def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
     """The predictor of structures, where the data asks for one."""
     if config.model.task != "diffusion" or config.data.predictions.model is None:
-        return nullcontext()
+        return nullcontext(config)
     from inference.folding.ahead import predicting
 
     return predicting(config, store)

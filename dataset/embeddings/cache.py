@@ -25,6 +25,7 @@ from common.publishing import writing
 from dataset.embeddings.arrays import open_arrays, write_arrays
 
 _SHARDS = "shard-*.safetensors"
+_SMALL_BYTES = 2**26
 
 
 class FeatureStore:
@@ -89,7 +90,27 @@ def write_shard(path: Path, name: str, hashes_S: NDArray[np.uint64], rows: list[
         path.mkdir(parents=True, exist_ok=True)
     values, offsets = np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
     arrays = {"hashes": hashes_S, "offsets": offsets, "values": values, "checksum": _checksum(values)}
-    write_arrays(path / f"shard-{name}.safetensors", arrays)
+    write_arrays(path / _shard_name(name), arrays)
+
+
+def merge_shards(path: Path) -> None:
+    """Make one shard of all small ones, sorted by hash: the same for the same rows. Readers keep what is open."""
+    small = [file for file in sorted(path.glob(_SHARDS)) if file.stat().st_size < _SMALL_BYTES]
+    if len(small) < 2:
+        return
+    rows: dict[int, NDArray] = {}
+    for file in small:
+        shard = open_arrays(file)
+        if (_checksum(shard["values"]) != shard["checksum"]).any():
+            raise DataError(f"{file}: damaged, its checksum does not hold; remove the file")
+        parts = np.split(shard["values"], shard["offsets"][1:-1])
+        rows |= dict(zip(shard["hashes"].tolist(), parts, strict=True))
+    hashes_S = np.array(sorted(rows), dtype=np.uint64)
+    name = xxhash.xxh3_64_hexdigest(hashes_S.tobytes())
+    write_shard(path, name, hashes_S, [rows[each] for each in hashes_S.tolist()])
+    for file in small:
+        if file.name != _shard_name(name):
+            file.unlink(missing_ok=True)
 
 
 def bound_cache(root: Path, most_bytes: int) -> int:
@@ -109,3 +130,7 @@ def bound_cache(root: Path, most_bytes: int) -> int:
 
 def _checksum(values: NDArray) -> NDArray[np.uint64]:
     return np.frombuffer(xxhash.xxh3_128_digest(values.data), dtype="<u8")
+
+
+def _shard_name(name: str) -> str:
+    return f"shard-{name}.safetensors"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,8 +134,8 @@ class StructureSource(BatchSource):
         return self._store.store.lengths[records_N]
 
 
-def hidden_share(times: NDArray[np.float64], schedule: str) -> NDArray[np.float64]:
-    """Share of hidden residues at times in (0, 1]."""
+def hidden_share(times: Any, schedule: str) -> Any:
+    """Share of hidden residues at times in [0, 1], a number or an array."""
     return times if schedule == "linear" else 1 - np.cos(times * np.pi / 2)
 
 

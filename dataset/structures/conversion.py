@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from common.publishing import exclusive, file_xxh128, published, refuse_existing
 from common.text import counted
 from dataset.batches.splitting import split_records
 from dataset.embeddings.arrays import open_arrays
-from dataset.fasta.alphabet import clean
 from dataset.fasta.counts import IngestCounts, SourceFile
-from dataset.fasta.reader import FastaSource, find_files, is_fasta_name
+from dataset.fasta.reader import find_files, is_fasta_name
 from dataset.fasta.records import hashes_of
 from dataset.store.conversion import (
     SAMPLE,
     absolute,
+    ensure_store,
     file_identities,
     name_of_content,
     other_store,
@@ -57,7 +58,7 @@ from dataset.structures.store import (
     write_structures,
 )
 from train_config.diffusion_schema import StructuresSection
-from train_config.schema import DataSection
+from train_config.schema import DataSection, IngestSection
 
 _SHOWN = 10
 _SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
@@ -124,16 +125,12 @@ def find_structure_files(sources: list[str]) -> list[Path]:
     return find_files(names)
 
 
-def read_proteins(sources: list[str]) -> tuple[list[str], list[str]]:
-    """Ids and residues of FASTA files, or of a store."""
-    if _is_store(sources):
-        store = Store(sources[0])
+def read_proteins(sources: list[str], policies: IngestSection | None = None) -> tuple[list[str], list[str]]:
+    """Ids and residues of FASTA files, checked as the policies say, or of a store."""
+    data = DataSection(source=sources, ingest=policies or IngestSection())
+    with TemporaryDirectory() as folder:
+        store = Store(ensure_store(data, Path(folder)))
         return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
-    ids, texts = [], []
-    for batch in FastaSource(sources).batches():
-        ids += [record.decode("utf-8") for record in batch.records.ids.split()]
-        texts += [clean(bytes(sequence)).residues.decode("ascii") for sequence in batch.records.sequences]
-    return ids, texts
 
 
 def _files(data: DataSection) -> dict[str, list[Path]]:
@@ -144,7 +141,7 @@ def _files(data: DataSection) -> dict[str, list[Path]]:
     elif data.source != [SAMPLE]:
         source = (find_files if _is_fasta(data.source) else find_structure_files)(data.source)
     section = data.structures
-    labels = [Path(section.labels)] if section.labels else []
+    labels = [] if section.labels is None else find_files([section.labels])
     return {_SOURCE: source, _HELD_OUT: find_structure_files(section.validation_source), _LABELS: labels}
 
 
@@ -165,12 +162,14 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
         structures = list(sample_structures(data.sample.records, data.sample.seed))
         counts.chains = len(structures)
     elif _is_store(data.source) or _is_fasta(data.source):
-        structures = [Structure.unknown(*protein) for protein in zip(*read_proteins(data.source), strict=True)]
+        structures = [
+            Structure.unknown(*protein) for protein in zip(*read_proteins(data.source, data.ingest), strict=True)
+        ]
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
     num_given = len(structures)
     structures += _read(files[_HELD_OUT], data.structures, counts, progress)
-    _check_ids(structures)
+    check_ids(structures)
     texts = [each.residues.encode("ascii") for each in structures]
     hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
@@ -190,7 +189,6 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback | None) ->
             checksum = writer.finish(described[_SOURCE], data.ingest, counted_records).checksum
         write_structures(folder, structures, labels_N, parts_N)
         manifest = StructureManifest(
-            num_records=len(structures),
             settings=_settings(data),
             files=described,
             label_names=names,
@@ -226,11 +224,12 @@ def _read(
     return structures
 
 
-def _check_ids(structures: list[Structure]) -> None:
+def check_ids(structures: list[Structure]) -> None:
+    """Raise DataError where two records have one id."""
     seen: set[str] = set()
     for each in structures:
         if each.id in seen:
-            raise DataError(f"{each.id}: two files give a record of this id; rename one of them")
+            raise DataError(f"{each.id}: two records have this id; rename one of them, or its file")
         seen.add(each.id)
 
 
@@ -238,7 +237,10 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
     """Names of the classes, and (N,) the class of each record, -1 for none."""
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
-    by_id = dict(_label_rows(Path(section.labels)))
+    by_id: dict[str, str] = {}
+    for record, label in _label_rows(Path(section.labels)):
+        if by_id.setdefault(record, label) != label:
+            raise DataError(f"{section.labels}: {record} has two labels; remove one")
     names = sorted({by_id[each.id] for each in structures if each.id in by_id})
     if not names:
         raise DataError(f"{section.labels}: has no id of these structures, such as {structures[0].id}")
@@ -272,6 +274,8 @@ def _settings(data: DataSection) -> dict[str, Any]:
     settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
+    if _is_fasta(data.source):
+        settings["ingest"] = data.ingest.model_dump(mode="json")
     if data.source == [SAMPLE]:
         settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
     return settings

@@ -25,7 +25,8 @@ from train_config.schema import DataSection
 
 FAILURE_FILE = "failure.txt"
 """In the cache while whoever predicts has given up: why."""
-_POLL_S, _PATIENCE_S = 0.5, 1800.0
+_POLL_S, _LOOK_S, _PATIENCE_S = 0.5, 10.0, 1800.0
+"""Between looks of one that waits, between those of one that does not, and until waiting ends."""
 
 
 class Predicted(NamedTuple):
@@ -40,7 +41,8 @@ class PredictedStructures:
 
     Args:
         cache: folder of one predictor's shards, or of such folders where there is one.
-        on_miss: for a sequence that has none. error: refuse; null: it has none; wait: until somebody writes it.
+        on_miss: for a sequence that has none. error: refuse; null: it has none, until somebody writes it; wait: until
+            somebody writes it.
         longest: residues of a sequence that is waited for.
 
     Attributes:
@@ -51,15 +53,15 @@ class PredictedStructures:
         self, cache: Path | str, on_miss: Literal["error", "null", "wait"] = "error", longest: int | None = None
     ) -> None:
         self._cache, self._on_miss, self._longest = Path(cache), on_miss, longest
-        self._features = FeatureStore(predictor_folder(self._cache))
         self._asked = self._found = 0
+        self._open()
 
     @property
     def hit_rate(self) -> float:
         return self._found / max(1, self._asked)
 
     def has(self, hashes_N: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(N,) bool: which sequences have a structure by now."""
+        """(N,) bool: which sequences had a structure when the folder was last looked at."""
         return self._features.has(hashes_N)
 
     def of(self, sequence: np.uint64, length: int = 0) -> Predicted | None:
@@ -68,22 +70,40 @@ class PredictedStructures:
         Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
         """
         one = np.array([sequence], dtype=np.uint64)
-        deadline = time.monotonic() + _PATIENCE_S
         self._asked += 1
         self._found += int(self.has(one).all())
+        waits = self._on_miss == "wait" and length <= (self._longest or length)
+        deadline = time.monotonic() + _PATIENCE_S
         while not self.has(one).all():
-            if self._on_miss == "null" or length > (self._longest or length):
-                return None
             if self._on_miss == "error":
-                raise DataError(f"{self._cache}: has no structure of a sequence that it had; predict it again")
+                raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
+            known = len(self._features)
+            if waits or time.monotonic() > self._looked_s + _LOOK_S:
+                self._open()
+            if not waits:
+                break
             if (failure := self._cache / FAILURE_FILE).exists():
                 raise DataError(failure.read_text(encoding="utf-8"))
-            if time.monotonic() > deadline:
-                raise DataError(f"{self._cache}: the structure of a sequence did not come in half an hour")
+            if len(self._features) > known:
+                deadline = time.monotonic() + _PATIENCE_S
+            elif time.monotonic() > deadline:
+                raise DataError(f"{self._cache}: no structure came in half an hour, and one is waited for")
             time.sleep(_POLL_S)
-            self._features = FeatureStore(predictor_folder(self._cache))
+        if not self.has(one).all():
+            return None
         (rows,) = self._features.rows(one)
         return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
+
+    def _open(self) -> None:
+        """Look at what is there now; once more where shards were merged meanwhile."""
+        self._looked_s = time.monotonic()
+        for tries_left in (2, 1, 0):
+            try:
+                self._features = FeatureStore(predictor_folder(self._cache))
+                return
+            except DataError:
+                if not tries_left:
+                    raise
 
     def check(self, hashes_N: NDArray[np.uint64]) -> None:
         """Raise DataError where structures are missing that should be there."""

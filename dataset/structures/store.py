@@ -24,9 +24,10 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import DataError
+from common.text import counted
 from dataset.embeddings.arrays import open_arrays, write_arrays
 from dataset.fasta.counts import SourceFile
 from dataset.store.format import read_signed
@@ -42,52 +43,28 @@ _REMEDY = "remove it, so that it is made again from its source"
 
 
 class StructureCounts(BaseModel):
-    """What reading structure files did.
-
-    Attributes:
-        files, chains: read; chains are those that are kept.
-        other_models: models after the first, not read.
-        short_chains, ca_only_chains: left out.
-        completed_chains: of CA atoms alone, whose other atoms are placed.
-        other_polymers: chains without amino acids.
-        modified_residues: read as the residue that they derive from.
-        unknown_residues: read as X.
-        incomplete_residues: without coordinates, as N, CA or C is missing.
-        placed_oxygens: O that were missing, placed by ideal geometry.
-        alternate_atoms: left out in favour of those of highest occupancy.
-        breaks: of chains, where neighbours are not bonded.
-    """
+    """What reading structure files did: files and chains that were kept, and what was changed or left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     files: int = 0
     chains: int = 0
-    other_models: int = 0
-    short_chains: int = 0
-    ca_only_chains: int = 0
-    completed_chains: int = 0
-    other_polymers: int = 0
-    modified_residues: int = 0
-    unknown_residues: int = 0
-    incomplete_residues: int = 0
-    placed_oxygens: int = 0
-    alternate_atoms: int = 0
-    breaks: int = 0
+    other_models: int = Field(0, description="model{s} after the first, not read")
+    short_chains: int = Field(0, description="chain{s} left out for too few residues")
+    ca_only_chains: int = Field(0, description="chain{s} left out, of CA atoms alone")
+    completed_chains: int = Field(0, description="chain{s} of CA atoms alone, completed")
+    other_polymers: int = Field(0, description="chain{s} that are no protein")
+    modified_residues: int = Field(0, description="modified residue{s}, read as what they derive from")
+    unknown_residues: int = Field(0, description="residue{s} read as X")
+    incomplete_residues: int = Field(0, description="residue{s} without coordinates, for want of N, CA or C")
+    placed_oxygens: int = Field(0, description="missing O placed")
+    alternate_atoms: int = Field(0, description="atom{s} of lower occupancy left out")
+    breaks: int = Field(0, description="break{s} of chains")
 
-
-COUNT_LABELS = {
-    "other_models": "model{s} after the first, not read",
-    "short_chains": "chain{s} left out for too few residues",
-    "ca_only_chains": "chain{s} left out, of CA atoms alone",
-    "completed_chains": "chain{s} of CA atoms alone, completed",
-    "other_polymers": "chain{s} that are no protein",
-    "modified_residues": "modified residue{s}, read as what they derive from",
-    "unknown_residues": "residue{s} read as X",
-    "incomplete_residues": "residue{s} without coordinates, for want of N, CA or C",
-    "placed_oxygens": "missing O placed",
-    "alternate_atoms": "atom{s} of lower occupancy left out",
-    "breaks": "break{s} of chains",
-}
+    def lines(self) -> list[str]:
+        """What was changed or left out, in words."""
+        fields = {name: field.description for name, field in type(self).model_fields.items()}
+        return [counted(getattr(self, name), text) for name, text in fields.items() if text and getattr(self, name)]
 
 
 class StructureManifest(BaseModel):
@@ -98,7 +75,6 @@ class StructureManifest(BaseModel):
         files: what it was made of, by setting.
         label_names: classes, by their number in ``labels``.
         sequences_checksum: of the store's content.
-        arrays_xxh128: of the other file.
         checksum: identity of sequences, structures and labels.
         created: UTC, ISO 8601.
     """
@@ -107,7 +83,6 @@ class StructureManifest(BaseModel):
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
     format_version: Literal[2] = 2
-    num_records: int
     settings: dict[str, Any]
     files: dict[str, list[SourceFile]]
     label_names: list[str]
@@ -199,16 +174,6 @@ class StructureStore:
 
     def __len__(self) -> int:
         return len(self.store)
-
-    @property
-    def checksum(self) -> str:
-        """Identity of sequences, structures and labels, hex."""
-        return self.manifest.checksum
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Classes, by number."""
-        return tuple(self.manifest.label_names)
 
     @property
     def unknown_records(self) -> NDArray[np.int64]:

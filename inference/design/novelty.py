@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import parasail
@@ -21,13 +20,12 @@ class Nearest(NamedTuple):
     novelty: float
 
 
-def nearest(residues: str, known: Store, progress: Callable[[], None] = lambda: None) -> Nearest:
-    """Compare a sequence with all of a store; ``progress`` is called for each."""
+def nearest(residues: str, known: Store) -> Nearest:
+    """Compare a sequence with all of a store."""
     profile = parasail.profile_create_stats_sat(residues, parasail.blosum62)
     best, record, matches = 0, 0, 0
     for index in range(len(known)):
         found = parasail.sw_stats_striped_profile_sat(profile, known.text(index), _OPEN, _EXTEND)
         if found.score > best:
             best, record, matches = found.score, index, found.matches
-        progress()
     return Nearest(known.id(record), 1 - matches / len(residues))

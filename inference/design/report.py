@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties
-from matplotlib.patches import PathPatch
-from matplotlib.textpath import TextPath
-from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from common.figure_style import GREY, INK, heading, new_figure, save
@@ -71,7 +68,9 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
         bottom = 0.0
         for column in np.argsort(shares[place]):
             if shares[place, column] > 0.04:
-                _letter(axis, AMINO_ACIDS[column], place, bottom, shares[place, column])
+                letter = AMINO_ACIDS[column]
+                size = {"width": 0.9, "height": shares[place, column]}
+                plot_scaled_text(axis, letter, place + 0.05, bottom, **size, color=_COLOURS[letter])
                 bottom += shares[place, column]
         agrees = AMINO_ACIDS[int(shares[place].argmax())] == letter
         colour = _COLOURS.get(letter, INK) if agrees else GREY
@@ -84,11 +83,3 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
     axis.set_xticks([place + 0.5 for place in ticks], [str(start + place + 1) for place in ticks], fontsize=7)
     for side in ("top", "right", "bottom"):
         axis.spines[side].set_visible(False)
-
-
-def _letter(axis: Axes, letter: str, x: float, y: float, height: float) -> None:
-    """A letter scaled to a box of width 1."""
-    outline = TextPath((0, 0), letter, size=1, prop=FontProperties(family="DejaVu Sans", weight="bold"))
-    box = outline.get_extents()
-    scaled = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height).translate(x + 0.05, y)
-    axis.add_patch(PathPatch(outline, transform=scaled + axis.transData, color=_COLOURS[letter], linewidth=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +10,8 @@ import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments
-from common.errors import ConfigError
-from dataset.structures.conversion import find_structure_files
+from common.errors import ConfigError, ResourceError
+from dataset.structures.conversion import check_ids, find_structure_files
 from dataset.structures.files import read_structures
 from dataset.structures.store import Structure, StructureCounts
 from inference.exported import EXPORT_FOLDER
@@ -52,15 +53,23 @@ def design_folder(source: Path) -> Path:
 
 
 def structures_of(options: DesignOptions) -> list[Structure]:
-    """Chains of the structure files. Raises DataError for a file that is refused."""
+    """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
+    refused."""
     section = StructuresSection(chains=options.chain, min_residues=1, ca_only=options.ca_only)
     counts = StructureCounts()
     files = find_structure_files(options.structure)
-    return [structure for path in files for structure in read_structures(path, section, counts)]
+    structures = [structure for path in files for structure in read_structures(path, section, counts)]
+    check_ids(structures)
+    for line in counts.lines():
+        print(line, file=sys.stderr)
+    return structures
 
 
 def load_model(options: ModelOptions) -> tuple[Diffusion, int]:
-    """The model on its device, and the number of the label. Raises ConfigError for an unknown label."""
+    """The model on its device, and the number of the label.
+
+    Raises ConfigError for an unknown label, ResourceError where there is no such device.
+    """
     import torch
 
     from dataset.packed_batch import NO_LABEL
@@ -71,5 +80,7 @@ def load_model(options: ModelOptions) -> tuple[Diffusion, int]:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"--label {options.label}: the model knows {known}")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ResourceError(f"--device {device}: there is no GPU here; use --device cpu")
     label = NO_LABEL if options.label is None else model.labels.index(options.label)
     return model.to(device), label

@@ -10,7 +10,7 @@ Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino aci
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.packed_batch import NO_LABEL, PackedBatch
+from dataset.structures.batches import hidden_share
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
 from model.tasks.diffusion import Diffusion, SequenceDiffusion
@@ -73,9 +74,8 @@ class Design:
 
     @property
     def confidence(self) -> float:
-        """Mean log-probability of the residues, in nats, each when it was decided."""
-        places = [AMINO_ACIDS.find(letter) for letter in self.residues]
-        return float(np.log(self.probabilities[np.arange(len(places)), places].clip(1e-9)).mean())
+        """Mean log-probability, in nats, of the likeliest residues, each when it was decided; 0 for a fixed one."""
+        return float(np.log(self.probabilities.max(axis=1).clip(1e-9)).mean())
 
 
 @torch.inference_mode()
@@ -86,7 +86,6 @@ def generate(
     *,
     seed: int = 0,
     batch_tokens: int = 8192,
-    progress: Callable[[int], None] | None = None,
 ) -> Iterator[Design]:
     """Designs ``0`` to ``number - 1`` of a seed, as batches of them are done."""
     length = len(request.structure.residues)
@@ -97,8 +96,6 @@ def generate(
         tokens, probabilities = (_denoised_tokens if model.section.space == "tokens" else _denoised_latents)(drafts)
         for each, row, kept in zip(seeds, tokens.tolist(), probabilities.cpu().numpy(), strict=True):
             yield Design("".join(VOCABULARY[token] for token in row), kept, each)
-        if progress is not None:
-            progress(seeds.stop)
 
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
@@ -146,9 +143,11 @@ class _Drafts:
     @classmethod
     def begun(cls, model: Diffusion, request: Request, seed: int, seeds: range) -> _Drafts:
         copies, device = len(seeds), next(model.parameters()).device
-        residues = [request.structure.residues.replace("-", "X")] * copies
-        batch = structure_batch(request.structure, residues, request.label).to(device)
         groups_L, num_groups = _groups(request, len(request.structure.residues))
+        letters = np.array(list(request.structure.residues))
+        for place in request.fixed:
+            letters[groups_L == groups_L[place]] = letters[place]
+        batch = structure_batch(request.structure, ["".join(letters)] * copies, request.label).to(device)
         hidden = torch.ones(copies, num_groups, dtype=torch.bool, device=device)
         hidden[:, groups_L[list(request.fixed)]] = False
         draws = [torch.Generator().manual_seed(_stream(seed, number)) for number in seeds]
@@ -175,11 +174,13 @@ def _denoised_tokens(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     model, request, hidden, groups_L = drafts.model, drafts.request, drafts.hidden, drafts.groups
     assert isinstance(model, SequenceDiffusion)
     rows = drafts.inside(drafts.batch.tokens)  # a view: what is decided is seen by the next step
-    probabilities = _given(drafts)
     rows.masked_fill_(hidden[:, groups_L], MASK)
+    probabilities = _given(drafts)
     num_hidden, guess_TK = int(hidden[0].sum()), None
     for step in range(request.steps):
-        left = round(num_hidden * _hidden_share(model.section.schedule, 1 - (step + 1) / request.steps))
+        left = round(
+            num_hidden * float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
+        )
         logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance, guess_TK)
         guess_TK = logits_TK.softmax(-1) if model.section.self_condition else None
         log_p, drawn, chance = drafts.drawn(amino_acid_logits(model, logits_TK))
@@ -196,6 +197,7 @@ def _denoised_latents(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     """The same from noise, by DDIM (Song et al. 2020); fixed positions keep the latents of the structure's sequence."""
     model, request, groups_L = drafts.model, drafts.request, drafts.groups
     assert isinstance(model, LatentDiffusion)
+    drafts.inside(drafts.batch.tokens).masked_fill_(drafts.hidden[:, groups_L], MASK)
     given_TZ = model.latents(drafts.batch)
     length, size = drafts.batch.max_seqlen, given_TZ.shape[1]
     noise = [request.temperature * torch.randn(length, size, generator=each) for each in drafts.draws]
@@ -219,10 +221,9 @@ def _denoised_latents(drafts: _Drafts) -> tuple[Tensor, Tensor]:
 
 
 def _given(drafts: _Drafts) -> Tensor:
-    """(copies, L, 20): 1 for the structure's residue."""
-    indices = [max(0, AMINO_ACIDS.find(letter)) for letter in drafts.request.structure.residues]
-    rows = torch.nn.functional.one_hot(torch.tensor(indices, device=drafts.hidden.device), 20).float()
-    return rows.repeat(len(drafts.draws), 1, 1)
+    """(copies, L, 20): 1 for the residue that is there."""
+    tokens_CL = drafts.inside(drafts.batch.tokens)
+    return (tokens_CL[..., None] == _AMINO_ACID_IDS.to(tokens_CL.device)).float()
 
 
 def _groups(request: Request, length: int) -> tuple[Tensor, int]:
@@ -241,10 +242,6 @@ def _surest(values: Tensor, number: int) -> Tensor:
     if number > 0:
         chosen.scatter_(1, values.topk(number, dim=1).indices, True)
     return chosen
-
-
-def _hidden_share(schedule: str, time: float) -> float:
-    return time if schedule == "linear" else 1 - math.cos(time * math.pi / 2)
 
 
 def _stream(seed: int, number: int) -> int:

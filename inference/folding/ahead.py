@@ -6,7 +6,6 @@ In: a config whose data has a predictor, and its store. Out: shards in the cache
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,52 +15,60 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from common.errors import ConfigError
 from dataset.batches.plan import Indices, longest_first
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.structures.batches import StructureSource
 from dataset.structures.predictions import FAILURE_FILE
 from dataset.structures.store import StructureStore
-from inference.folding.job import Folder, FoldingSettings, predict_structures
+from inference.folding.job import FoldingSettings, actors, predict_structures
 from train_config.schema import Config
-from training.launch.actor_pool import ActorPool
 
 _WINDOW = 8
 """Batches of the predictor within which sequences are sorted by length."""
 _PATIENCE_S = 15.0
 
-log = logging.getLogger(__name__)
-
 
 @contextmanager
-def predicting(config: Config, store: Path) -> Iterator[None]:
-    """Predict what is missing until this is left; Ray is connected. Where it fails, the failure is left in the cache
-    for the workers that wait."""
+def predicting(config: Config, store: Path) -> Iterator[Config]:
+    """Predict what is missing until this is left; Ray is connected. Yields the config with the predictor's own folder.
+
+    Where predicting fails, the reason is left there for the workers that wait. Raises ConfigError where the predictor
+    can't be loaded, or training would take every GPU.
+    """
     wanted, ended = config.data.predictions, threading.Event()
     assert wanted.folder is not None and wanted.model is not None
     cache = Path(wanted.folder).absolute()
-    gpus = wanted.gpus_per_worker if ray.cluster_resources().get("GPU") else 0
-    device, cpus = "cuda" if gpus else "cpu", max(1, wanted.cpus_per_worker)
-    of = FoldingSettings(wanted.predictor, wanted.model, cache, device, tuple(wanted.predictor_module), cpus)
-    resources = {"num_cpus": wanted.cpus_per_worker, "num_gpus": gpus}
-    (cache / FAILURE_FILE).unlink(missing_ok=True)
-
-    def pool(settings: FoldingSettings) -> ActorPool:
-        return ActorPool(Folder, settings, wanted.workers, resources, at_once=1, max_failures=3, log=log, ended=ended)
+    if any(cache.glob("shard-*")):  # the folder that predict_structures printed
+        cache = cache.parent
+    on_gpu = bool(ray.cluster_resources().get("GPU"))
+    if on_gpu and config.ray.num_workers == "auto":
+        raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
+    cpus, modules = max(1, wanted.cpus_per_worker), tuple(wanted.predictor_module)
+    of = FoldingSettings(wanted.predictor, wanted.model, cache, "cuda" if on_gpu else "cpu", modules, cpus)
+    workers = actors(of, wanted.workers, wanted.cpus_per_worker, wanted.gpus_per_worker, ended=ended)
+    folder = cache / workers.loaded
 
     def work() -> None:
         try:
-            sequences = sequences_in_order(config, store)
             predict_structures(
-                sequences, of, batch_tokens=wanted.batch_tokens, cache_bytes=None, plan=in_order, pool=pool
+                sequences_in_order(config, store),
+                of,
+                batch_tokens=wanted.batch_tokens,
+                cache_bytes=None,
+                plan=in_order,
+                pool=lambda _: workers,
             )
         except Exception as error:  # noqa: BLE001 - the workers raise it
-            cache.mkdir(parents=True, exist_ok=True)
-            (cache / FAILURE_FILE).write_text(f"predicting structures failed: {error}", encoding="utf-8")
+            folder.mkdir(parents=True, exist_ok=True)
+            reason = str(error).strip().splitlines()[-1]
+            (folder / FAILURE_FILE).write_text(f"predicting structures failed: {reason}", encoding="utf-8")
 
     thread = threading.Thread(target=work, name="predicting", daemon=True)
     thread.start()
+    found = config.data.predictions.model_copy(update={"folder": str(folder)})
     try:
-        yield
+        yield config.model_copy(update={"data": config.data.model_copy(update={"predictions": found})})
     finally:
         ended.set()
         thread.join(_PATIENCE_S)

@@ -7,19 +7,29 @@ name of its own, so that several jobs may write at once and one that was ended g
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from common.errors import DataError, ResourceError
 from dataset.batches.plan import Indices, longest_first
-from dataset.embeddings.cache import bound_cache
-from dataset.structures.predictions import PredictedStructures, hashes, keep
+from dataset.embeddings.cache import bound_cache, merge_shards
+from dataset.structures.predictions import FAILURE_FILE, PredictedStructures, hashes, keep
 from inference.folding.predictors import predictor
+
+if TYPE_CHECKING:
+    from training.launch.actor_pool import ActorPool
+
+log = logging.getLogger(__name__)
+
+_MERGED = 256
+"""Batches after which their shards are merged: each is an open file of whoever reads."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,45 @@ class Folder:
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
-        """Predict and write; returns the number of sequences. Raises DataError where a coordinate is not finite."""
-        found = self._predictor.predict(sequences)
+        """Predict and write; returns the number of sequences.
+
+        Raises DataError where a coordinate is not finite, ResourceError where memory runs out.
+        """
+        import torch
+
+        try:
+            found = self._predictor.predict(sequences)
+        except torch.OutOfMemoryError as error:
+            longest = max(map(len, sequences))
+            raise ResourceError(
+                f"predicting {len(sequences)} sequences of up to {longest} residues needs more memory than the device "
+                "has: lower the batch's tokens, or leave long sequences out"
+            ) from error
         if not all(np.isfinite(each.coordinates).all() for each in found):
             raise DataError(f"{self._of.source}: gives NaN or infinity; check its weights")
         keep(self._of.cache / self._predictor.fingerprint, sequences, found)
         return len(sequences)
+
+
+def actors(
+    of: FoldingSettings,
+    count: int,
+    cpus: int,
+    gpus: float,
+    *,
+    max_failures: int = 3,
+    ended: threading.Event | None = None,
+) -> ActorPool:
+    """Actors that predict, each with so many cores and, on CUDA, GPUs. Ray is connected."""
+    from training.launch.actor_pool import ActorPool  # here: it imports Ray
+
+    def same(first: str, other: str) -> None:
+        if first != other:
+            raise DataError(f"{of.source}: nodes have different weights ({first}, {other}); give all the same")
+
+    resources = {"num_cpus": cpus, "num_gpus": gpus if of.device == "cuda" else 0}
+    options: dict[str, Any] = {"at_once": 1, "max_failures": max_failures, "log": log, "ended": ended, "same": same}
+    return ActorPool(Folder, of, count, resources, **options)
 
 
 def predict_structures(
@@ -102,20 +145,24 @@ def predict_structures(
     """
     distinct = list(dict.fromkeys(sequences))
     workers: Any = Folder(of) if pool is None else pool(of)
-    fingerprint = workers.load() if pool is None else workers.loaded
-    absent = ~PredictedStructures(of.cache / fingerprint, "null").has(hashes(distinct))
-    lengths = np.array(list(map(len, distinct)), dtype=np.int64)
-    # Planned over all, so that a job that goes on takes the batches that it would have taken.
-    parts = [part[absent[part]] for part in plan(lengths, batch_tokens)]
-    batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
-    found = done = int(len(distinct) - absent.sum())
-    progress(done, len(distinct))
+    folder = of.cache / (workers.load() if pool is None else workers.loaded)
     try:
-        for number in map(workers.run, batches) if pool is None else workers.run(batches):
-            done += number
+        (folder / FAILURE_FILE).unlink(missing_ok=True)
+        absent = ~PredictedStructures(folder, "null").has(hashes(distinct))
+        lengths = np.array(list(map(len, distinct)), dtype=np.int64)
+        # Planned over all, so that a job that goes on takes the batches that it would have taken.
+        parts = [part[absent[part]] for part in plan(lengths, batch_tokens)]
+        batches = [[distinct[place] for place in part.tolist()] for part in parts if part.size]
+        found = done = int(len(distinct) - absent.sum())
+        progress(done, len(distinct))
+        for number, size in enumerate(map(workers.run, batches) if pool is None else workers.run(batches), 1):
+            done += size
             progress(done, len(distinct))
+            if number % _MERGED == 0:
+                merge_shards(folder)
+        merge_shards(folder)
     finally:
         if pool is not None:
             workers.close()
     removed = 0 if cache_bytes is None else bound_cache(of.cache, cache_bytes)
-    return FoldingReport(of.cache / fingerprint, len(distinct), found, removed)
+    return FoldingReport(folder, len(distinct), found, removed)

@@ -41,6 +41,11 @@ latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) te
 features, residue_logits = autoencoder.decode(latents)
 """
 
+_OPEN_DIFFUSION = """from model.tasks.latent_diffusion import open_diffusion
+
+model = open_diffusion("FOLDER")
+"""
+
 _OPEN_NETWORK = """from transformers import AutoTokenizer, {opener}
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
@@ -106,6 +111,16 @@ def _card(model: TaskModel, network: PreTrainedModel, text: str, facts: Mapping[
     size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
     opener, call = opening_call(network, '"FOLDER"')
     lines = {"opener": opener, "call": call, "text": text}
+    if isinstance(model, Diffusion):
+        description = (
+            f"# Sequences for a structure\n\nDiffusion of {model.section.space} on {family} with {size}, conditioned "
+            "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
+        )
+        opening = (
+            python_block(_OPEN_DIFFUSION)
+            + "\nor `python -m tools generate FOLDER --structure FILE --output DESIGNS`.\n"
+        )
+        return model_card("text-generation", [*tags, "inverse-folding"], description, facts, opening)
     if not isinstance(model, ESM2Autoencoder):
         title = f"# {family} masked language model"
         description = f"{title}\n\n{family} with {size}, which predicts hidden residues of proteins.\n"

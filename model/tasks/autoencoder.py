@@ -144,18 +144,10 @@ class ESM2Autoencoder(TaskModel):
             found["feature_r2"] = 1 - found["feature_loss"] / total_variance
         return found
 
-    def new_statistics(self) -> FeatureStatistics:
-        """Empty sums for :meth:`measure`, on the device of the model."""
-        return FeatureStatistics(self.backbone.hidden_size, self.normalization.mean.device)
-
     @torch.no_grad()
     def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
-        """Add the residues of one batch to the statistics that :meth:`set_normalization` takes."""
+        """Add the residues of one batch to the statistics of :attr:`normalization`."""
         statistics.update(self.backbone(batch), targets_of(batch) != IGNORED_TARGET)
-
-    def set_normalization(self, statistics: FeatureStatistics) -> None:
-        """Fix the normalisation, before the first step; with several workers after adding up their statistics."""
-        self.normalization.set(statistics)
 
     @torch.no_grad()
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:

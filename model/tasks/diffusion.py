@@ -29,7 +29,6 @@ from model.structures.encoder import StructureEncoder
 from model.tasks.base import (
     TaskModel,
     TaskOutput,
-    load_own_weights,
     read_own_settings,
     save_own_weights,
     scalar_sums,
@@ -38,7 +37,7 @@ from model.tasks.base import (
 )
 from model.tasks.masked_lm import perplexity
 from train_config.diffusion_schema import DiffusionSection
-from train_config.schema import BackboneSection, ModelSection
+from train_config.schema import ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
@@ -172,21 +171,6 @@ class SequenceDiffusion(Diffusion):
         if "unconditional_loss" in values:
             found["unconditional_loss"] = values["unconditional_loss"] / count
         return found
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> SequenceDiffusion:
-        """An exported model, in fp32 on the CPU, in evaluation mode.
-
-        Raises DataError (the folder holds none, one of another format version, or damaged files) or ConfigError (its
-        backbone is not known, or not in safetensors).
-        """
-        folder = Path(folder).expanduser().absolute()
-        section, labels = read_diffusion_settings(folder / CONFIG_FILE)
-        backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
-        with seeded(0):
-            model = cls(backbone, head, section, labels)
-        load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
-        return model.eval()
 
     def _own_guess(self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch) -> Tensor | None:
         """(T, K) probabilities that the model gives itself, for every second sequence; 0 for the others."""

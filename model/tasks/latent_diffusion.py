@@ -24,7 +24,7 @@ from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import quiet_transformers, seeded
-from model.backbones.residues import residue_backbone
+from model.backbones.residues import residue_backbone, residue_masked_lm
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskOutput, load_own_weights, scalar_sums, target_positions, targets_of
 from model.tasks.diffusion import CONFIG_FILE, WEIGHTS_FILE, Diffusion, SequenceDiffusion, read_diffusion_settings
@@ -160,20 +160,12 @@ class LatentDiffusion(Diffusion):
         unconditional = velocity(self.no_conditions(batch))
         return unconditional + guidance * (conditional - unconditional)
 
-    def new_statistics(self) -> FeatureStatistics:
-        """Empty sums for :meth:`measure`, on the device of the model."""
-        return FeatureStatistics(self.autoencoder.latent_size, self.normalization.mean.device)
-
     @torch.no_grad()
     def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
-        """Add the residues of one batch to the statistics that :meth:`set_normalization` takes."""
+        """Add the residues of one batch to the statistics of :attr:`normalization`."""
         residues_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.tokens.device)
         residues_T[target_positions(batch)] = True
         statistics.update(self.autoencoder.latents(self.autoencoder.backbone(batch)), residues_T)
-
-    def set_normalization(self, statistics: FeatureStatistics) -> None:
-        """Fix the normalisation of the latents, before the first step."""
-        self.normalization.set(statistics)
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -224,11 +216,14 @@ def open_diffusion(folder: str | Path) -> Diffusion:
     """
     folder = Path(folder).expanduser().absolute()
     section, labels = read_diffusion_settings(folder / CONFIG_FILE)
-    if section.space == "tokens":
-        return SequenceDiffusion.from_pretrained(folder)
-    autoencoder = ESM2Autoencoder.from_pretrained(folder / AUTOENCODER_FOLDER)
-    backbone = residue_backbone(BackboneSection(source=str(folder)), seed=0)
     with seeded(0):
-        model = LatentDiffusion(backbone, autoencoder, section, labels)
+        model: Diffusion
+        if section.space == "tokens":
+            backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
+            model = SequenceDiffusion(backbone, head, section, labels)
+        else:
+            backbone = residue_backbone(BackboneSection(source=str(folder)), seed=0)
+            autoencoder = ESM2Autoencoder.from_pretrained(folder / AUTOENCODER_FOLDER)
+            model = LatentDiffusion(backbone, autoencoder, section, labels)
     load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
     return model.eval()

@@ -50,11 +50,11 @@ from training.tasks.registry import task_plan
 WATCHER_TIMEOUT_S = 30.0
 
 
-Beside = Callable[[Config, Path], AbstractContextManager[None]]
-"""What works on the cluster while the workers train, given the config and the prepared data."""
+Beside = Callable[[Config, Path], AbstractContextManager[Config]]
+"""What works on the cluster while the workers train, given the config and the prepared data; gives their config."""
 
 
-def train(config: Config, beside: Beside = lambda *_: nullcontext()) -> int:
+def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:
     """Run the experiment to its end; EsmerayError where it can't start.
 
     Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
@@ -207,8 +207,8 @@ def _train_on_cluster(
         watcher = _watch(config.monitoring, config.training.gpu_log_interval, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
-            with beside(config, store_path):
-                error = fit(_make_trainer(config, workers, store_path, run_id), signals)
+            with beside(config, store_path) as of_workers:
+                error = fit(_make_trainer(of_workers, workers, store_path, run_id), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))

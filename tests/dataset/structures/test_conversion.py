@@ -29,7 +29,7 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
     convert_structures([str(tmp_path / "in")], tmp_path / "store", data)
     store = StructureStore(tmp_path / "store", verify="full")
     assert [store.store.text(index) for index in range(3)] == [fold.residues for fold in given]
-    assert store.label_names == ("barrel", "helix") and store.labels.tolist() == [1, -1, 0]
+    assert store.manifest.label_names == ["barrel", "helix"] and store.labels.tolist() == [1, -1, 0]
     assert sorted([*store.training, *store.validation]) == [0, 1, 2] and store.validation.size
     for index, fold in enumerate(given):
         atoms, confidence, chains = store.atoms(index, 2, 20)

@@ -55,6 +55,9 @@ def test_tied_positions_are_equal():
     tied = tuple((place, place + half) for place in range(half))
     for design in designs(3, tied=tied):
         assert design.residues[:half] == design.residues[half : 2 * half]
+    for design in designs(2, tied=tied, fixed=(2, half + 5)):
+        assert design.residues[:half] == design.residues[half : 2 * half]
+        assert (design.residues[2], design.residues[5]) == (FOLD.residues[2], FOLD.residues[half + 5])
 
 
 def test_temperature_zero_is_one_answer_in_one_step():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from inference.folding.ahead import in_order, predicting, sequences_in_order
 from inference.folding.job import FoldingSettings, predict_structures
 from run_folder.metrics_log import read_metrics
@@ -45,8 +48,8 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
         tmp_path / "cold",
         {"folder": str(tmp_path / "cold"), "on_miss": "wait", "model": str(esmfold), "batch_tokens": 64},
     )
-    with predicting(cold, path):
-        train(cold, str(path))
+    with predicting(cold, path) as of_workers:
+        train(of_workers, str(path))
     assert train_losses(cold) == train_losses(warm)
     assert all((exported_weights(cold)[name] == value).all() for name, value in exported_weights(warm).items())
     samples = read_metrics(run_folder(cold).monitoring / "worker-00000.jsonl")
@@ -54,8 +57,15 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
 
 
 @pytest.mark.slow
-def test_a_predictor_that_fails_ends_the_training_that_waits(tmp_path: Path, ray_address: str, process_group):
-    settings = {"folder": str(tmp_path / "none"), "on_miss": "wait", "model": str(tmp_path)}
+def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: Path, ray_address: str, process_group):
+    broken = shutil.copytree(esmfold, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights = {name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    settings = {"folder": str(tmp_path / "none"), "on_miss": "wait", "model": str(broken)}
     config, path = run(tmp_path / "run", settings)
-    with predicting(config, path), pytest.raises(DataError, match=r"predicting structures failed: .* as esmfold"):
-        train(config, str(path))
+    with predicting(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
+        train(of_workers, str(path))
+    missing, path = run(tmp_path / "run", {**settings, "model": str(tmp_path)})
+    with pytest.raises(ConfigError, match="can't be loaded as esmfold"), predicting(missing, path):
+        pass

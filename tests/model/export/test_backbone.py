@@ -14,6 +14,7 @@ from common.errors import ConfigError, DataError, ResourceError
 from dataset.tokens.esm import encode
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.normalization import FeatureStatistics
 from tests.model.backbones.test_loading import Malicious
 from tests.model.support import assert_near, build_model, random_sequences, residue_batch, segments, tiny_section
 
@@ -29,9 +30,9 @@ def masked_lm():
 def autoencoder():
     model = build_model(tiny_section("autoencoder"), seed=4)
     assert isinstance(model, ESM2Autoencoder)
-    statistics = model.new_statistics()
+    statistics = FeatureStatistics(model.backbone.hidden_size)
     model.measure(residue_batch(SEQUENCES), statistics)
-    model.set_normalization(statistics)
+    model.normalization.set(statistics)
     return model
 
 

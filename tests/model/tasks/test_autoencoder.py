@@ -9,6 +9,7 @@ from torch.nn import functional
 from common.errors import DataError
 from model.parameter_groups import parameter_groups
 from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.normalization import FeatureStatistics
 from tests.model.support import (
     LETTERS,
     assert_near,
@@ -28,9 +29,9 @@ def build(weights=None, *, frozen=True, normalised=True, hidden_sizes=(24, 8)) -
     model = build_model(section.model_copy(update={"autoencoder": autoencoder}), seed=0)
     assert isinstance(model, ESM2Autoencoder)
     if normalised:
-        statistics = model.new_statistics()
+        statistics = FeatureStatistics(model.backbone.hidden_size)
         model.measure(residue_batch(random_sequences([60] * 10, seed=9)), statistics)
-        model.set_normalization(statistics)
+        model.normalization.set(statistics)
     return model
 
 

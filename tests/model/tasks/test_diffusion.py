@@ -14,6 +14,7 @@ from dataset.packed_batch import PackedBatch
 from dataset.structures.batches import StructureSource
 from model.export.backbone import export
 from model.tasks.diffusion import SequenceDiffusion
+from model.tasks.latent_diffusion import open_diffusion
 from model.tasks.masked_lm import MaskedLM
 from tests.structures import structure_store
 from train_config.diffusion_schema import DiffusionSection
@@ -96,7 +97,7 @@ def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: P
 
 def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):
     model = trained(("helix", "barrel"))
-    opened = SequenceDiffusion.from_pretrained(export(model, tmp_path / "export"))
+    opened = open_diffusion(export(model, tmp_path / "export"))
     with torch.no_grad():
         torch.testing.assert_close(
             opened.logits(batch, opened.conditions(batch)), model.logits(batch, model.conditions(batch))

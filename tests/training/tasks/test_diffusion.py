@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 
 from dataset.structures.store import Structure
 from inference.design.sampling import Request, generate
-from model.tasks.diffusion import SequenceDiffusion
 from model.tasks.latent_diffusion import LatentDiffusion, open_diffusion
 from run_folder.metrics_log import read_metrics
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
@@ -49,7 +49,7 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker
     first, *_, last = validations(config)
     assert last["loss"] < first["loss"] and last["loss"] < last["unconditional_loss"] - 0.1
     assert last["residue_recovery"] > 0.15
-    model = SequenceDiffusion.from_pretrained(run_folder(config).export)
+    model = open_diffusion(run_folder(config).export)
     assert model.section == config.model.diffusion
 
 
@@ -89,6 +89,11 @@ def test_latents_are_learnt_and_the_export_writes_sequences(latents, tmp_path: P
     fixed = (0, 5, 6)
     found = list(generate(model, Request(fold, fixed, omitted="C", steps=5, temperature=1.0), 4))
     assert len({design.residues for design in found}) == 4
+    other = replace(fold, residues="".join(x if place in fixed else "W" for place, x in enumerate(fold.residues)))
+    assert (
+        found[0].residues
+        == next(generate(model, Request(other, fixed, omitted="C", steps=5, temperature=1.0), 1)).residues
+    )
     for design in found:
         assert [design.residues[place] for place in fixed] == [fold.residues[place] for place in fixed]
         assert "C" not in [letter for place, letter in enumerate(design.residues) if place not in fixed]

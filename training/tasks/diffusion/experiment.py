@@ -10,17 +10,14 @@ from dataset.store.staging import stage_once
 from dataset.structures.batches import StructureSource
 from dataset.structures.predictions import predictions_of
 from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
-from model.backbones.residues import residue_tokenizer
-from model.export.backbone import export
 from model.tasks.base import TaskModel
 from model.tasks.latent_diffusion import LatentDiffusion, build_diffusion
 from run_folder.paths import RunFolder
-from train_config.loading import dump_config
 from train_config.schema import Config
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
-from training.tasks.residues.experiment import measure_features
+from training.tasks.residues.experiment import exported, measure_features
 
 LABELS_FILE = "diffusion_labels.json"
 _NORMALIZATION_TOKENS = 65536
@@ -35,7 +32,7 @@ class DiffusionExperiment(Experiment):
         staged = None if stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(stage_dir))
         self._predictions = predictions_of(config.data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
-        self.checksum = structures.checksum
+        self.checksum = structures.manifest.checksum
         section, length = config.model.diffusion, config.data.max_length
         training = StructureSource(structures, section, max_length=length, seed=config.run.seed, training=True)
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
@@ -61,18 +58,10 @@ class DiffusionExperiment(Experiment):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config = trained.checkpoint.config()
         labels = tuple(json.loads((trained.checkpoint.path / LABELS_FILE).read_text(encoding="utf-8")))
-        model = trained.put_into(build_diffusion(config.model, config.run.seed, labels))
-        return export(
-            model,
-            folder,
-            residue_tokenizer(config.model.backbone),
-            resolved_config=dump_config(config),
-            model_card_facts=trained.facts,
-            overwrite=overwrite,
-        )
+        return exported(build_diffusion(config.model, config.run.seed, labels), trained, folder, overwrite=overwrite)
 
     def build_model(self) -> TaskModel:
-        return build_diffusion(self._section, self._seed, self._structures.label_names)
+        return build_diffusion(self._section, self._seed, tuple(self._structures.manifest.label_names))
 
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         if isinstance(model, LatentDiffusion):
@@ -88,4 +77,4 @@ class DiffusionExperiment(Experiment):
 
     def names(self) -> dict[str, bytes]:
         """The classes that sequences are conditioned on."""
-        return {LABELS_FILE: json.dumps(self._structures.label_names).encode()}
+        return {LABELS_FILE: json.dumps(self._structures.manifest.label_names).encode()}

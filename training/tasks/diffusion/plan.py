@@ -31,7 +31,7 @@ class DiffusionPlan(TaskPlan):
         return structure_store_location(self.config.data, root)
 
     def checksum(self, path: Path) -> str:
-        return StructureStore(path).checksum
+        return StructureStore(path).manifest.checksum
 
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
@@ -46,7 +46,7 @@ class DiffusionPlan(TaskPlan):
             exact=True,
             held_out=structures.validation.size,
         )
-        return TaskSize(size, self._parameters(len(structures.label_names)))
+        return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
 
     def estimate(self) -> TaskSize:
         """Prepare the data in a folder that is thrown away: chains are known once files are read."""

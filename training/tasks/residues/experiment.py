@@ -17,6 +17,7 @@ from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
 from model.tasks.latent_diffusion import LatentDiffusion
 from model.tasks.masked_lm import MaskedLM
+from model.tasks.normalization import FeatureStatistics
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config, MaskedLMSection, ModelSection
@@ -64,15 +65,7 @@ class ResidueExperiment(Experiment):
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config = trained.checkpoint.config()
-        model = trained.put_into(cls.new_model(config.model, config.run.seed))
-        return export(
-            model,
-            folder,
-            residue_tokenizer(config.model.backbone),
-            resolved_config=dump_config(config),
-            model_card_facts=trained.facts,
-            overwrite=overwrite,
-        )
+        return exported(cls.new_model(config.model, config.run.seed), trained, folder, overwrite=overwrite)
 
     def build_model(self) -> TaskModel:
         return self.new_model(self._section, self._seed)
@@ -102,6 +95,19 @@ class AutoencoderExperiment(ResidueExperiment):
         measure_features(model, self.batches, self._section.autoencoder.normalization_tokens, context, control)
 
 
+def exported(model: TaskModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+    """Put the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
+    config = trained.checkpoint.config()
+    return export(
+        trained.put_into(model),
+        folder,
+        residue_tokenizer(config.model.backbone),
+        resolved_config=dump_config(config),
+        model_card_facts=trained.facts,
+        overwrite=overwrite,
+    )
+
+
 def measure_features(
     model: ESM2Autoencoder | LatentDiffusion,
     batches: TrainingSteps,
@@ -110,7 +116,7 @@ def measure_features(
     control: ControlGroup,
 ) -> None:
     """Fix the normalisation of features, or latents, from the first steps of the first epoch, all workers together."""
-    statistics = model.new_statistics()
+    statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
     seen = 0
     for step in batches.epoch(0):
         for batch in step.batches:
@@ -121,4 +127,4 @@ def measure_features(
     sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
     for index, tensor in enumerate(statistics.tensors):
         tensor.copy_(sums[str(index)])
-    model.set_normalization(statistics)
+    model.normalization.set(statistics)
