@@ -1,0 +1,1 @@
+"""Protein function as terms of an ontology: the ontology, annotations, propagation, evaluation."""

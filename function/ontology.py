@@ -1,0 +1,197 @@
+"""The Gene Ontology, or another one in OBO format, as arrays.
+
+In: an OBO file, plain or compressed. Out: an :class:`Aspect` for each namespace, with the relations is_a and part_of inside
+it. Relations to another namespace and obsolete terms are left out; an alternative id stands for its term.
+
+Shape legend: V terms of an aspect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, eye_array
+from xopen import xopen
+
+from common.errors import DataError
+from common.text import did_you_mean
+from dataset.fasta.locate import DECOMPRESSION_ERRORS
+
+
+class Step(NamedTuple):
+    """Terms of one level that have children, for :mod:`function.propagation`.
+
+    Attributes:
+        terms: (P,) places of the parents.
+        children: (E,) places of their children, parent by parent.
+        starts: (P,) where in ``children`` those of each parent start.
+    """
+
+    terms: NDArray[np.int64]
+    children: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One namespace of an ontology.
+
+    Attributes:
+        terms: V ids, each after its parents.
+        levels_V: (V,) int64 longest way to a term without parents; ascending.
+        parents: (V, V) bool, a row's columns are the parents of its term.
+    """
+
+    name: str
+    terms: tuple[str, ...]
+    levels_V: NDArray[np.int64]
+    parents: csr_array
+
+    @cached_property
+    def ancestors(self) -> csr_array:
+        """(V, V) bool, a row's columns are its term and all above it: the closure of ``parents``, by squaring."""
+        reached = self.parents + eye_array(len(self.terms), dtype=bool, format="csr")
+        while (further := reached @ reached).nnz > reached.nnz:
+            reached = further
+        return reached
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Levels from the deepest to the top, each with the children of its terms."""
+        children = self.parents.T.tocsr()
+        found = []
+        for level in range(int(self.levels_V[-1]) - 1, -1, -1):
+            low, high = np.searchsorted(self.levels_V, [level, level + 1])
+            terms = low + np.flatnonzero(np.diff(children.indptr[low : high + 1]))
+            first, last = children.indptr[[low, high]]
+            found.append(Step(terms, children.indices[first:last], children.indptr[terms] - first))
+        return found
+
+
+@dataclass(frozen=True)
+class Ontology:
+    """Aspects by name, and the term of each alternative id."""
+
+    aspects: dict[str, Aspect]
+    alternatives: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> dict[str, tuple[str, int]]:
+        """Aspect and place in it of each term and alternative id."""
+        found = {term: (name, place) for name, one in self.aspects.items() for place, term in enumerate(one.terms)}
+        return found | {other: found[term] for other, term in self.alternatives.items()}
+
+    def aspect(self, name: str) -> Aspect:
+        """The aspect of this name. Raises DataError where there is none."""
+        if name not in self.aspects:
+            known = ", ".join(self.aspects)
+            raise DataError(f"the ontology has no aspect {name!r}{did_you_mean(name, self.aspects)}; it has {known}")
+        return self.aspects[name]
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of each line of a file, plain or compressed. Raises DataError where it can't be read."""
+    try:
+        with xopen(path, encoding="utf-8", threads=0) as file:
+            yield from enumerate(file, 1)
+    except (*DECOMPRESSION_ERRORS, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_ontology(path: Path) -> Ontology:
+    """Read an OBO file.
+
+    Raises DataError for a file that is no OBO, that was cut off, that defines a term twice, or whose relations are cyclic.
+    """
+    terms: dict[str, dict[str, list[str]]] = {}
+    obsolete = set()
+    for stanza in _stanzas(path):
+        term = stanza.get("id", [""])[0]
+        if stanza.get("is_obsolete", [""])[0].startswith("true"):
+            obsolete.add(term)
+            continue
+        if not term or "namespace" not in stanza:
+            raise DataError(f"{path}: term {term!r} has no namespace: the file may be cut off; get it again")
+        if term in terms:
+            raise DataError(f"{path}: term {term} is defined twice; remove one")
+        terms[term] = stanza
+    if not terms:
+        raise DataError(f"{path}: holds no terms; an ontology in OBO format was expected")
+    edges: dict[str, list[tuple[str, str]]] = {stanza["namespace"][0]: [] for stanza in terms.values()}
+    alternatives: dict[str, str] = {}
+    for term, stanza in terms.items():
+        namespace = stanza["namespace"][0]
+        for parent in _parents(stanza):
+            if parent not in terms and parent not in obsolete:
+                raise DataError(
+                    f"{path}: {parent}, a parent of {term}, is not in the file: it may be cut off; get it again"
+                )
+            if parent in terms and terms[parent]["namespace"][0] == namespace:
+                edges[namespace].append((term, parent))
+        for other in stanza.get("alt_id", []):
+            if other in terms or alternatives.get(other, term) != term:
+                raise DataError(f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one")
+            alternatives[other] = term
+    ids = {name: [term for term in terms if terms[term]["namespace"][0] == name] for name in edges}
+    return Ontology({name: _aspect(path, name, ids[name], edges[name]) for name in edges}, alternatives)
+
+
+def _stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
+    """Values by key of each ``[Term]``."""
+    stanza: dict[str, list[str]] | None = None
+    line = "\n"
+    for number, line in lines_of(path):
+        text = line.strip()
+        if text.startswith("["):
+            if stanza is not None:
+                yield stanza
+            stanza = {} if text == "[Term]" else None
+        elif stanza is not None and text and not text.startswith("!"):
+            key, colon, value = text.partition(":")
+            if not colon:
+                raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
+            stanza.setdefault(key, []).append(value.strip())
+    if not line.endswith("\n"):
+        raise DataError(f"{path}: ends inside a line: the file is cut off; get it again")
+    if stanza is not None:
+        yield stanza
+
+
+def _parents(stanza: dict[str, list[str]]) -> Iterator[str]:
+    for value in stanza.get("is_a", []):
+        yield from value.split()[:1]
+    for value in stanza.get("relationship", []):
+        kind, _, rest = value.partition(" ")
+        if kind == "part_of":
+            yield from rest.split()[:1]
+
+
+def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]]) -> Aspect:
+    """Terms sorted by their level, which is found from the roots down."""
+    index = {term: place for place, term in enumerate(ids)}
+    parents = _relation([(index[term], index[parent]) for term, parent in edges], len(ids))
+    children = parents.T.tocsr()
+    waits_for_V = np.diff(parents.indptr)
+    levels_V = np.full(len(ids), -1, np.int64)
+    reached, level = np.flatnonzero(waits_for_V == 0), 0
+    while reached.size:
+        levels_V[reached] = level
+        below = children[reached].indices
+        waits_for_V = waits_for_V - np.bincount(below, minlength=len(ids))
+        reached, level = np.unique(below[waits_for_V[below] == 0]), level + 1
+    if (levels_V < 0).any():
+        some = ids[int(levels_V.argmin())]
+        raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {some}; remove one of them")
+    order = np.argsort(levels_V, kind="stable")
+    return Aspect(name, tuple(ids[place] for place in order), levels_V[order], parents[order][:, order].tocsr())
+
+
+def _relation(pairs: Iterable[tuple[int, int]], size: int) -> csr_array:
+    places: Any = np.array(list(pairs), np.int64).reshape(-1, 2).T
+    return csr_array((np.ones(places.shape[1], bool), tuple(places)), shape=(size, size))
