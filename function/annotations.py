@@ -1,8 +1,8 @@
 """Files of proteins and their terms: annotations, predicted scores, weights of terms.
 
-In: CAFA's TSV (protein, term and, of predictions, a score) or GAF 2.2, plain or compressed. Out: sparse matrices of proteins by
-terms for each aspect, annotations propagated to the ancestors. A term that is not in the ontology, or a predicted
-protein that is not wanted, is refused or ignored, as ``unknown`` says.
+In: CAFA's TSV (protein, term and, of predictions, a score) or GAF 2.2, plain or compressed. Out: sparse matrices of
+proteins by terms for each aspect, annotations propagated to the ancestors. A term that is not in the ontology, or a
+predicted protein without annotation, is refused or ignored, as ``unknown`` says.
 
 Shape legend: N proteins, V terms of an aspect.
 """
@@ -10,10 +10,10 @@ Shape legend: N proteins, V terms of an aspect.
 from __future__ import annotations
 
 import logging
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -28,6 +28,7 @@ from function.ontology import Aspect, Ontology, lines_of
 log = logging.getLogger(__name__)
 
 Unknown: TypeAlias = Literal["refuse", "ignore"]
+_Row: TypeAlias = tuple[int, list[str]]
 EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "TAS", "IC", "HTP", "HDA", "HMP", "HGI", "HEP")
 """Evidence codes of experiments, single and high-throughput, and the two of curators that CAFA takes with them."""
 _GAF = "!gaf-version:"
@@ -56,38 +57,6 @@ class Annotations:
         return chosen @ self.terms
 
 
-class _Terms:
-    """Places of the terms of a file's lines."""
-
-    def __init__(self, path: Path, ontology: Ontology, aspect: str | None, unknown: Unknown) -> None:
-        self._path, self._aspect, self._unknown, self._ignored = path, aspect, unknown, 0
-        self.places = ontology.places
-        if aspect is not None:
-            ontology.aspect(aspect)
-
-    def place(self, term: str, number: int) -> tuple[str, int] | None:
-        """Aspect and place of a term; None for an unknown one that is ignored."""
-        found = self.places.get(term)
-        if found is None:
-            self.miss(number, f"the term {term!r} is not in the ontology, or obsolete")
-        elif self._aspect not in (None, found[0]):
-            raise DataError(
-                f"{self._path}, line {number}: {term} is a term of {found[0]}, and only {self._aspect} was asked for; "
-                "remove the other aspects"
-            )
-        return found
-
-    def miss(self, number: int, problem: str) -> None:
-        """Count a line that is ignored, or refuse it."""
-        if self._unknown == "refuse":
-            raise DataError(f"{self._path}, line {number}: {problem}; mend it, or give --unknown ignore")
-        self._ignored += 1
-
-    def report(self) -> None:
-        if self._ignored:
-            log.warning("%s: %s with unknown terms or proteins ignored", self._path, counted(self._ignored, "line{s}"))
-
-
 def read_annotations(
     path: Path,
     ontology: Ontology,
@@ -103,28 +72,24 @@ def read_annotations(
     Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
     ``before``, where given. Raises DataError for a file that can't be read so, or where no annotation is left.
     """
-    if next((line for _, line in islice(lines_of(path), 1)), "").startswith("!"):
-        pairs = _gaf(path, frozenset(evidence), since, before)
+    if next((line for _, line in lines_of(path)), "").startswith("!"):
+        rows = _gaf(path, frozenset(evidence), since, before)
     else:
-        pairs = ((number, row[0], row[1]) for number, row in _rows(path, 2))
-    terms = _Terms(path, ontology, aspect, unknown)
+        rows = _rows(path, 2)
     ids: dict[str, dict[str, int]] = {}
-    places: dict[str, tuple[array[int], array[int]]] = {}
-    for number, protein, term in pairs:
-        if found := terms.place(term, number):
-            name, column = found
-            proteins = ids.setdefault(name, {})
-            rows, columns = places.setdefault(name, (array("i"), array("i")))
-            rows.append(proteins.setdefault(protein, len(proteins)))
-            columns.append(column)
-    terms.report()
+    pairs: dict[str, tuple[array[int], array[int]]] = {}
+    for _, row, name, place in _Lines(path, ontology, unknown, aspect).placed(rows, 1):
+        proteins = ids.setdefault(name, {})
+        found = pairs.setdefault(name, (array("i"), array("i")))
+        found[0].append(proteins.setdefault(row[0], len(proteins)))
+        found[1].append(place)
     if not ids:
         raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
     made = {}
-    for name in (name for name in ontology.aspects if name in ids):
-        shape = len(ids[name]), len(ontology.aspects[name].terms)
-        leaves = csr_array((np.ones(len(places[name][0]), bool), places[name]), shape=shape)
-        made[name] = Annotations(tuple(ids[name]), leaves @ ontology.aspects[name].ancestors)
+    for name, one in ((name, one) for name, one in ontology.aspects.items() if name in ids):
+        shape = len(ids[name]), len(one.terms)
+        leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
+        made[name] = Annotations(tuple(ids[name]), leaves @ one.ancestors)
     return made
 
 
@@ -140,58 +105,50 @@ def read_scores(
 
     The largest counts of several for the same protein and term. Raises DataError for a score that is not in 0 to 1.
     """
-    terms = _Terms(path, ontology, aspect, unknown)
     ids = {name: {protein: place for place, protein in enumerate(some)} for name, some in proteins.items()}
     everyone = frozenset().union(*ids.values())
     found = {name: (array("i"), array("i"), array("d")) for name in ids}
-    for number, row in _rows(path, 3):
-        place = terms.places.get(row[1]) if aspect is None else None
-        place = place or terms.place(row[1], number)
-        try:
-            score = float(row[2])
-        except ValueError:
-            score = -1.0
-        if not 0 <= score <= 1:
-            raise DataError(f"{path}, line {number}: the score {row[2]!r} is not a number from 0 to 1")
+    lines = _Lines(path, ontology, unknown, aspect)
+    for number, row, name, place in lines.placed(_rows(path, 3), 1):
+        score = lines.number(number, row[2], "score", 1.0)
         if row[0] not in everyone:
-            terms.miss(number, f"the protein {row[0]!r} has no annotation to evaluate it by")
-        elif place and (protein := ids.get(place[0], {}).get(row[0])) is not None:
-            rows, columns, scores = found[place[0]]
+            lines.miss(number, f"the protein {row[0]!r} has no annotation to evaluate it by")
+        elif name in ids and (protein := ids[name].get(row[0])) is not None:
+            rows, columns, scores = found[name]
             rows.append(protein)
-            columns.append(place[1])
+            columns.append(place)
             scores.append(score)
-    terms.report()
-    made = {name: _largest(*(np.asarray(part) for part in parts)) for name, parts in found.items() if len(parts[0])}
-    shapes = {name: (len(ids[name]), len(ontology.aspects[name].terms)) for name in made}
-    return {name: csr_array((data, places), shape=shapes[name]) for name, (data, places) in made.items()}
+    shapes = {name: (len(ids[name]), len(ontology.aspects[name].terms)) for name in ids}
+    return {name: _largest(some, shapes[name]) for name, some in found.items() if some[0]}
 
 
-def read_accretion(path: Path, ontology: Ontology, *, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
-    """(V,) information accretion of each aspect's terms, in bits, from a TSV of term and value; 0 for those that are missing.
+def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
+    """(V,) information accretion of each aspect's terms, in bits, from a TSV of term and value; 0 for missing terms.
 
-    Infinite values and NaN count as 0, as in cafaeval. Raises DataError for a value below 0.
+    Infinite values and those of alternative ids count as 0, as in cafaeval. Raises DataError for a value below 0.
     """
-    terms = _Terms(path, ontology, None, unknown)
     made = {name: np.zeros(len(aspect.terms)) for name, aspect in ontology.aspects.items()}
-    for number, row in _rows(path, 2):
-        try:
-            value = float(row[1])
-        except ValueError:
-            value = -1.0
-        if value < 0:
-            raise DataError(f"{path}, line {number}: the information accretion {row[1]!r} is not a number from 0 on")
-        place = terms.place(row[0], number)
-        if place and ontology.aspects[place[0]].terms[place[1]] == row[0]:  # cafaeval ignores alternative ids here
-            made[place[0]][place[1]] = value if np.isfinite(value) else 0.0
-    terms.report()
+    lines = _Lines(path, ontology, unknown)
+    for number, row, name, place in lines.placed(_rows(path, 2), 0):
+        value = lines.number(number, row[1], "information accretion", math.inf)
+        if row[0] not in ontology.alternatives and value < math.inf:
+            made[name][place] = value
+    return made
+
+
+def read_terms(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.bool_]]:
+    """(V,) bool of each aspect: the terms that a file lists, one a line."""
+    made = {name: np.zeros(len(aspect.terms), bool) for name, aspect in ontology.aspects.items()}
+    for _, _, name, place in _Lines(path, ontology, unknown).placed(_rows(path, 1), 0):
+        made[name][place] = True
     return made
 
 
 def information_accretion(annotations: Annotations, aspect: Aspect, proteins: int = 4096) -> NDArray[np.float64]:
     """(V,) information accretion in bits: -log2 of the share of proteins with a term among those with all its parents.
 
-    Clark and Radivojac 2013, equation 1, counted as CAFA's ia.py does: one more protein has every term. ``proteins`` are
-    taken at a time, for memory.
+    Clark and Radivojac 2013, counted as CAFA's ia.py (claradepaolis/InformationAccretion) does: one more protein has
+    every term. ``proteins`` are taken at a time, for memory.
     """
     size = len(aspect.terms)
     children = aspect.parents.T.astype(np.int32).tocsr()
@@ -205,39 +162,74 @@ def information_accretion(annotations: Annotations, aspect: Aspect, proteins: in
     return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))
 
 
-def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+class _Lines:
+    """Lines of a file with the places of their terms; unknown ones are refused, or ignored and counted."""
+
+    def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
+        self._path, self._places, self._unknown, self._aspect = path, ontology.places, unknown, aspect
+        self._ignored = 0
+        if aspect is not None:
+            ontology.aspect(aspect)
+
+    def placed(self, rows: Iterator[_Row], column: int) -> Iterator[tuple[int, list[str], str, int]]:
+        """Line number, fields, aspect and place of the term in a column."""
+        for number, row in rows:
+            if (place := self._places.get(row[column])) is None:
+                self.miss(number, f"the term {row[column]!r} is not in the ontology, or obsolete")
+            elif self._aspect not in (None, place[0]):
+                problem = f"{row[column]} is a term of {place[0]}, and only {self._aspect} was asked for"
+                raise DataError(f"{self._path}, line {number}: {problem}; remove the other aspects")
+            else:
+                yield number, row, *place
+        if self._ignored:
+            log.warning("%s: %s with unknown terms or proteins ignored", self._path, counted(self._ignored, "line{s}"))
+
+    def miss(self, number: int, problem: str) -> None:
+        """Count a line that is ignored, or refuse it."""
+        if self._unknown == "refuse":
+            raise DataError(f"{self._path}, line {number}: {problem}; mend it, or give --unknown ignore")
+        self._ignored += 1
+
+    def number(self, line: int, text: str, name: str, highest: float) -> float:
+        """A number from 0 to ``highest``."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= highest:
+            raise DataError(f"{self._path}, line {line}: the {name} {text!r} is not a number from 0 to {highest:g}")
+        return value
+
+
+def _rows(path: Path, columns: int) -> Iterator[_Row]:
     """Line number and fields, split at blanks as cafaeval does."""
     for number, line in lines_of(path):
         row = line.split()
-        if len(row) >= columns:
-            if row[0] not in _HEADERS:
-                yield number, row
-        elif row and row[0] not in _HEADERS:
-            raise DataError(f"{path}, line {number}: {columns} columns were expected, got {line.strip()[:60]!r}")
+        if row and row[0] not in _HEADERS:
+            if len(row) < columns:
+                raise DataError(f"{path}, line {number}: {columns} columns were expected, got {line.strip()[:60]!r}")
+            yield number, row
 
 
-def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Iterator[tuple[int, str, str]]:
+def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Iterator[_Row]:
     """Line number, protein and term of the annotations that pass (GO Annotation File, format 2.2)."""
     version = ""
     for number, line in lines_of(path):
+        row = line.rstrip("\n").split("\t")
         if line.startswith("!"):
             version = line.removeprefix(_GAF).strip() if line.startswith(_GAF) else version
-            continue
-        if version != "2.2":
+        elif version != "2.2":
             raise DataError(f"{path}: is GAF {version or 'of no version'}; 2.2 is read: get or convert the file to it")
-        row = line.rstrip("\n").split("\t")
-        if len(row) < 15:
+        elif len(row) < 15:
             raise DataError(f"{path}, line {number}: GAF 2.2 has 17 columns, got {len(row)}; get the file again")
-        date_in = (not since or row[13] >= since) and (not before or row[13] < before)
-        if row[6] in evidence and "NOT" not in row[3].split("|") and date_in:
-            yield number, row[1], row[4]
+        elif row[6] in evidence and "NOT" not in row[3].split("|") and since <= row[13] < (before or "99999999"):
+            yield number, [row[1], row[4]]
 
 
-def _largest(
-    rows: NDArray[np.int32], columns: NDArray[np.int32], scores: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """The largest score of each place, and the places."""
+def _largest(found: tuple[array[int], array[int], array[float]], shape: tuple[int, int]) -> csr_array:
+    """The matrix of the largest score of each place."""
+    rows, columns, scores = (np.asarray(part) for part in found)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]
     last = np.append((np.diff(rows) != 0) | (np.diff(columns) != 0), True)
-    return scores[order][last], (rows[last], columns[last])
+    return csr_array((scores[order][last], (rows[last], columns[last])), shape=shape)

@@ -1,20 +1,21 @@
 """Predicted terms against annotated ones, as CAFA evaluates them.
 
-In: annotations and scores of proteins. Out: at each threshold what cafaeval 1.3 reports, under its names, and best values with
-95 % intervals over proteins drawn with replacement. Each score is kept as the number of thresholds that it
+In: annotations and scores of proteins. Out: at each threshold what cafaeval 1.3 reports, under its names, and best
+values with 95 % intervals over proteins drawn with replacement. Each score is kept as the number of thresholds that it
 reaches; a histogram of these per protein gives all thresholds at once, and a draw is a weighting of the proteins.
 
-Names: ``n`` proteins with predictions; ``tp``, ``fp``, ``fn`` terms; ``pr``, ``rc``, ``f`` precision, recall and their harmonic mean, averaged
-over proteins, or with ``_micro`` of the summed terms; ``mi``, ``ru``, ``s`` misinformation, remaining uncertainty and
-their distance from the origin (Clark and Radivojac 2013, equations 5 to 8); ``cov`` coverage. Those that end in ``_w`` weight a
-term by its information accretion.
+Names: ``n`` proteins with predictions; ``tp``, ``fp``, ``fn`` terms per protein; ``pr``, ``rc``, ``f`` precision,
+recall and their harmonic mean, averaged over proteins, or with ``_micro`` of the summed terms; ``mi``, ``ru``, ``s``
+misinformation, remaining uncertainty and their distance from the origin (Clark and Radivojac 2013); ``cov`` coverage.
+Those that end in ``_w`` weight a term by its information accretion.
 
-Shape legend: N proteins, V terms, T thresholds, B proteins of a block, R draws and before them the value itself.
+Shape legend: N proteins, V terms, W weightings, T thresholds, B proteins of a block, R draws, the first of them all
+proteins once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -29,7 +30,7 @@ from function.propagation import BLOCK, Method, dense, propagate_dense
 
 Normalisation: TypeAlias = Literal["cafa", "pred", "gt"]
 Array: TypeAlias = NDArray[np.float64]
-BEST = {"fmax": "f", "fmax_micro": "f_micro", "smin": "s"}
+BEST = {"fmax": ("f", 1), "fmax_micro": ("f_micro", 1), "smin": ("s", -1)}
 _DRAWS_AT_ONCE = 128
 
 
@@ -57,8 +58,7 @@ class Metric(NamedTuple):
     """A value, the ends of its 95 % interval, and the threshold where a best value is reached."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
     threshold: float | None = None
 
 
@@ -69,25 +69,17 @@ class Evaluation:
     Attributes:
         proteins: annotated, all of which count.
         predicted: of these, proteins with any score.
-        thresholds_T: those where any protein has a prediction.
+        thresholds: those where any protein has a prediction.
         curves: (T,) values by name.
-        metrics: best values and areas by name: ``fmax``, ``smin``, ``aupr`` (area under the precision-recall curve by the
-            trapezoid rule, without what is left of its first point), ``cov``.
+        metrics: best values and areas by name: ``fmax``, ``smin``, ``aupr`` (area under the precision-recall curve by
+            the trapezoid rule, without what is left of its first point, as DeepGOPlus has it), ``cov``.
     """
 
     proteins: int
     predicted: int
-    thresholds_T: Array
+    thresholds: Array
     curves: dict[str, Array]
     metrics: dict[str, Metric]
-
-
-class _Counts(NamedTuple):
-    """Weights of terms: (T, N) of predicted ones that are annotated, and of all predicted; (N,) of annotated ones."""
-
-    hit_TN: Array
-    called_TN: Array
-    truth_N: Array
 
 
 def evaluate(
@@ -98,48 +90,37 @@ def evaluate(
     accretion_V: Array | None = None,
     known: Annotations | None = None,
     terms_V: NDArray[np.bool_] | None = None,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
+    settings: Settings = Settings(),
 ) -> Evaluation:
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
     ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
-    (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Raises DataError where
-    none is left, or where no score reaches a threshold.
+    (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where no score reaches a
+    threshold, there are no metrics. Raises DataError where no protein is left.
     """
-    if settings.orphans:
-        judged_V = np.ones(len(aspect.terms), bool)
-    else:
-        judged_V = aspect.levels_V > 0
-    weights = {"": judged_V.astype(float)} | ({} if accretion_V is None else {"_w": accretion_V})
-    actual, excluded = truth.terms, None
-    if terms_V is not None:
-        weights = {name: weight_V * terms_V for name, weight_V in weights.items()}
+    weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
+    weights |= {} if accretion_V is None else {"_w": accretion_V}
+    weights_WV = np.stack(list(weights.values())) * (True if terms_V is None else terms_V)
+    actual, excluded = truth.terms, csr_array(truth.terms.shape, dtype=bool)
     if known is not None:
         excluded = known.of(truth.proteins)
         actual = (actual > excluded).tocsr()
     if known is not None or terms_V is not None:
-        left_N = actual @ weights[""] > 0
-        actual, scores = actual[left_N], scores[left_N]
-        excluded = None if excluded is None else excluded[left_N]
+        left_N = actual @ weights_WV[0] > 0
+        actual, scores, excluded = actual[left_N], scores[left_N], excluded[left_N]
     if not actual.shape[0]:
-        raise DataError(f"no protein has an annotation of {aspect.name} that was not known; check the known annotations")
+        raise DataError(f"no annotation of {aspect.name} is left without the known ones; check these and the terms")
     thresholds_T = np.arange(settings.step, 1, settings.step)
-    counts = _count(aspect, actual, scores, excluded, weights, thresholds_T, settings.propagation)
-    sums = {name: _sums(each, settings) for name, each in counts.items()}
-    values = {
-        key + name: value
-        for name, summed in sums.items()
-        for key, value in _normalised(summed, actual.shape[0], settings.norm).items()
-    }
-    covered_TR = values["cov"] > 0
-    if not (some_T := covered_TR[:, 0]).any():
-        raise DataError(f"no score of {aspect.name} reaches the first threshold, {settings.step:g}; check the scores")
+    hit_WTN, called_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
+    sums = _sums(hit_WTN, called_WTN, (actual @ weights_WV.T).T, settings)
+    values = _normalised(sums, actual.shape[0], settings.norm)
+    some_T = values["cov"][0, :, 0] > 0
     return Evaluation(
         proteins=actual.shape[0],
         predicted=int(np.count_nonzero(np.diff(scores.indptr))),
-        thresholds_T=thresholds_T[some_T],
-        curves={name: value_TR[some_T, 0] for name, value_TR in values.items()},
-        metrics=dict(_metrics(values, list(weights), covered_TR, thresholds_T)),
+        thresholds=thresholds_T[some_T],
+        curves={name + end: values[name][w, some_T, 0] for w, end in enumerate(weights) for name in values},
+        metrics=dict(_metrics(values, list(weights), thresholds_T)) if some_T.any() else {},
     )
 
 
@@ -147,34 +128,29 @@ def _count(
     aspect: Aspect,
     actual: csr_array,
     scores: csr_array,
-    excluded: csr_array | None,
-    weights: Mapping[str, Array],
+    excluded: csr_array,
+    weights_WV: Array,
     thresholds_T: Array,
     propagation: Method,
-) -> dict[str, _Counts]:
-    """Counts of each weighting, some proteins at a time."""
+) -> tuple[Array, Array]:
+    """(W, T, N) weights of the predicted terms that are annotated, and of all predicted; some proteins at a time."""
     size, total = len(thresholds_T), actual.shape[0]
     # 0 is no score, 1 one below the first threshold, 2 one that reaches it, and so on
     reached = np.searchsorted(thresholds_T, scores.data, side="right") + (scores.data > 0)
     codes = csr_array((reached.astype(np.min_scalar_type(size + 1)), scores.indices, scores.indptr), shape=scores.shape)
-    counts = {
-        name: _Counts(np.empty((size, total)), np.empty((size, total)), actual @ weight_V)
-        for name, weight_V in weights.items()
-    }
-    for start in range(0, total, BLOCK):
-        rows = slice(start, min(start + BLOCK, total))
-        codes_VB, actual_VB = dense(codes[rows]), dense(actual[rows])
+    hit_WTN, called_WTN = np.empty((2, len(weights_WV), size, total))
+    for rows in (slice(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)):
+        codes_VB = dense(codes[rows])
         propagate_dense(codes_VB, aspect, propagation)
-        if excluded is not None:
-            codes_VB[dense(excluded[rows])] = 0
+        codes_VB[dense(excluded[rows])] = 0
         term, protein = np.nonzero(codes_VB)
         key = protein * (size + 2) + codes_VB[term, protein]
-        hit = actual_VB[term, protein]
-        for name, weight_V in weights.items():
+        hit = dense(actual[rows])[term, protein]
+        for w, weight_V in enumerate(weights_WV):
             weight = weight_V[term]
-            counts[name].hit_TN[:, rows] = _reaching(key[hit], weight[hit], codes_VB.shape[1], size)
-            counts[name].called_TN[:, rows] = _reaching(key, weight, codes_VB.shape[1], size)
-    return counts
+            hit_WTN[w, :, rows] = _reaching(key[hit], weight[hit], codes_VB.shape[1], size)
+            called_WTN[w, :, rows] = _reaching(key, weight, codes_VB.shape[1], size)
+    return hit_WTN, called_WTN
 
 
 def _reaching(key: NDArray[np.int64], weight: Array, proteins: int, thresholds: int) -> Array:
@@ -183,94 +159,72 @@ def _reaching(key: NDArray[np.int64], weight: Array, proteins: int, thresholds: 
     return histogram[:, :1:-1].cumsum(axis=1)[:, ::-1].T
 
 
-def _sums(counts: _Counts, settings: Settings) -> dict[str, Array]:
-    """(T, R) sums over proteins, and over those of each draw."""
-    hit_TN, called_TN, truth_N = counts
+def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: Settings) -> dict[str, Array]:
+    """(W, T, R) sums over the proteins, and over those of each draw."""
+    total = truth_WN.shape[1]
+    truth_WTN = np.broadcast_to(truth_WN[:, None], hit_WTN.shape)
     parts = {
-        "n": (called_TN > 0).astype(float),
-        "tp": hit_TN,
-        "fp": called_TN - hit_TN,
-        "fn": truth_N - hit_TN,
-        "pr": _ratio(hit_TN, called_TN),
-        "rc": _ratio(hit_TN, np.broadcast_to(truth_N, hit_TN.shape)),
+        "n": (called_WTN > 0).astype(float),
+        "tp": hit_WTN,
+        "fp": called_WTN - hit_WTN,
+        "fn": truth_WTN - hit_WTN,
+        "pr": _ratio(hit_WTN, called_WTN),
+        "rc": _ratio(hit_WTN, truth_WTN),
     }
-    sums = {name: [part_TN.sum(axis=1, keepdims=True)] for name, part_TN in parts.items()}
-    for draws_NR in _draws(len(truth_N), settings):
-        for name, part_TN in parts.items():
-            sums[name].append(part_TN @ draws_NR)
-    return {name: np.concatenate(some, axis=1) for name, some in sums.items()}
-
-
-def _draws(proteins: int, settings: Settings) -> Iterator[Array]:
-    """(N, some draws) how often each protein is drawn."""
+    sums = {name: [part.sum(axis=2, keepdims=True)] for name, part in parts.items()}
     random = np.random.default_rng(settings.seed)
     for start in range(0, settings.draws, _DRAWS_AT_ONCE):
         number = min(_DRAWS_AT_ONCE, settings.draws - start)
-        drawn = random.integers(proteins, size=(proteins, number)) * number + np.arange(number)
-        yield np.bincount(drawn.ravel(), minlength=proteins * number).reshape(proteins, number).astype(float)
+        drawn = random.integers(total, size=(total, number)) * number + np.arange(number)
+        draws_NR = np.bincount(drawn.ravel(), minlength=total * number).reshape(total, number).astype(float)
+        for name, part in parts.items():
+            sums[name].append(part @ draws_NR)
+    return {name: np.concatenate(some, axis=2) for name, some in sums.items()}
 
 
 def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> dict[str, Array]:
-    """(T, R) values by cafaeval's names."""
-    n_TR = sums.pop("n")
-    all_TR = np.full_like(n_TR, proteins)
-    found = {
-        name: _ratio(sum_TR, n_TR if norm == "pred" or (norm == "cafa" and name == "pr") else all_TR)
-        for name, sum_TR in sums.items()
-    }
-    micro = {
-        "pr_micro": _ratio(found["tp"], found["tp"] + found["fp"]),
-        "rc_micro": _ratio(found["tp"], found["tp"] + found["fn"]),
-    }
-    return {
-        "n": n_TR,
-        **found,
-        "cov": n_TR / proteins,
-        "mi": found["fp"],
-        "ru": found["fn"],
-        "f": _harmonic(found["pr"], found["rc"]),
-        "s": np.sqrt(found["fn"] ** 2 + found["fp"] ** 2),
-        **micro,
-        "f_micro": _harmonic(**micro),
-    }
-
-
-def _harmonic(pr_micro: Array, rc_micro: Array) -> Array:
-    return _ratio(2 * pr_micro * rc_micro, pr_micro + rc_micro)
+    """(W, T, R) values by cafaeval's names."""
+    n = sums.pop("n")
+    over = {"pred": n, "gt": np.full_like(n, proteins)}
+    of_precision, of_others = (over["pred"], over["gt"]) if norm == "cafa" else (over[norm], over[norm])
+    found = {name: _ratio(part, of_precision if name == "pr" else of_others) for name, part in sums.items()}
+    tp, fp, fn = found["tp"], found["fp"], found["fn"]
+    found |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
+    found |= {"pr_micro": _ratio(tp, tp + fp), "rc_micro": _ratio(tp, tp + fn)}
+    for end in ("", "_micro"):
+        precision, recall = found[f"pr{end}"], found[f"rc{end}"]
+        found[f"f{end}"] = _ratio(2 * precision * recall, precision + recall)
+    return found
 
 
 def _ratio(above: Array, below: Array) -> Array:
-    return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
+    return np.divide(above, below, out=np.zeros(above.shape), where=below > 0)
 
 
-def _metrics(
-    values: dict[str, Array], weightings: list[str], covered_TR: NDArray[np.bool_], thresholds_T: Array
-) -> Iterator[tuple[str, Metric]]:
+def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) -> Iterator[tuple[str, Metric]]:
     """Best values and areas over the thresholds where a draw has predictions."""
-    for weighting in weightings:
-        for name, key in BEST.items():
-            sign = -1 if name == "smin" else 1
-            of_TR = np.where(covered_TR, sign * values[key + weighting], -np.inf)
-            best_R = of_TR.max(axis=0)
-            threshold = float(thresholds_T[of_TR[:, 0].argmax()])
-            yield name + weighting, _metric(sign * best_R, threshold)
-        for ending in ("", "_micro"):
-            precision_TR, recall_TR = (values[f"{kind}{ending}{weighting}"] for kind in ("pr", "rc"))
-            yield f"aupr{ending}{weighting}", _metric(_area(precision_TR, recall_TR, covered_TR))
-        yield f"cov{weighting}", _metric(values[f"cov{weighting}"].max(axis=0))
+    covered_TR = values["cov"][0] > 0
+    for w, end in enumerate(endings):
+        for name, (key, sign) in BEST.items():
+            of_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
+            yield name + end, _metric(sign * of_TR.max(axis=0), float(thresholds_T[of_TR[:, 0].argmax()]))
+        for kind in ("", "_micro"):
+            area_R = _area(values[f"pr{kind}"][w], values[f"rc{kind}"][w], values["cov"][w] > 0)
+            yield f"aupr{kind}{end}", _metric(area_R)
+        yield f"cov{end}", _metric(values["cov"][w].max(axis=0))
 
 
 def _metric(value_R: Array, threshold: float | None = None) -> Metric:
     draws = value_R[1:][np.isfinite(value_R[1:])]  # a draw may have no predictions
-    low, high = np.percentile(draws, [2.5, 97.5]) if draws.size else (np.nan, np.nan)
-    return Metric(float(value_R[0]), float(low), float(high), threshold)
+    low, high = np.percentile(draws, [2.5, 97.5]).tolist() if draws.size else (np.nan, np.nan)
+    return Metric(float(value_R[0]), (low, high) if draws.size else None, threshold)
 
 
 def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) -> Array:
     """(R,) area under the curve; thresholds without predictions repeat the last that has some, which adds no area."""
     last_R = np.maximum(covered_TR.sum(axis=0) - 1, 0)
     place_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
-    precision_TR, recall_TR = (np.take_along_axis(each, place_TR, axis=0) for each in (precision_TR, recall_TR))
+    recall_TR, precision_TR = (np.take_along_axis(each, place_TR, axis=0) for each in (recall_TR, precision_TR))
     order_TR = np.argsort(recall_TR, axis=0, kind="stable")
-    precision_TR, recall_TR = (np.take_along_axis(each, order_TR, axis=0) for each in (precision_TR, recall_TR))
-    return np.trapezoid(precision_TR, recall_TR, axis=0)
+    recall_TR, precision_TR = (np.take_along_axis(each, order_TR, axis=0) for each in (recall_TR, precision_TR))
+    return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0))

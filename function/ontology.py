@@ -1,7 +1,7 @@
 """The Gene Ontology, or another one in OBO format, as arrays.
 
-In: an OBO file, plain or compressed. Out: an :class:`Aspect` for each namespace, with the relations is_a and part_of inside
-it. Relations to another namespace and obsolete terms are left out; an alternative id stands for its term.
+In: an OBO file, plain or compressed. Out: an :class:`Aspect` for each namespace, with the relations is_a and part_of
+inside it. Relations to another namespace and obsolete terms are left out; an alternative id stands for its term.
 
 Shape legend: V terms of an aspect.
 """
@@ -44,13 +44,13 @@ class Aspect:
 
     Attributes:
         terms: V ids, each after its parents.
-        levels_V: (V,) int64 longest way to a term without parents; ascending.
+        levels: (V,) int64 longest way to a term without parents; ascending.
         parents: (V, V) bool, a row's columns are the parents of its term.
     """
 
     name: str
     terms: tuple[str, ...]
-    levels_V: NDArray[np.int64]
+    levels: NDArray[np.int64]
     parents: csr_array
 
     @cached_property
@@ -66,8 +66,8 @@ class Aspect:
         """Levels from the deepest to the top, each with the children of its terms."""
         children = self.parents.T.tocsr()
         found = []
-        for level in range(int(self.levels_V[-1]) - 1, -1, -1):
-            low, high = np.searchsorted(self.levels_V, [level, level + 1])
+        for level in range(int(self.levels[-1]) - 1, -1, -1):
+            low, high = np.searchsorted(self.levels, [level, level + 1])
             terms = low + np.flatnonzero(np.diff(children.indptr[low : high + 1]))
             first, last = children.indptr[[low, high]]
             found.append(Step(terms, children.indices[first:last], children.indptr[terms] - first))
@@ -107,7 +107,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 def read_ontology(path: Path) -> Ontology:
     """Read an OBO file.
 
-    Raises DataError for a file that is no OBO, that was cut off, that defines a term twice, or whose relations are cyclic.
+    Raises DataError for a file that is no OBO, was cut off, defines a term twice, or has cyclic relations.
     """
     terms: dict[str, dict[str, list[str]]] = {}
     obsolete = set()
@@ -136,7 +136,9 @@ def read_ontology(path: Path) -> Ontology:
                 edges[namespace].append((term, parent))
         for other in stanza.get("alt_id", []):
             if other in terms or alternatives.get(other, term) != term:
-                raise DataError(f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one")
+                raise DataError(
+                    f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one"
+                )
             alternatives[other] = term
     ids = {name: [term for term in terms if terms[term]["namespace"][0] == name] for name in edges}
     return Ontology({name: _aspect(path, name, ids[name], edges[name]) for name in edges}, alternatives)

@@ -1,8 +1,8 @@
 """Scores of terms propagated to their ancestors.
 
-In: scores of proteins by terms, 0 where there is none. Out: the same with a score for each ancestor, so that a term never
-scores above its parents (``max``), or with scores only where there was none (``fill``), both as in cafaeval 1.3. Terms are
-taken level by level, for some hundred proteins at a time, which keeps the dense part small.
+In: scores of proteins by terms, 0 where there is none. Out: the same with a score for each ancestor, so that a term
+never scores above its parents (``max``), or with new scores only where there was none (``fill``), both as in cafaeval
+1.3. Terms are taken level by level, for some hundred proteins at a time, which keeps the dense part small.
 
 Shape legend: N proteins, V terms, B proteins of a block.
 """

@@ -1,0 +1,149 @@
+"""Ontologies with annotations and predictions as awkward as they come, and what cafaeval says of them.
+
+cafaeval is GPL: it is run as a program, by its own interpreter, and nothing here imports it. The program is that of
+ESMERAY_CAFAEVAL, or ``cafaeval`` on the PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+NAMESPACES = ("molecular_function", "biological_process", "cellular_component")
+RUN = """
+import json, runpy, sys
+import pandas
+write = pandas.DataFrame.to_csv
+pandas.DataFrame.to_csv = lambda self, *given, **named: write(self, *given, **{**named, "float_format": "%.17g"})
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["cafaeval", *arguments]
+    runpy.run_module("cafaeval", run_name="__main__")
+"""
+"""The program with all digits written, for several runs in one process."""
+
+
+@dataclass
+class Case:
+    """Files of one evaluation, and its settings."""
+
+    folder: Path
+    norm: str = "cafa"
+    propagation: str = "max"
+    orphans: bool = True
+    step: float = 0.01
+    accretion: bool = False
+    predictions: list[Path] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of cafaeval."""
+        given = [self.folder / "terms.obo", self.folder / "predictions", self.folder / "truth.tsv"]
+        options = ["-out_dir", self.folder / "results", "-norm", self.norm, "-prop", self.propagation]
+        options += ["-th_step", self.step, "-threads", "1"] + [] * self.orphans
+        options += [] if self.orphans else ["-no_orphans"]
+        options += ["-ia", self.folder / "accretion.tsv"] if self.accretion else []
+        return [str(each) for each in [*given, *options]]
+
+
+def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
+    """For each case the columns of evaluation_all.tsv by aspect; skips the test where the program is missing."""
+    program = os.environ.get("ESMERAY_CAFAEVAL") or shutil.which("cafaeval")
+    if program is None:
+        pytest.skip("cafaeval is not installed; name its program in ESMERAY_CAFAEVAL")
+    python = Path(program).with_name("python")
+    arguments = json.dumps([case.arguments for case in cases])
+    subprocess.run([python, "-c", RUN, arguments], check=True, capture_output=True, text=True)
+    return [columns(case.folder / "results" / "evaluation_all.tsv") for case in cases]
+
+
+def columns(path: Path) -> dict[str, dict[str, list[float]]]:
+    """Columns of a cafaeval table by aspect; thresholds are column ``tau``."""
+    found: dict[str, dict[str, list[float]]] = {}
+    if path.exists():
+        names, *rows = (line.split("\t") for line in path.read_text().splitlines())
+        for row in rows:
+            aspect = found.setdefault(row[1], {name: [] for name in names[2:]})
+            for name, value in zip(names[2:], row[2:], strict=True):
+                aspect[name].append(float(value))
+    return found
+
+
+def generate(folder: Path, seed: int) -> Case:
+    """A random case: missing terms, unknown proteins, repeats, ties at thresholds, several roots, terms alone."""
+    chance = random.Random(seed)
+    folder.mkdir()
+    terms = _write_ontology(folder / "terms.obo", chance)
+    proteins = [f"P{number}" for number in range(chance.randint(1, 40))]
+    names = [*terms, "GO:9999998"]
+    truth = [(chance.choice(proteins), chance.choice(names)) for _ in range(chance.randint(2, 120))]
+    truth.append((proteins[0], chance.choice(list(terms))))
+    _write(folder / "truth.tsv", truth)
+    known, some = [protein for protein, _ in truth], [*proteins, "X1", "X2"]
+    (folder / "predictions").mkdir()
+    rows = [(chance.choice(some), chance.choice(names), _score(chance)) for _ in range(chance.randint(0, 400))]
+    rows += chance.sample(rows, len(rows) // 4) + [(protein, term, _score(chance)) for protein, term, _ in rows[::5]]
+    rows += [(protein, term, "0.5") for protein in known for term in names[:1]]  # cafaeval breaks where all are 0
+    rows += [(chance.choice(known), term, "0.37") for term in chance.sample(names, len(names) // 2)]
+    rows = [row for row in rows if float(row[2]) > 0 or chance.random() < 0.5]
+    _write(folder / "predictions" / "some.tsv", rows)
+    values = [(term, chance.choice([0, 0.0, 1.5, 1e-3, math.inf, chance.random() * 9])) for term in terms]
+    _write(folder / "accretion.tsv", chance.sample(values, max(1, len(values) * 2 // 3)))
+    return Case(
+        folder,
+        norm=chance.choice(["cafa", "pred", "gt"]),
+        propagation=chance.choice(["max", "fill"]),
+        orphans=chance.random() < 0.5,
+        step=chance.choice([0.01, 0.01, 0.05, 0.001, 0.3]),
+        accretion=chance.random() < 0.7,
+        predictions=[folder / "predictions" / "some.tsv"],
+    )
+
+
+def _score(chance: random.Random) -> str:
+    return chance.choice(
+        [
+            f"{chance.random():.17g}",
+            f"{chance.randint(0, 100) / 100}",
+            f"{chance.random():.3f}",
+            "0",
+            "1",
+            "0.30",
+            "0.001",
+        ]
+    )
+
+
+def _write(path: Path, rows: list[tuple]) -> None:
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
+def _write_ontology(path: Path, chance: random.Random) -> list[str]:
+    """Terms and alternative ids."""
+    stanzas, names, before = [], [], []
+    for number in range(chance.randint(3, 60)):
+        name, namespace = f"GO:{number:07d}", NAMESPACES[min(2, int(chance.random() * 4))]
+        lines = [f"id: {name}", f"name: term {number}", f"namespace: {namespace}"]
+        for parent in chance.sample(before, min(len(before), chance.choice([0, 1, 1, 1, 2, 3, 4]))):
+            lines.append(chance.choice([f"is_a: {parent} ! a parent", f"relationship: part_of {parent}"]))
+        lines += ["relationship: regulates GO:0000000"] * (chance.random() < 0.1)
+        if chance.random() < 0.1 and number:
+            lines.append("is_obsolete: true")
+        else:
+            names.append(name)
+            if chance.random() < 0.15:
+                lines.append(f"alt_id: GO:1{number:06d}")
+                names.append(f"GO:1{number:06d}")
+        before.append(name)
+        stanzas.append(lines)
+    chance.shuffle(stanzas)
+    text = "\n\n".join("\n".join(["[Term]", *lines]) for lines in stanzas)
+    path.write_text(f"format-version: 1.2\n\n{text}\n\n[Typedef]\nid: part_of\nname: part of\n")
+    return names
