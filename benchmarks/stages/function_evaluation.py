@@ -1,0 +1,114 @@
+"""Evaluating predicted terms of proteins with intervals, beside cafaeval 1.3, which gives none.
+
+Both are programs, from the same files to results on disk, by the same settings: precision and recall at 99 thresholds,
+with and without information accretion. The files are generated: an ontology of 25,000 terms with about 35 ancestors
+each, 8,000 annotated proteins, 200 predicted terms each. cafaeval has one thread, since each takes four matrices of
+proteins by terms. A program runs once; its curves are held to the other's, and its peak of resident memory is the
+second case.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.programs.processes import run_program
+
+TIME, MEMORY = "evaluation of functions", "peak memory of evaluating functions"
+OURS, PEER = "evaluate_function, 1,000 draws", "cafaeval"
+PROTEINS, TERMS, PREDICTED, ANNOTATED = 8000, 25_000, 200, 5
+TOLERANCE = 6e-4
+"""cafaeval writes three digits."""
+_MEASURE = """
+import os, subprocess, sys, time
+start_s = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
+_, status, used = os.wait4(process.pid, 0)
+print(time.perf_counter() - start_s, used.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""A small program between: Linux counts what a process held before it became another program."""
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    proteins, terms = (200, 1000) if setting.quick else (PROTEINS, TERMS)
+    folder = setting.folder
+    write_files(folder, proteins, terms)
+    files = [folder / name for name in ("terms.obo", "predictions", "truth.tsv", "accretion.tsv")]
+    ontology, predictions, truth, accretion = map(str, files)
+    ours = ["tools", "evaluate_function", f"{predictions}/some.tsv", "--truth", truth, "--ontology", ontology]
+    ours += ["--ia", accretion, "--output", str(folder / "ours")]
+    peer = ["cafaeval", ontology, predictions, truth, "-ia", accretion, "-out_dir", str(folder / "peer")]
+    commands = {OURS: ours, PEER: [*peer, "-threads", "1"]}
+
+    @cache
+    def measured(name: str) -> tuple[float, float]:
+        found = _run([sys.executable, "-m", *commands[name]])
+        if all((folder / each).exists() for each in ("ours", "peer")):
+            facts["largest difference of a curve"] = _difference(folder)
+        return found
+
+    facts: Facts = {"proteins": proteins, "terms": terms, "predictions": proteins * PREDICTED, "thresholds": 99}
+    facts["proteins by terms in float64, MB"] = round(proteins * terms * 8 / 1e6)
+    for place, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
+        contenders = tuple(
+            Contender(name, lambda name=name, place=place: measured(name)[place], "value") for name in commands
+        )
+        yield Case(case, unit, contenders, better="lower", rounds=1, facts=facts)
+
+
+def write_files(folder: Path, proteins: int, terms: int) -> None:
+    """An ontology, annotations, predictions and weights, all random."""
+    random = np.random.default_rng(0)
+    names = np.array([f"GO:{number:07d}" for number in range(terms)])
+    with (folder / "terms.obo").open("w") as file:
+        for number, name in enumerate(names):
+            file.write(f"[Term]\nid: {name}\nname: {number}\nnamespace: biological_process\n")
+            parents = random.integers(number, size=1 + (random.random() < 0.3)) if number else ()
+            file.writelines(f"is_a: {names[parent]}\n" for parent in sorted(set(parents)))
+            file.write("\n")
+    (folder / "accretion.tsv").write_text("".join(f"{name}\t{random.exponential(2.0):.4f}\n" for name in names))
+    (folder / "predictions").mkdir()
+    with (folder / "truth.tsv").open("w") as truth, (folder / "predictions" / "some.tsv").open("w") as predictions:
+        for protein in range(proteins):
+            chosen = random.choice(terms, PREDICTED + ANNOTATED, replace=False)
+            annotated, predicted = chosen[:ANNOTATED], chosen[ANNOTATED - 2 : -2]
+            truth.writelines(f"P{protein}\t{name}\n" for name in names[annotated])
+            scores = random.random(PREDICTED)
+            predictions.writelines(
+                f"P{protein}\t{name}\t{x:.3f}\n" for name, x in zip(names[predicted], scores, strict=True)
+            )
+
+
+def _run(command: list[str]) -> tuple[float, float]:
+    """Seconds and peak resident MB of a program."""
+    seconds, peak_kib = run_program([sys.executable, "-c", _MEASURE, *command]).split()[-2:]
+    return float(seconds), float(peak_kib) * 1024 / 1e6
+
+
+def _difference(folder: Path) -> float:
+    rows = []
+    for name in ("ours/curves.tsv", "peer/evaluation_all.tsv"):
+        with (folder / name).open(newline="") as file:
+            rows.append(list(csv.DictReader(file, delimiter="\t")))
+    columns = rows[0][0].keys() - {"ns"}
+    largest = max(abs(float(a[c]) - float(b[c])) for a, b in zip(*rows, strict=True) for c in columns)
+    if largest > TOLERANCE:
+        raise WrongWorkError(f"curves differ by {largest:g}")
+    return largest
+
+
+STAGE = Stage(
+    name="function_evaluation",
+    summary="predicted terms of proteins evaluated with intervals, beside cafaeval: time and peak memory",
+    cases=_cases,
+    comparisons=(Comparison(TIME, OURS, PEER, {"cpu": 20.0}), Comparison(MEMORY, OURS, PEER, {"cpu": 4.0})),
+    packages=("cafaeval",),
+    distributions=("cafaeval", "scipy"),
+)
