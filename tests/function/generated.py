@@ -12,11 +12,19 @@ import os
 import random
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from function.annotations import read_accretion, read_annotations, read_scores
+from function.evaluation import Evaluation, Normalisation, Settings, evaluate
+from function.ontology import read_ontology
+from function.propagation import Method
+
+EXPECTED = Path(__file__).with_name("expected.json")
+EXPECTED_CASES = 8
 NAMESPACES = ("molecular_function", "biological_process", "cellular_component")
 RUN = """
 import json, runpy, sys
@@ -35,20 +43,18 @@ class Case:
     """Files of one evaluation, and its settings."""
 
     folder: Path
-    norm: str = "cafa"
-    propagation: str = "max"
+    norm: Normalisation = "cafa"
+    propagation: Method = "max"
     orphans: bool = True
     step: float = 0.01
     accretion: bool = False
-    predictions: list[Path] = field(default_factory=list)
 
     @property
     def arguments(self) -> list[str]:
         """Those of cafaeval."""
         given = [self.folder / "terms.obo", self.folder / "predictions", self.folder / "truth.tsv"]
         options = ["-out_dir", self.folder / "results", "-norm", self.norm, "-prop", self.propagation]
-        options += ["-th_step", self.step, "-threads", "1"] + [] * self.orphans
-        options += [] if self.orphans else ["-no_orphans"]
+        options += ["-th_step", self.step, "-threads", "1", *([] if self.orphans else ["-no_orphans"])]
         options += ["-ia", self.folder / "accretion.tsv"] if self.accretion else []
         return [str(each) for each in [*given, *options]]
 
@@ -62,6 +68,21 @@ def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
     arguments = json.dumps([case.arguments for case in cases])
     subprocess.run([python, "-c", RUN, arguments], check=True, capture_output=True, text=True)
     return [columns(case.folder / "results" / "evaluation_all.tsv") for case in cases]
+
+
+def evaluated(case: Case) -> dict[str, Evaluation]:
+    """What our evaluation says of the case, by aspect."""
+    ontology = read_ontology(case.folder / "terms.obo")
+    truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
+    accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
+    proteins = {name: some.proteins for name, some in truth.items()}
+    scores = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
+    settings = Settings(case.norm, case.propagation, case.orphans, case.step, draws=0)
+    found = {
+        name: evaluate(ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings)
+        for name, some in scores.items()
+    }
+    return {name: one for name, one in found.items() if one.metrics}
 
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:
@@ -103,7 +124,6 @@ def generate(folder: Path, seed: int) -> Case:
         orphans=chance.random() < 0.5,
         step=chance.choice([0.01, 0.01, 0.05, 0.001, 0.3]),
         accretion=chance.random() < 0.7,
-        predictions=[folder / "predictions" / "some.tsv"],
     )
 
 
@@ -147,3 +167,17 @@ def _write_ontology(path: Path, chance: random.Random) -> list[str]:
     text = "\n\n".join("\n".join(["[Term]", *lines]) for lines in stanzas)
     path.write_text(f"format-version: 1.2\n\n{text}\n\n[Typedef]\nid: part_of\nname: part of\n")
     return names
+
+
+def sampled(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
+    """The first, middle and last thresholds."""
+    return {
+        aspect: {name: [values[0], values[len(values) // 2], values[-1]] for name, values in table.items()}
+        for aspect, table in found.items()
+    }
+
+
+if __name__ == "__main__":  # writes EXPECTED anew: ESMERAY_CAFAEVAL=PROGRAM python -m tests.function.generated
+    with tempfile.TemporaryDirectory() as folder:
+        made = cafaeval([generate(Path(folder) / str(seed), seed) for seed in range(EXPECTED_CASES)])
+    EXPECTED.write_text("[\n" + ",\n".join(json.dumps(sampled(each)) for each in made) + "\n]\n")

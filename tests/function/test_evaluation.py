@@ -1,0 +1,180 @@
+"""Evaluation of functions: equal to cafaeval 1.3 number for number, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from common.errors import DataError
+from function.annotations import Annotations, information_accretion, read_annotations, read_scores
+from function.evaluation import Evaluation, Settings, evaluate
+from function.ontology import Aspect, read_ontology
+from tests.function.generated import EXPECTED, EXPECTED_CASES, cafaeval, columns, evaluated, generate, sampled
+
+TIMES = int(os.environ.get("ESMERAY_ONTOLOGIES", "20"))
+
+
+def table(found: dict[str, Evaluation]) -> dict[str, dict[str, list[float]]]:
+    return {
+        name: {"tau": one.thresholds.tolist()} | {column: values.tolist() for column, values in one.curves.items()}
+        for name, one in found.items()
+    }
+
+
+def assert_equal(ours: dict, theirs: dict, tolerance: float = 1e-9) -> None:
+    assert set(ours) == set(theirs)
+    for aspect, columns_ in theirs.items():
+        assert set(columns_) == set(ours[aspect])
+        for column, values in columns_.items():
+            np.testing.assert_allclose(ours[aspect][column], values, rtol=0, atol=tolerance, err_msg=column)
+
+
+def test_generated_ontologies_give_what_cafaeval_gave(tmp_path):
+    expected = json.loads(EXPECTED.read_text())
+    assert len(expected) == EXPECTED_CASES
+    for seed, theirs in enumerate(expected):
+        assert_equal(sampled(table(evaluated(generate(tmp_path / str(seed), seed)))), theirs)
+
+
+def test_generated_ontologies_give_what_cafaeval_gives(tmp_path):
+    cases = [generate(tmp_path / str(seed), seed) for seed in range(1000, 1000 + TIMES)]
+    for case, theirs in zip(cases, cafaeval(cases), strict=True):
+        ours = evaluated(case)
+        assert_equal(table(ours), theirs)
+        for aspect, found in ours.items():
+            best = {
+                "fmax": max(theirs[aspect]["f"]),
+                "smin": min(theirs[aspect]["s"]),
+                "cov": max(theirs[aspect]["cov"]),
+            }
+            best |= (
+                {"fmax_w": max(theirs[aspect]["f_w"]), "smin_w": min(theirs[aspect]["s_w"])} if case.accretion else {}
+            )
+            for name, value in best.items():
+                assert found.metrics[name].value == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "ontology", "expected", "orphans"),
+    [
+        ("cafaeval_example", "cafaeval_example/IDPO_disorder_function.obo", "expected_default", True),
+        ("cafaeval_example", "cafaeval_example/IDPO_disorder_function.obo", "expected_no_orphans", False),
+        ("cafaeval_blast_mfo", "go_2013-06.obo.gz", "expected", False),
+    ],
+)
+def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, ontology, expected, orphans):
+    folder = shared_data / "go" / name
+    read = read_ontology(shared_data / "go" / ontology)
+    truth = read_annotations(folder / "ground_truth.tsv", read)
+    (aspect,) = truth
+    lines = (folder / expected / "evaluation_all.tsv").read_text().splitlines()
+    for path in (folder / "predictions").iterdir():
+        scores = read_scores(path, read, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
+        found = evaluate(read.aspects[aspect], truth[aspect], scores, settings=Settings(orphans=orphans, draws=0))
+        (tmp_path / "some.tsv").write_text(
+            "\n".join(line for line in lines if line.startswith(("filename", path.name.removesuffix(".gz"))))
+        )
+        assert_equal(table({aspect: found}), columns(tmp_path / "some.tsv"), 5.0001e-4)  # written with three digits
+
+
+def small(tmp_path: Path) -> tuple[Aspect, Annotations, csr_array]:
+    """The first aspect of a generated case with its annotations and scores."""
+    case = generate(tmp_path / "case", 3)
+    ontology = read_ontology(case.folder / "terms.obo")
+    truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
+    name = max(truth, key=lambda each: len(truth[each].proteins))
+    path = case.folder / "predictions" / "some.tsv"
+    scores = read_scores(path, ontology, {name: truth[name].proteins}, unknown="ignore")[name]
+    return ontology.aspects[name], truth[name], scores
+
+
+def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
+    aspect, truth, scores = small(tmp_path)
+    random = np.random.default_rng(0)
+    ancestors = aspect.ancestors.toarray()
+    known_NV = (random.random(truth.terms.shape) < 0.1) @ ancestors
+    terms_V = random.random(len(aspect.terms)) < 0.7
+    known = Annotations(truth.proteins[::2], csr_array(known_NV[::2]))
+    known_NV[1::2] = False
+    settings = Settings(step=0.1, draws=0)
+    found = evaluate(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings)
+
+    judged_NV = ~known_NV & terms_V
+    actual_NV = truth.terms.toarray() & judged_NV
+    left_N = actual_NV.any(axis=1)
+    assert 0 < left_N.sum() < len(left_N)
+    # (N, V): the largest score of the descendants
+    propagated_NV = (scores.toarray()[:, :, None] * ancestors).max(axis=1)
+    assert found.proteins == left_N.sum()
+    for place, threshold in enumerate(found.thresholds):
+        called_NV = ((propagated_NV >= threshold) & judged_NV)[left_N]
+        hit_N = (called_NV & actual_NV[left_N]).sum(axis=1)
+        called_N = called_NV.sum(axis=1)
+        precision = (hit_N[called_N > 0] / called_N[called_N > 0]).mean()
+        recall = (hit_N / actual_NV[left_N].sum(axis=1)).mean()
+        assert found.curves["pr"][place] == pytest.approx(precision, abs=1e-12)
+        assert found.curves["rc"][place] == pytest.approx(recall, abs=1e-12)
+        assert found.curves["cov"][place] == (called_N > 0).mean() <= 1
+
+
+def test_nothing_left_to_predict_is_refused(tmp_path):
+    aspect, truth, scores = small(tmp_path)
+    with pytest.raises(DataError, match="no annotation of .* is left without the known ones"):
+        evaluate(aspect, truth, scores, known=truth)
+
+
+def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
+    aspect, truth, scores = small(tmp_path)
+    found = evaluate(aspect, truth, scores, settings=Settings(draws=400, seed=1))
+    random = np.random.default_rng(5)
+    values = []
+    for _ in range(400):
+        drawn = random.integers(len(truth.proteins), size=len(truth.proteins))
+        again = Annotations(tuple(map(str, drawn)), truth.terms[drawn])
+        values.append(evaluate(aspect, again, scores[drawn], settings=Settings(draws=0)).metrics)
+    for name in ("fmax", "smin", "aupr", "fmax_micro"):
+        low, high = np.percentile([each[name].value for each in values], [2.5, 97.5])
+        assert found.metrics[name].interval == pytest.approx((low, high), abs=0.25 * (high - low))
+        assert found.metrics[name].interval[0] <= found.metrics[name].value <= found.metrics[name].interval[1]
+
+
+def test_perfect_scores_reach_one_and_none_reach_nothing(tmp_path):
+    aspect, truth, _ = small(tmp_path)
+    accretion_V = information_accretion(truth, aspect)
+    found = evaluate(aspect, truth, truth.terms.astype(float), accretion_V=accretion_V, settings=Settings(draws=10))
+    assert found.metrics["fmax"] == (1.0, (1.0, 1.0), 0.01)
+    assert found.metrics["smin_w"].value == pytest.approx(0.0, abs=1e-9)
+    assert found.metrics["cov"].value == 1.0
+    nothing = evaluate(aspect, truth, csr_array(truth.terms.shape, dtype=float))
+    assert (nothing.metrics, nothing.predicted, len(nothing.thresholds)) == ({}, 0, 0)
+
+
+def test_the_area_is_that_under_the_points(tmp_path):
+    aspect, truth, scores = small(tmp_path)
+    found = evaluate(aspect, truth, scores, settings=Settings(draws=0))
+    recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
+    assert (np.diff(recall_T) >= 0).all()
+    assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
+
+
+def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):
+    import tracemalloc
+
+    from benchmarks.stages.function_evaluation import write_files
+
+    write_files(tmp_path, 1000, 6000)
+    ontology = read_ontology(tmp_path / "terms.obo")
+    truth = read_annotations(tmp_path / "truth.tsv", ontology)
+    (aspect,) = truth
+    scores = read_scores(tmp_path / "predictions" / "some.tsv", ontology, {aspect: truth[aspect].proteins})[aspect]
+    ontology.aspects[aspect].steps  # noqa: B018 - made once
+    tracemalloc.start()
+    evaluate(ontology.aspects[aspect], truth[aspect], scores, settings=Settings(draws=200))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 1000 * 6000 * 8 / 2
