@@ -14,11 +14,13 @@ from benchmarks.gpu.script import parsed
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
+from function.ontology import read_ontology
 from model.export.backbone import export
 from monitoring.gpu_log.writer import GpuLogWriter
 from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
+from tests.function.generated import generate
 from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
@@ -85,6 +87,7 @@ def made(tmp_path_factory, process_group) -> Path:
     finished_autoencoder(tiny_config(folder / "runs", run={"name": "esm2ae"}))
     export(trained(), folder / "runs" / "structdiff" / "export")
     write_structures(folder)
+    write_terms(folder)
     proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)
     text_model = {"backbone": {"source": "qwen2"}, "tokenizer": {"content": "text", "vocabulary_size": 400}}
     texts = {"run": {"name": "text_classifier"}, "model": text_model}
@@ -145,6 +148,21 @@ def write_structures(folder: Path) -> None:
     structure_store(folder / "folds_store", 6, validation_share=0.4)
     options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
     assert run(esmeray, ["predict_structures", str(folder / "proteins.fasta"), *options, "--device", "cpu"]) == 0
+
+
+def write_terms(folder: Path) -> None:
+    """A small ontology with annotations and predictions."""
+    case = generate(folder / "case", 4).folder
+    terms = {line[4:] for line in (case / "terms.obo").read_text().splitlines() if line.startswith("id: GO:")}
+    known = read_ontology(case / "terms.obo").places.keys() & terms
+    truth = [line for line in (case / "truth.tsv").read_text().splitlines() if line.split()[1] in known]
+    proteins = {line.split()[0] for line in truth}
+    rows = [line.split() for line in (case / "predictions" / "some.tsv").read_text().splitlines()]
+    predictions = ["\t".join(row) for row in rows if row[0] in proteins and row[1] in known]
+    (folder / "go-basic.obo").write_text((case / "terms.obo").read_text())
+    (folder / "IA.tsv").write_text("".join(f"{name}\t1.5\n" for name in sorted(known)))
+    for name, lines in ("truth", truth), ("known", truth[:1]), ("predictions", predictions):
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
 
 
 def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:

@@ -124,7 +124,7 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
 
 def test_nothing_left_to_predict_is_refused(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    with pytest.raises(DataError, match="no annotation of .* is left without the known ones"):
+    with pytest.raises(DataError, match=r"no annotation of .* is left without the known ones"):
         evaluate(aspect, truth, scores, known=truth)
 
 

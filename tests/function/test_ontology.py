@@ -73,7 +73,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_file_that_is_no_ontology_is_refused(tmp_path, kind):
     text, words = REFUSED[kind]
-    with pytest.raises(DataError, match="terms.obo") as refused:
+    with pytest.raises(DataError, match=r"terms\.obo") as refused:
         read(tmp_path, text)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
