@@ -21,8 +21,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.sparse import csr_array
 
+from common.arguments import ToolArguments
 from common.errors import DataError
 from function.annotations import Annotations
 from function.ontology import Aspect
@@ -34,24 +36,19 @@ BEST = {"fmax": ("f", 1), "fmax_micro": ("f_micro", 1), "smin": ("s", -1)}
 _DRAWS_AT_ONCE = 128
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Choices of an evaluation.
+class Settings(ToolArguments):
+    """Choices of an evaluation, as ``evaluate_function`` takes them."""
 
-    Attributes:
-        norm: what averages are taken over: ``pred`` proteins with predictions, ``gt`` all annotated ones, ``cafa`` the
-            first for precision and the second for everything else.
-        orphans: evaluate terms without parents also; weighted values always have them.
-        step: between thresholds, the first of which it is; the last is below 1.
-        draws: for the intervals.
-    """
-
-    norm: Normalisation = "cafa"
-    propagation: Method = "max"
-    orphans: bool = True
-    step: float = 0.01
-    draws: int = 1000
-    seed: int = 0
+    norm: Normalisation = Field(
+        "cafa", description="Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."
+    )
+    propagation: Method = Field(
+        "max", description="Scores of ancestors: the largest below them, or that only where they have none."
+    )
+    orphans: bool = Field(True, description="Evaluate terms without parents; values by weight always have them.")
+    step: float = Field(0.01, gt=0, lt=1, description="First threshold, and step between thresholds, below 1.")
+    draws: int = Field(1000, ge=0, description="Draws of proteins for the intervals; 0 for none.")
+    seed: int = Field(0, ge=0, description="Seed of the draws.")
 
 
 class Metric(NamedTuple):
@@ -90,7 +87,7 @@ def evaluate(
     accretion_V: Array | None = None,
     known: Annotations | None = None,
     terms_V: NDArray[np.bool_] | None = None,
-    settings: Settings = Settings(),
+    settings: Settings | None = None,
 ) -> Evaluation:
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
@@ -98,6 +95,7 @@ def evaluate(
     (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where no score reaches a
     threshold, there are no metrics. Raises DataError where no protein is left.
     """
+    settings = settings or Settings()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
     weights |= {} if accretion_V is None else {"_w": accretion_V}
     weights_WV = np.stack(list(weights.values())) * (True if terms_V is None else terms_V)

@@ -8,11 +8,11 @@ Shape legend: V terms of an aspect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,7 @@ from dataset.fasta.locate import DECOMPRESSION_ERRORS
 
 
 class Step(NamedTuple):
-    """Terms of one level that have children, for :mod:`function.propagation`.
-
-    Attributes:
-        terms: (P,) places of the parents.
-        children: (E,) places of their children, parent by parent.
-        starts: (P,) where in ``children`` those of each parent start.
-    """
+    """(P,) terms of one level that have children, (E,) these parent by parent, and (P,) where those of each start."""
 
     terms: NDArray[np.int64]
     children: NDArray[np.int64]
@@ -177,7 +171,8 @@ def _parents(stanza: dict[str, list[str]]) -> Iterator[str]:
 def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]]) -> Aspect:
     """Terms sorted by their level, which is found from the roots down."""
     index = {term: place for place, term in enumerate(ids)}
-    parents = _relation([(index[term], index[parent]) for term, parent in edges], len(ids))
+    pairs = np.array([(index[term], index[parent]) for term, parent in edges], np.int64).reshape(-1, 2)
+    parents = csr_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(len(ids), len(ids)))
     children = parents.T.tocsr()
     waits_for_V = np.diff(parents.indptr)
     levels_V = np.full(len(ids), -1, np.int64)
@@ -192,8 +187,3 @@ def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]])
         raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {some}; remove one of them")
     order = np.argsort(levels_V, kind="stable")
     return Aspect(name, tuple(ids[place] for place in order), levels_V[order], parents[order][:, order].tocsr())
-
-
-def _relation(pairs: Iterable[tuple[int, int]], size: int) -> csr_array:
-    places: Any = np.array(list(pairs), np.int64).reshape(-1, 2).T
-    return csr_array((np.ones(places.shape[1], bool), tuple(places)), shape=(size, size))

@@ -13,30 +13,37 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from pydantic import Field
 from rich.table import Table
 
-from common.arguments import ToolArguments, parse
+from common.arguments import parse
 from common.command_line import result_console
 from common.errors import ConfigError, DataError
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-
-if TYPE_CHECKING:
-    from function.evaluation import Evaluation, Settings
+from function.annotations import (
+    EXPERIMENTAL,
+    Unknown,
+    information_accretion,
+    read_accretion,
+    read_annotations,
+    read_scores,
+    read_terms,
+)
+from function.evaluation import Evaluation, Settings, evaluate
+from function.ontology import read_ontology
 
 log = logging.getLogger(__name__)
 
 MADE_BY = "evaluate_function"
 
 
-class Arguments(ToolArguments):
+class Arguments(Settings):
     """Files and choices of an evaluation."""
 
     predictions: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PREDICTIONS")] = Field(
@@ -45,23 +52,11 @@ class Arguments(ToolArguments):
     truth: Path = Field(description="Annotations to evaluate by: TSV of protein and term, or GAF 2.2.")
     ontology: Path = Field(description="Ontology, OBO.")
     ia: Path | None = Field(None, description="TSV of term and information accretion.")
-    ia_from: Path | None = Field(
-        None, description="Annotations to compute information accretion from, in place of --ia."
-    )
+    ia_from: Path | None = Field(None, description="Annotations to compute information accretion from instead.")
     known: Path | None = Field(None, description="Annotations known before, which do not count (partial knowledge).")
     terms: Path | None = Field(None, description="File of the terms that count, one a line. Default: all.")
     aspect: str | None = Field(None, description="The only aspect that the files may have, such as molecular_function.")
-    norm: Literal["cafa", "pred", "gt"] = Field(
-        "cafa", description="Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."
-    )
-    propagation: Literal["max", "fill"] = Field(
-        "max", description="Scores of ancestors: the largest below them, or that only where they have none."
-    )
-    orphans: bool = Field(True, description="Evaluate terms without parents.")
-    step: float = Field(0.01, gt=0, lt=1, description="Step between thresholds.")
-    draws: int = Field(1000, ge=0, description="Draws of proteins for the intervals; 0 for none.")
-    seed: int = Field(0, ge=0, description="Seed of the draws.")
-    unknown: Literal["refuse", "ignore"] = Field(
+    unknown: Unknown = Field(
         "refuse", description="Lines with terms that the ontology does not have, or proteins without annotation."
     )
     evidence: tuple[str, ...] = Field((), description="Evidence codes to take from GAF. Default: experimental ones.")
@@ -80,30 +75,15 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--ia and --ia-from exclude each other; give one")
     if arguments.output is not None:
         refuse_existing(arguments.output, MADE_BY, arguments.overwrite)
-
-    from function.evaluation import Settings
-
-    settings = Settings(**{each.name: getattr(arguments, each.name) for each in fields(Settings)})
-    evaluations = _evaluated(arguments, settings)
+    evaluations = _evaluated(arguments)
     _print(evaluations)
     if arguments.output is not None:
         with made_folder(arguments.output, MADE_BY, arguments.overwrite) as building:
-            _write(building, evaluations, settings)
+            _write(building, evaluations, arguments)
     return 0
 
 
-def _evaluated(arguments: Arguments, settings: Settings) -> dict[str, Evaluation]:
-    from function.annotations import (
-        EXPERIMENTAL,
-        information_accretion,
-        read_accretion,
-        read_annotations,
-        read_scores,
-        read_terms,
-    )
-    from function.evaluation import evaluate
-    from function.ontology import read_ontology
-
+def _evaluated(arguments: Arguments) -> dict[str, Evaluation]:
     ontology = read_ontology(arguments.ontology)
     unknown, evidence = arguments.unknown, arguments.evidence or EXPERIMENTAL
     read = partial(read_annotations, ontology=ontology, unknown=unknown, evidence=evidence)
@@ -123,7 +103,7 @@ def _evaluated(arguments: Arguments, settings: Settings) -> dict[str, Evaluation
             accretion_V=accretion.get(name),
             known=known.get(name),
             terms_V=terms.get(name),
-            settings=settings,
+            settings=arguments,
         )
         for name in scores
     }
@@ -149,7 +129,7 @@ def _print(evaluations: dict[str, Evaluation]) -> None:
 def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Settings) -> None:
     from function.figure import draw_curves
 
-    content: dict[str, Any] = {"settings": asdict(settings), "aspects": {}}
+    content: dict[str, Any] = {"settings": settings.model_dump(include=set(Settings.model_fields)), "aspects": {}}
     names = list(dict.fromkeys(name for found in evaluations.values() for name in found.curves))
     lines = ["\t".join(["ns", "tau", *names])]
     for aspect, found in evaluations.items():

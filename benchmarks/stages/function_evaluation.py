@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -40,26 +40,29 @@ def _cases(setting: Setting) -> Iterator[Case]:
     proteins, terms = (200, 1000) if setting.quick else (PROTEINS, TERMS)
     folder = setting.folder
     write_files(folder, proteins, terms)
-    files = [folder / name for name in ("terms.obo", "predictions", "truth.tsv", "accretion.tsv")]
-    ontology, predictions, truth, accretion = map(str, files)
-    ours = ["tools", "evaluate_function", f"{predictions}/some.tsv", "--truth", truth, "--ontology", ontology]
-    ours += ["--ia", accretion, "--output", str(folder / "ours")]
-    peer = ["cafaeval", ontology, predictions, truth, "-ia", accretion, "-out_dir", str(folder / "peer")]
-    commands = {OURS: ours, PEER: [*peer, "-threads", "1"]}
+    ours = "tools evaluate_function {0}/predictions/some.tsv --truth {0}/truth.tsv --ontology {0}/terms.obo"
+    ours += " --ia {0}/accretion.tsv --output {0}/ours"
+    peer = "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1"
+    commands = {
+        name: [word.format(folder) for word in command.split()] for name, command in ((OURS, ours), (PEER, peer))
+    }
 
     @cache
     def measured(name: str) -> tuple[float, float]:
-        found = _run([sys.executable, "-m", *commands[name]])
+        """Seconds and peak resident MB of a program."""
+        output = run_program([sys.executable, "-c", _MEASURE, sys.executable, "-m", *commands[name]])
+        seconds, peak_kib = map(float, output.split()[-2:])
         if all((folder / each).exists() for each in ("ours", "peer")):
             facts["largest difference of a curve"] = _difference(folder)
-        return found
+        return seconds, peak_kib * 1024 / 1e6
+
+    def value(name: str, place: int) -> float:
+        return measured(name)[place]
 
     facts: Facts = {"proteins": proteins, "terms": terms, "predictions": proteins * PREDICTED, "thresholds": 99}
     facts["proteins by terms in float64, MB"] = round(proteins * terms * 8 / 1e6)
     for place, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
-        contenders = tuple(
-            Contender(name, lambda name=name, place=place: measured(name)[place], "value") for name in commands
-        )
+        contenders = tuple(Contender(name, partial(value, name, place), "value") for name in commands)
         yield Case(case, unit, contenders, better="lower", rounds=1, facts=facts)
 
 
@@ -84,12 +87,6 @@ def write_files(folder: Path, proteins: int, terms: int) -> None:
             predictions.writelines(
                 f"P{protein}\t{name}\t{x:.3f}\n" for name, x in zip(names[predicted], scores, strict=True)
             )
-
-
-def _run(command: list[str]) -> tuple[float, float]:
-    """Seconds and peak resident MB of a program."""
-    seconds, peak_kib = run_program([sys.executable, "-c", _MEASURE, *command]).split()[-2:]
-    return float(seconds), float(peak_kib) * 1024 / 1e6
 
 
 def _difference(folder: Path) -> float:

@@ -77,7 +77,7 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     proteins = {name: some.proteins for name, some in truth.items()}
     scores = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
-    settings = Settings(case.norm, case.propagation, case.orphans, case.step, draws=0)
+    settings = Settings(norm=case.norm, propagation=case.propagation, orphans=case.orphans, step=case.step, draws=0)
     found = {
         name: evaluate(ontology.aspects[name], truth[name], some, accretion_V=accretion.get(name), settings=settings)
         for name, some in scores.items()
