@@ -21,6 +21,7 @@ from monitoring.sampling.nvml import GpuSample
 from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.generated import generate
+from tests.model.support import random_sequences
 from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
@@ -146,8 +147,10 @@ def write_structures(folder: Path) -> None:
     write_pdb(folder / "fold.pdb", pdb_lines(given[0]))
     (folder / "designs.fasta").write_text(f">native\n{given[0].residues}\n")
     structure_store(folder / "folds_store", 6, validation_share=0.4)
+    texts = random_sequences([20, 30, 25, 28])
+    (folder / "peptides.fasta").write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
     options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
-    assert run(esmeray, ["predict_structures", str(folder / "proteins.fasta"), *options, "--device", "cpu"]) == 0
+    assert run(esmeray, ["predict_structures", str(folder / "peptides.fasta"), *options, "--device", "cpu"]) == 0
 
 
 def write_terms(folder: Path) -> None:
