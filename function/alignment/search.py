@@ -1,0 +1,174 @@
+"""Best hits of a query among all of a store, by exact Smith-Waterman with affine gaps.
+
+parasail (Daily 2016) computes the scores, striped over 8-bit lanes and repeated with wider ones where they saturate. It
+holds no Python lock, so that threads fill the cores. Alignments are traced for the best hits alone, by biotite in a
+band that is widened until the traced score is the exact one: memory grows with the length, not with its square.
+
+Shape legend: N records of the store, M of them that a prefilter names, A columns of an alignment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import parasail
+from biotite.sequence import Alphabet, GeneralSequence
+from biotite.sequence.align import SubstitutionMatrix, align_banded
+from numpy.typing import NDArray
+
+from common import compiled_code
+from common.errors import ConfigError, DataError
+from dataset.store.reader import Store
+from function.alignment.scoring import Scoring
+
+HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
+"""Columns of BLAST's output format 6; positions count from 1, and both ends belong to the alignment."""
+_PART = 256
+"""Records that a thread scores at a time, at most."""
+_PARASAIL = parasail.bindings_v2._lib
+"""Its C library: parasail 1.3.4 has no public name for it."""
+_BAND = 16
+"""Diagonals at first on each side of the one that an alignment ends on."""
+
+Scores: TypeAlias = Callable[[bytes], NDArray[np.int32]]
+"""From a query to the (N,) scores of all records."""
+
+
+class Hit(NamedTuple):
+    """A record and its score with a query; bits and E-value are NaN where BLAST has no constants for the scoring."""
+
+    record: int
+    score: int
+    bits: float
+    evalue: float
+
+
+class Search:
+    """All records of a store, ready to be scored.
+
+    Attributes:
+        threads: default: the cores that this process may use.
+        scores: computes exhaustive scores in place of parasail, on another device say.
+    """
+
+    def __init__(
+        self, store: Store, scoring: Scoring, *, threads: int | None = None, scores: Scores | None = None
+    ) -> None:
+        if store.is_text:
+            raise DataError(f"{store.path}: holds texts, which are not aligned; give a store of proteins")
+        self.store, self.scoring = store, scoring
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._all_scores = scores
+
+    def hits(
+        self, query: bytes, count: int = 10, evalue: float = 10.0, records: NDArray[np.int64] | None = None
+    ) -> list[Hit]:
+        """At most ``count`` hits with E-values up to ``evalue`` and scores above 0, by score, then by record.
+
+        ``records``: (M,) the only ones that are scored, ascending. Raises DataError for a letter that is no residue,
+        ConfigError for a limit where BLAST has no constants for the scoring.
+        """
+        statistics = self.scoring.statistics
+        if statistics is None and evalue < np.inf:
+            raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --evalue inf")
+        scores = self.scores(query, records)
+        candidates = np.flatnonzero(scores > 0)
+        chosen = candidates if records is None else records[candidates]
+        scores = scores[candidates]
+        bits = evalues = np.full(len(scores), np.nan)
+        if statistics is not None:
+            lengths, residues = self.store.lengths[chosen], self._residues
+            bits = statistics.bits(scores)
+            evalues = statistics.evalues(scores, len(query), lengths, residues, self.scoring.first)
+        kept = np.flatnonzero(~(evalues > evalue))
+        best = kept[np.lexsort((chosen[kept], -scores[kept]))[:count]]
+        columns = (chosen[best], scores[best], bits[best], evalues[best])
+        return [Hit(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def scores(self, query: bytes, records: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
+        """(M,) scores of these records, or (N,) of all."""
+        if records is None and self._all_scores is not None:
+            return self._all_scores(query)
+        known = self.scoring.known(query)
+        if not known:
+            return np.zeros(len(self.store) if records is None else len(records), np.int32)
+        records = np.arange(len(self.store)) if records is None else records
+        score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
+        count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _PART))
+        return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
+
+    def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
+        """(A, 2) places of aligned residues in the query and the record, from 0; -1 in a gap. Of several best, one."""
+        target = self.store.sequence(hit.record).tobytes()
+        known = self.scoring.known(query), self.scoring.known(target)
+        gaps = self.scoring.first, self.scoring.gap_extend
+        found = parasail.sw_striped_sat(*known, *gaps, self.scoring.matrix)
+        codes = [self.scoring.codes[np.frombuffer(one, np.uint8)] for one in (query, target)]
+        sequences = [self._sequence(codes[0][: found.end_query + 1]), self._sequence(codes[1][: found.end_ref + 1])]
+        last, width = found.end_ref - found.end_query, _BAND
+        penalties = (-gaps[0], -gaps[1])
+        while True:
+            band = (max(last - width, -found.end_query), min(last + width, found.end_ref))
+            traced = align_banded(*sequences, self._matrix, band, penalties, local=True, max_number=1)[0]
+            if traced.score == hit.score:
+                return traced.trace
+            if band == (-found.end_query, found.end_ref):
+                raise RuntimeError(f"record {hit.record}: traced {traced.score}, scored {hit.score}")
+            width *= 4
+
+    def row(self, query_id: str, query: bytes, hit: Hit) -> str:
+        """A hit as a line of BLAST's output format 6."""
+        trace = self.alignment(query, hit)
+        paired = trace[(trace >= 0).all(axis=1)]
+        texts = query.upper(), self.store.sequence(hit.record).tobytes()
+        letters = [np.frombuffer(text, np.uint8)[paired[:, side]] for side, text in enumerate(texts)]
+        same = int((letters[0] == letters[1]).sum())
+        gaps = trace < 0
+        opened = int(gaps[0].sum() + (gaps[1:] & ~gaps[:-1]).sum())
+        ends = [place + 1 for side in (0, 1) for place in (paired[0, side], paired[-1, side])]
+        values = [query_id, self.store.id(hit.record), f"{100 * same / len(trace):.3f}", len(trace), len(paired) - same]
+        return "\t".join(map(str, [*values, opened, *ends, f"{hit.evalue:.3g}", f"{hit.bits:.1f}"]))
+
+    def _scores(self, profile: parasail.Profile, records: NDArray[np.int64]) -> NDArray[np.int32]:
+        """(n,) scores of some records."""
+        lengths = self.store.lengths[records].astype(np.int64)
+        letters = self.scoring.known(b"".join(self.store.windows(records, np.zeros_like(records), lengths)))
+        gaps, ends = (self.scoring.first, self.scoring.gap_extend), lengths.cumsum()
+        scores = np.zeros(len(records), np.int32)
+        library = compiled_code.load(Path(__file__).with_name("scores.cpp"))
+        if library is None:
+            for place, end in enumerate(ends.tolist()):
+                text = letters[end - lengths[place] : end]
+                scores[place] = parasail.sw_striped_profile_sat(profile, text, *gaps).score
+        else:
+            functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)
+            pointers = [ctypes.cast(one, ctypes.c_void_p) for one in (*functions, profile.pointer)]
+            arrays = [ctypes.c_void_p(array.ctypes.data) for array in (ends, scores)]
+            count = ctypes.c_int64(len(records))
+            library.esmeray_alignment_scores(*pointers, letters, arrays[0], count, *gaps, arrays[1])
+        return scores
+
+    @cached_property
+    def _residues(self) -> int:
+        return int(self.store.lengths.sum(dtype=np.int64))
+
+    @cached_property
+    def _matrix(self) -> SubstitutionMatrix:
+        alphabet = Alphabet(self.scoring.letters)
+        return SubstitutionMatrix(alphabet, alphabet, self.scoring.scores)
+
+    def _sequence(self, codes: NDArray[np.uint8]) -> GeneralSequence:
+        sequence = GeneralSequence(self._matrix.get_alphabet1())
+        sequence.code = codes
+        return sequence
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads)
