@@ -24,7 +24,7 @@ from biotite.sequence.align import SubstitutionMatrix, align_banded
 from numpy.typing import NDArray
 
 from common import compiled_code
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from dataset.store.reader import Store
 from function.alignment.scoring import Scoring
 
@@ -72,12 +72,10 @@ class Search:
     ) -> list[Hit]:
         """At most ``count`` hits with E-values up to ``evalue`` and scores above 0, by score, then by record.
 
-        ``records``: (M,) the only ones that are scored, ascending. Raises DataError for a letter that is no residue,
-        ConfigError for a limit where BLAST has no constants for the scoring.
+        The limit holds where BLAST has constants for the scoring. ``records``: (M,) the only ones that are scored,
+        ascending. Raises DataError for a letter that is no residue.
         """
         statistics = self.scoring.statistics
-        if statistics is None and evalue < np.inf:
-            raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --evalue inf")
         scores = self.scores(query, records)
         candidates = np.flatnonzero(scores > 0)
         chosen = candidates if records is None else records[candidates]
