@@ -1,0 +1,106 @@
+"""Smith-Waterman scores of a query with many sequences, affine gaps, in whole numbers: exact on any device.
+
+Sequences are sorted by length and padded in groups of ``LANES``, whose scores are computed side by side: by a Triton
+kernel on CUDA (:mod:`model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for tests; a
+CPU is faster with parasail (:mod:`function.alignment.search`).
+
+Shape legend: N sequences, P sequences of a group, W places of its longest, L residues of the query, S letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+LANES = 32
+"""P: the threads of a warp."""
+_BLOCK_PLACES = 2**26
+"""Padded residues of one launch, each with 8 bytes of scratch on the device."""
+_NEVER = -(2**20)
+"""Score of a padded place, which no alignment can win back."""
+
+
+class Block(NamedTuple):
+    """Groups of one launch: (places,) uint8 letters, (W, P) of each group; (G,) int64 and int32 starts and widths."""
+
+    letters: Tensor
+    starts: Tensor
+    widths: Tensor
+
+
+class SmithWaterman:
+    """Sequences on a device, and the scoring.
+
+    ``sequences``: N arrays of codes, uint8, each below S. ``matrix``: (S, S) scores. ``first``, ``extend``: penalties
+    of the first residue of a gap and of each further one, whole numbers.
+    """
+
+    def __init__(
+        self, sequences: Iterable[NDArray[np.uint8]], matrix: NDArray, first: int, extend: int, device: str
+    ) -> None:
+        given = list(sequences)
+        self.order = np.argsort([len(one) for one in given], kind="stable")
+        self.residues = sum(map(len, given))
+        self._matrix_SS, self._gaps, self._device = np.asarray(matrix, np.int32), (first, extend), device
+        self.blocks: list[Block] = []
+        groups: list[NDArray[np.uint8]] = []
+        for start in range(0, len(given), LANES):
+            chosen = [given[place] for place in self.order[start : start + LANES]]
+            group_WP = np.full((len(chosen[-1]), LANES), len(matrix), np.uint8)
+            for lane, one in enumerate(chosen):
+                group_WP[: len(one), lane] = one
+            groups.append(group_WP)
+            if sum(group.size for group in groups) >= _BLOCK_PLACES or start + LANES >= len(given):
+                self.blocks.append(self._block(groups))
+                groups = []
+
+    def __call__(self, query: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """(N,) int32 scores of a query, codes as those of the sequences."""
+        profile_LS = np.full((len(query), len(self._matrix_SS) + 1), _NEVER, np.int32)
+        profile_LS[:, :-1] = self._matrix_SS[query]
+        scores = np.zeros(len(self.order), np.int32)
+        if len(query) and self.blocks:
+            by_length = torch.cat([self._scores(torch.from_numpy(profile_LS), block) for block in self.blocks])
+            scores[self.order] = by_length.cpu().numpy()[: len(scores)]
+        return scores
+
+    def _block(self, groups: list[NDArray[np.uint8]]) -> Block:
+        sizes = np.array([group.size for group in groups], np.int64)
+        arrays = np.concatenate([group.ravel() for group in groups]), sizes.cumsum() - sizes
+        widths = (sizes // LANES).astype(np.int32)
+        return Block(*(torch.from_numpy(array).to(self._device) for array in (*arrays, widths)))
+
+    def _scores(self, profile_LS: Tensor, block: Block) -> Tensor:
+        """(G * P,) int32 scores of a block."""
+        if block.letters.is_cuda:
+            from model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
+
+            return scores(profile_LS, block, *self._gaps)
+        places = zip(block.starts.tolist(), block.widths.tolist(), strict=True)
+        groups = [block.letters[start : start + width * LANES].view(width, LANES) for start, width in places]
+        return torch.cat([_scores_on_diagonals(profile_LS, group_WP, *self._gaps) for group_WP in groups])
+
+
+def _scores_on_diagonals(profile_LS: Tensor, letters_WP: Tensor, first: int, extend: int) -> Tensor:
+    """(P,) int32 scores; cells of an anti-diagonal depend on the two before it alone (Gotoh 1982)."""
+    (length, pad), (width, lanes) = profile_LS.shape, letters_WP.shape
+    outside = letters_WP.new_full((length, lanes), pad - 1)
+    padded = torch.cat([outside, letters_WP, outside]).flip(0).long()
+    zeros = torch.zeros(length + 1, lanes, dtype=torch.int32)
+    h_before, h_last, e_LP, f_LP = (zeros.clone() for _ in range(4))  # row 0 is before the query
+    best_P = zeros[0].clone()
+    rows = torch.arange(length)[:, None]
+    for diagonal in range(length + width - 1):
+        start = len(padded) - length - 1 - diagonal
+        substituted_LP = profile_LS[rows, padded[start : start + length]]
+        e_LP[1:] = torch.maximum(e_LP[1:] - extend, h_last[1:] - first)
+        f_LP[1:] = torch.maximum(f_LP[:-1] - extend, h_last[:-1] - first)
+        h_LP = torch.maximum(torch.maximum(h_before[:-1] + substituted_LP, zeros[1:]), torch.maximum(e_LP, f_LP)[1:])
+        h_before, h_last = h_last, torch.cat([zeros[:1], h_LP])
+        best_P = torch.maximum(best_P, h_LP.amax(0))
+    return best_P
