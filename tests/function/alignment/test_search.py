@@ -1,0 +1,181 @@
+"""Hits of a search: exact scores, alignments that add up, and prefilters that name the right records."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import parasail
+import pytest
+
+from common import compiled_code
+from common.errors import ConfigError, DataError
+from dataset.store.conversion import convert
+from dataset.store.reader import Store
+from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
+from function.alignment.scoring import Scoring, scoring
+from function.alignment.search import Hit, Search
+from tests.embeddings import make_embeddings, random_vectors
+from tests.model.support import random_sequences
+from train_config.schema import IngestSection
+
+PROTEINS = int(os.environ.get("ESMERAY_ALIGNED", "60"))
+"""Real proteins whose pairs are all aligned."""
+
+
+def store_of(folder: Path, sequences: list[str]) -> Store:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "some.fasta").write_text("".join(f">p{n}\n{text}\n" for n, text in enumerate(sequences)))
+    convert([str(folder / "some.fasta")], folder / "store", IngestSection())
+    return Store(folder / "store")
+
+
+@pytest.fixture(scope="module")
+def sequences() -> list[str]:
+    """Families of four: a random protein, and three with more and more of it replaced, and a piece taken out."""
+    made = []
+    for seed in range(12):
+        first, other = random_sequences([150 + 10 * seed] * 2, seed=seed)
+        made.append(first)
+        for share in (5, 3, 2):
+            changed = "".join(b if n % share == 1 else a for n, (a, b) in enumerate(zip(first, other, strict=True)))
+            made.append(changed[:60] + changed[60 + share :])
+    return [*made, "MXXXUBZOK" * 8, "W", "X" * 30]
+
+
+@pytest.fixture(scope="module")
+def store(sequences, tmp_path_factory) -> Store:
+    return store_of(tmp_path_factory.mktemp("search"), sequences)
+
+
+def score_of(query: str, target: str, trace: np.ndarray, by: Scoring) -> int:
+    """The score of the columns of an alignment, which has to step by one residue, from a pair to a pair."""
+    total, gap = 0, None
+    for column in trace.tolist():
+        side = column.index(-1) if -1 in column else None
+        if side is None:
+            a, b = (by.codes[ord(text[place])] for text, place in zip((query, target), column, strict=True))
+            total += int(by.scores[a, b])
+        else:
+            total -= by.gap_extend + (by.gap_open if side != gap else 0)
+        gap = side
+    for places in trace.T:
+        used = places[places >= 0]
+        assert (np.diff(used) == 1).all()
+    assert (trace[[0, -1]] >= 0).all()
+    return total
+
+
+@pytest.mark.parametrize("by", [scoring(), scoring("BLOSUM45"), scoring("PAM250", 4, 4)], ids=lambda by: by.name)
+def test_alignments_have_the_score_that_is_reported(store, sequences, by):
+    search = Search(store, by)
+    for query in sequences[::5]:
+        for hit in search.hits(query.encode(), 8, np.inf):
+            trace = search.alignment(query.encode(), hit)
+            assert score_of(query, sequences[hit.record], trace, by) == hit.score
+
+
+def test_scores_of_all_pairs_of_real_proteins_are_those_of_parasail(shared_data, tmp_path):
+    with gzip.open(shared_data / "uniref90_10k.fasta.gz", "rt") as file:
+        texts = ["".join(record.split("\n")[1:]) for record in file.read().split(">")[1 : PROTEINS + 1]]
+    search = Search(store_of(tmp_path, texts), scoring())
+    plain = [text.replace("U", "C").replace("O", "X") for text in texts]
+    for query, known in zip(texts, plain, strict=True):
+        expected = [parasail.sw_scan_32(known, target, 12, 1, parasail.blosum62).score for target in plain]
+        assert search.scores(query.encode()).tolist() == expected
+
+
+def test_without_a_compiler_scores_are_the_same(store, sequences, monkeypatch):
+    query = sequences[2].encode()
+    expected = Search(store, scoring()).scores(query)
+    monkeypatch.setattr(compiled_code, "load", lambda *_, **__: None)
+    assert (Search(store, scoring(), threads=1).scores(query) == expected).all()
+
+
+def test_hits_are_the_best_by_score_and_then_by_record(tmp_path):
+    first, other = random_sequences([80, 80], seed=5)
+    search = Search(store_of(tmp_path, [other, first, first[:60], first, first]), scoring())
+    assert [hit.record for hit in search.hits(first.encode(), 4)] == [1, 3, 4, 2]
+    assert [hit.record for hit in search.hits(first.encode(), 2)] == [1, 3]
+    assert search.hits(first.encode(), 4, 1e-9, np.array([0, 2])) == search.hits(first.encode(), 4)[3:]
+    assert search.hits(first.lower().encode(), 4) == search.hits(first.encode(), 4)
+
+
+def test_a_query_of_one_residue_and_one_without_a_hit(store):
+    search = Search(store, scoring())
+    assert search.hits(b"W", 3) == []  # such scores are expected by chance
+    assert {hit.score for hit in search.hits(b"W", 3, np.inf)} == {11}
+    assert search.hits(b"X" * 50, 3, np.inf) == [] and search.hits(b"", 3, np.inf) == []
+    assert search.row("q", b"W", search.hits(b"W", 1, np.inf)[0]).split("\t")[2:8] == [
+        "100.000",
+        "1",
+        "0",
+        "0",
+        "1",
+        "1",
+    ]
+
+
+def test_a_query_of_35000_residues_is_traced_in_linear_memory(tmp_path):
+    text = random_sequences([35_000])[0]
+    search = Search(store_of(tmp_path, [text[:9000] + text[9100:], text[500:800]]), scoring())
+    whole, part = search.hits(text.encode(), 2)
+    assert whole.score > 2**16 > part.score
+    assert search.row("q", text.encode(), part).split("\t")[2:10] == [
+        "100.000",
+        "300",
+        "0",
+        "0",
+        "501",
+        "800",
+        "1",
+        "300",
+    ]
+    row = search.row("q", text.encode(), whole).split("\t")
+    assert row[2:10] == [f"{100 * 34900 / 35000:.3f}", "35000", "0", "1", "1", "35000", "1", "34900"]
+
+
+def test_rows_count_columns_as_blast_does(tmp_path):
+    query = random_sequences([90])[0]
+    target = query[:30] + query[34:60] + "W" + query[61:]
+    assert query[60] != "W"
+    search = Search(store_of(tmp_path, ["MKV" + target]), scoring())
+    (hit,) = search.hits(query.encode())
+    row = search.row("q", query.encode(), hit).split("\t")
+    assert row[:10] == ["q", "p0", f"{100 * 85 / 90:.3f}", "90", "1", "1", "1", "90", "4", "89"]
+    assert float(row[10]) == pytest.approx(hit.evalue, rel=0.01) and row[11] == f"{hit.bits:.1f}"
+
+
+def test_without_statistics_hits_have_none_and_no_limit(store, sequences):
+    search = Search(store, scoring("BLOSUM62", 5, 5))
+    with pytest.raises(ConfigError, match="give --evalue inf"):
+        search.hits(sequences[0].encode())
+    (hit,) = search.hits(sequences[0].encode(), 1, np.inf)
+    assert isinstance(hit, Hit) and np.isnan([hit.bits, hit.evalue]).all()
+
+
+def test_words_that_are_shared_name_the_family(store, sequences):
+    words = SharedWords(store)
+    for number in range(0, 48, 4):
+        named = words("", sequences[number].encode(), 6)
+        assert {number, number + 1} <= set(named.tolist()) and (np.diff(named) > 0).all()
+    for query in (b"", b"MK", b"XXXXX"):
+        assert len(words("", query, 5)) == 5
+
+
+def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
+    store = store_of(tmp_path, random_sequences([30] * 40))
+    vectors = random_vectors(40, 6)
+    make_embeddings(tmp_path / "vectors", vectors)
+    make_embeddings(tmp_path / "fewer", vectors[:39])
+    near = EmbeddingNeighbours(store, tmp_path / "vectors", tmp_path / "vectors")
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for number in range(0, 40, 7):
+        expected = np.argsort(-(units @ units[number]))[:5]
+        assert near(store.id(number), b"", 5).tolist() == sorted(expected.tolist())
+    with pytest.raises(DataError, match="no protein 'other'"):
+        near("other", b"", 5)
+    with pytest.raises(DataError, match="in their order"):
+        EmbeddingNeighbours(store, tmp_path / "fewer", tmp_path / "fewer")
