@@ -80,11 +80,14 @@ def main(argv: list[str]) -> int:
     places = [(fixed_positions(arguments.fix, each), tied_positions(arguments.tie, each)) for each in structures]
     model, label = load_model(arguments)
 
+    from function.alignment.scoring import scoring
+    from function.alignment.search import Search
     from inference.design.novelty import nearest
     from inference.design.report import draw_logo, write_probabilities
     from inference.design.sampling import Request, generate
     from inference.design.scoring import log_likelihoods, recovery
 
+    searched = None if known is None else Search(known, scoring())
     total, done = len(structures) * arguments.number, 0
     works = total * (1 if known is None else 2)
     kept = {name: getattr(arguments, name) for name in ("temperature", "steps", "guidance", "order")}
@@ -108,8 +111,8 @@ def main(argv: list[str]) -> int:
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))
                     if arguments.structure:
                         values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
-                    if known is not None:
-                        found = nearest(design.residues, known)
+                    if searched is not None:
+                        found = nearest(design.residues, searched)
                         done += 1
                         bar(done / works, done)
                         values |= {"novelty": f"{found.novelty:.3f}", "nearest": found.record}

@@ -1,15 +1,10 @@
-"""How far generated sequences are from known ones, by Smith-Waterman against all of a store (parasail, Daily 2016)."""
+"""How far generated sequences are from known ones, by Smith-Waterman against all of a store."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import parasail
-
-from dataset.store.reader import Store
-
-_OPEN, _EXTEND = 11, 1
-"""BLAST's gap penalties for BLOSUM62: of the first residue of a gap, and of each further one."""
+from function.alignment.search import Search
 
 
 class Nearest(NamedTuple):
@@ -20,12 +15,13 @@ class Nearest(NamedTuple):
     novelty: float
 
 
-def nearest(residues: str, known: Store) -> Nearest:
+def nearest(residues: str, known: Search) -> Nearest:
     """Compare a sequence with all of a store."""
-    profile = parasail.profile_create_stats_sat(residues, parasail.blosum62)
-    best, record, matches = 0, 0, 0
-    for index in range(len(known)):
-        found = parasail.sw_stats_striped_profile_sat(profile, known.text(index), _OPEN, _EXTEND)
-        if found.score > best:
-            best, record, matches = found.score, index, found.matches
-    return Nearest(known.id(record), 1 - matches / len(residues))
+    query = residues.encode()
+    hits = known.hits(query, count=1, evalue=float("inf"))
+    if not hits:
+        return Nearest(known.store.id(0), 1.0)
+    target = known.store.text(hits[0].record)
+    pairs = known.alignment(query, hits[0]).tolist()
+    matches = sum(residues[q] == target[t] for q, t in pairs if q >= 0 and t >= 0)
+    return Nearest(known.store.id(hits[0].record), 1 - matches / len(residues))
