@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import tyro
 
+from benchmarks.gpu.alignment import alignment
 from benchmarks.gpu.bench import Arguments, Bench, Row
 from benchmarks.gpu.ceilings import ceilings
 from benchmarks.gpu.correctness import correctness
@@ -37,7 +38,18 @@ from common.text import did_you_mean
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     part.__name__: part
-    for part in (correctness, ceilings, training, forward, proteome, structures, profile, budgets, production)
+    for part in (
+        correctness,
+        ceilings,
+        training,
+        forward,
+        proteome,
+        structures,
+        alignment,
+        profile,
+        budgets,
+        production,
+    )
 }
 
 
