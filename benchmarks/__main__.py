@@ -44,6 +44,7 @@ MODULES = (
     "training",
     "monitoring",
     "features",
+    "alignment",
     "function_evaluation",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here.

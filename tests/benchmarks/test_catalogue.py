@@ -32,6 +32,7 @@ FLOORS = {
     ("monitoring", "cuda"): [0.99],
     ("features", "cpu"): [20.0],
     ("features", "cuda"): [20.0],
+    ("alignment", "cpu"): [1.2, 50.0, 2.0, 0.9],
     ("function_evaluation", "cpu"): [20.0, 4.0],
 }
 """What each stage has to reach, in the order of its rows. Lowering one is a decision, not a side effect."""

@@ -1,0 +1,124 @@
+"""Exact alignment of proteins with a store, beside parasail and biotite called pair by pair; what a prefilter loses.
+
+All contenders compute Smith-Waterman scores by BLOSUM62 with BLAST's penalties, of the same queries, spread over the
+lengths. ``Search`` is given every core, parasail one as a loop in Python has it, with a profile for each query as its
+documentation advises; biotite aligns fewer pairs, since it takes so much longer. The unit is 10^9 cells of the matrix
+a second (GCUPS). The last cases measure the prefilter by words: queries a second at ten hits, traced and written as
+rows, and the share of the hits with E-values up to 0.001, without the query itself, that it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.harness.proteins import read_proteins, spread_by_length
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
+
+SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
+OURS, LOOP, BIOTITE, WORDS, ALL = (
+    "Search",
+    "parasail in a loop",
+    "biotite align_optimal",
+    "prefilter kmer",
+    "no prefilter",
+)
+NUMBER, EVALUE, CANDIDATES = 30, 1e-3, 1000
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    import parasail
+    from biotite.sequence import ProteinSequence
+    from biotite.sequence.align import SubstitutionMatrix, align_optimal
+
+    from dataset.store.conversion import convert
+    from dataset.store.reader import Store
+    from function.alignment.prefilter import SharedWords
+    from function.alignment.scoring import scoring
+    from function.alignment.search import Search
+    from train_config.schema import IngestSection
+
+    proteins = read_proteins(setting.fasta)
+    texts = [text.replace("U", "C").replace("O", "X") for text in proteins.sequences[: 200 if setting.quick else None]]
+    fasta = setting.folder / "proteins.fasta"
+    fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
+    convert([str(fasta)], setting.folder / "store", IngestSection())
+    search = Search(Store(setting.folder / "store"), scoring())
+    queries = spread_by_length(texts, 3 if setting.quick else NUMBER)
+    facts: Facts = {**proteins.facts, "queries": len(queries), "threads": search.threads}
+
+    def cells(queries: list[str], targets: list[str]) -> float:
+        return 1e-9 * sum(map(len, queries)) * sum(map(len, targets))
+
+    def ours() -> float:
+        for query in queries:
+            search.scores(query.encode())
+        return cells(queries, texts)
+
+    def loop(some: list[str]) -> list[list[int]]:
+        profiles = [parasail.profile_create_sat(query, parasail.blosum62) for query in some]
+        return [[parasail.sw_striped_profile_sat(one, text, 12, 1).score for text in texts] for one in profiles]
+
+    def one_by_one() -> float:
+        loop(queries)
+        return cells(queries, texts)
+
+    def biotite() -> float:
+        matrix = SubstitutionMatrix.std_protein_matrix()
+        few = [[ProteinSequence(text) for text in some] for some in (queries[:1], texts[:50])]
+        for target in few[1]:
+            align_optimal(few[0][0], target, matrix, (-12, -1), local=True, max_number=1)
+        return cells(queries[:1], texts[:50])
+
+    def check() -> Facts:
+        for query, expected in zip(queries[:2], loop(queries[:2]), strict=True):
+            if search.scores(query.encode()).tolist() != expected:
+                raise WrongWorkError("scores differ from parasail's")
+        return {"largest difference of a score": 0}
+
+    ways = (Contender(OURS, ours), Contender(LOOP, one_by_one), Contender(BIOTITE, biotite))
+    yield Case(SCORES, "GCUPS", ways, rounds=3, check=check, facts=facts)
+
+    words = SharedWords(search.store)
+    candidates: dict[str, Callable[[bytes], object]] = {
+        WORDS: lambda query: words("", query, CANDIDATES),
+        ALL: lambda query: None,
+    }
+
+    def hits(query: bytes, name: str, evalue: float = 10.0, count: int = 10) -> list:
+        return search.hits(query, count, evalue, candidates[name](query))  # type: ignore[arg-type]
+
+    def rows(name: str) -> float:
+        for query in map(str.encode, queries):
+            for hit in hits(query, name):
+                search.row("query", query, hit)
+        return len(queries)
+
+    contenders = tuple(Contender(name, partial(rows, name)) for name in (WORDS, ALL))
+    yield Case(QUERIES, "queries/s", contenders, rounds=3, facts={"candidates": CANDIDATES, **facts})
+
+    def recall() -> float:
+        found = kept = 0
+        for query in map(str.encode, spread_by_length(texts, 10 if setting.quick else 300)):
+            related = {hit.record for hit in hits(query, ALL, EVALUE, 11)[1:]}
+            kept += len(related & {hit.record for hit in hits(query, WORDS, EVALUE, 11)})
+            found += len(related)
+        return kept / max(1, found)
+
+    recalled = {"candidates": CANDIDATES, "largest E-value": EVALUE, **facts}
+    yield Case(RECALL, "share", (Contender(WORDS, recall, "value"),), rounds=1, facts=recalled)
+
+
+STAGE = Stage(
+    name="alignment",
+    summary="exact Smith-Waterman of queries with a store, beside parasail and biotite; what a prefilter loses",
+    cases=_cases,
+    comparisons=(
+        Comparison(SCORES, OURS, LOOP, {"cpu": 1.2}),
+        Comparison(SCORES, OURS, BIOTITE, {"cpu": 50.0}),
+        Comparison(QUERIES, WORDS, ALL, {"cpu": 2.0}),
+        Comparison(RECALL, WORDS, Reference("all hits", 1.0), {"cpu": 0.9}),
+    ),
+    packages=("parasail", "biotite"),
+    distributions=("parasail", "biotite"),
+)
