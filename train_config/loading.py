@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.errors import ConfigError
 from common.text import did_you_mean, refusal
+from train_config.function_schema import FunctionConfig
 from train_config.processor import computes_bf16
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
@@ -51,6 +52,11 @@ def load_tune_config(path: str | Path | None, overrides: Overrides | None = None
 def load_service_config(path: str | Path | None, overrides: Overrides | None = None) -> ServiceConfig:
     """Read, merge and check the settings of the service, as :func:`load_config` does those of an experiment."""
     return _load(ServiceConfig, path, overrides or {}, "")
+
+
+def load_function_config(path: str | Path | None, overrides: Overrides | None = None) -> FunctionConfig:
+    """Read, merge and check the settings of function prediction, as :func:`load_config` does those of an experiment."""
+    return _load(FunctionConfig, path, overrides or {}, "")
 
 
 def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:

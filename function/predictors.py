@@ -1,0 +1,87 @@
+"""Scores of terms from annotated proteins, and their blend.
+
+In: annotations, and how near each query is to the annotated proteins. Out: sparse scores, in which no term scores
+above its parents, as annotations are propagated and every predictor here is a mean of them with weights that are not
+below 0.
+
+Shape legend: N queries, M annotated proteins, V terms of an aspect, C channels, P parts of a blend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.sparse import csr_array, diags_array, vstack
+
+LEAST = 5e-4
+"""Smaller scores are written as 0.000, and left out."""
+_AT_ONCE = 512
+
+
+def naive(terms: csr_array, queries: int) -> csr_array:
+    """(N, V) shares of the annotated proteins (M, V) that have each term, the same for all queries."""
+    share_V = np.bincount(terms.indices, minlength=terms.shape[1]) / max(1, terms.shape[0])
+    row = csr_array(np.where(share_V < LEAST, 0, share_V)[None])
+    return csr_array(np.ones((queries, 1))) @ row
+
+
+def transferred(weights: csr_array, terms: csr_array) -> csr_array:
+    """(N, V) sum of the weights (N, M) of the proteins with a term over the sum of all, of the terms (M, V).
+
+    With bit scores the best simple baseline of the CAFA benchmarks (sum of bit scores; DiamondScore of Kulmanov and
+    Hoehndorf 2020). A query without neighbours has no scores.
+    """
+    total_N = weights.sum(axis=1)
+    shares = diags_array(np.divide(1, total_N, out=np.zeros(len(total_N)), where=total_N > 0)) @ weights
+    return pruned(shares @ terms.astype(float))
+
+
+def nearest(queries_NC: NDArray, annotated_MC: NDArray, neighbours: int, temperature: float) -> csr_array:
+    """(N, M) weights exp(cosine / temperature), relative to the largest, of the nearest neighbours by cosine."""
+    annotated_MC = annotated_MC / np.maximum(np.linalg.norm(annotated_MC, axis=1, keepdims=True), 1e-12)
+    number = min(neighbours, len(annotated_MC))
+    blocks = [csr_array((0, len(annotated_MC)))]
+    for start in range(0, len(queries_NC), _AT_ONCE):
+        block_nC = queries_NC[start : start + _AT_ONCE]
+        block_nC = block_nC / np.maximum(np.linalg.norm(block_nC, axis=1, keepdims=True), 1e-12)
+        cosine_nM = block_nC @ annotated_MC.T
+        nearest_nk = np.argpartition(-cosine_nM, number - 1, axis=1)[:, :number]
+        cosine_nk = np.take_along_axis(cosine_nM, nearest_nk, axis=1)
+        weights_nk = np.exp((cosine_nk - cosine_nk.max(axis=1, keepdims=True)).astype(float) / temperature)
+        ends = np.arange(len(block_nC) + 1) * number
+        blocks.append(csr_array((weights_nk.ravel(), nearest_nk.ravel(), ends), shape=cosine_nM.shape))
+    return vstack(blocks, format="csr")
+
+
+def pruned(scores: csr_array) -> csr_array:
+    """The scores without those below :data:`LEAST`."""
+    scores.data[scores.data < LEAST] = 0
+    scores.eliminate_zeros()
+    return scores
+
+
+def blended(parts: Mapping[str, csr_array], weights: Mapping[str, float]) -> csr_array:
+    """(N, V) sum of the parts (N, V) by weight, at most 1."""
+    first, *_ = parts.values()
+    summed = csr_array(sum((weights[name] * part for name, part in parts.items()), csr_array(first.shape)))
+    summed.data = np.minimum(summed.data, 1)
+    return pruned(summed)
+
+
+def fit_blend(parts: Mapping[str, csr_array], terms: csr_array, accretion_V: NDArray[np.float64]) -> dict[str, float]:
+    """Weights, not below 0, of the parts (N, V) by which their sum is nearest to the terms (N, V) in least squares.
+
+    A term weighs 1 plus its information accretion. Solved on the (P, P) products of the parts (Lawson and Hanson 1974),
+    so that nothing dense is made.
+    """
+    root_V = diags_array(np.sqrt(1 + accretion_V))
+    scaled = [csr_array(part @ root_V) for part in parts.values()]
+    truth = csr_array(terms.astype(float) @ root_V)
+    products_PP = np.array([[one.multiply(other).sum() for other in scaled] for one in scaled])
+    with_truth_P = np.array([one.multiply(truth).sum() for one in scaled])
+    factor_PP = np.linalg.cholesky(products_PP + 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled)))
+    weights_P, _ = nnls(factor_PP.T, np.linalg.solve(factor_PP, with_truth_P))
+    return dict(zip(parts, weights_P.tolist(), strict=True))

@@ -1,0 +1,84 @@
+"""The embedded sample: an ontology, and proteins whose terms follow from motifs.
+
+Out: ``terms.obo`` with 500 terms in three namespaces, ``train`` and ``test`` as FASTA and as TSV of protein and term.
+Each term without children has a motif of twelve residues. A family (:mod:`dataset.store.sample`) has a term in each
+namespace, and one member in three has another one besides, so that homology does not tell everything. The test has
+every tenth family, and every tenth of the other proteins.
+
+Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`, so that the sample of a seed stays the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.store.sample import sample_records
+from train_config.function_schema import FunctionSampleSection
+
+NAMESPACES = {"molecular_function": 170, "biological_process": 230, "cellular_component": 100}
+_BRANCHING = 3
+_MOTIF = 12
+_EXTRA = 1 / 3
+
+
+def write_sample(folder: Path, settings: FunctionSampleSection) -> None:
+    """Write the files to a folder that is there; the same settings give the same bytes."""
+    random = np.random.Generator(np.random.PCG64(settings.seed))
+    leaves, lines, first = [], ["format-version: 1.2"], 1
+    for namespace, size in NAMESPACES.items():
+        parents = {place: _parents(place, random) for place in range(size)}
+        names = [f"EX:{first + place:07d}" for place in range(size)]
+        for place, name in enumerate(names):
+            lines += ["", "[Term]", f"id: {name}", f"name: {namespace} {place}", f"namespace: {namespace}"]
+            lines += [f"is_a: {names[parent]}" for parent in parents[place][:1]]
+            lines += [f"relationship: part_of {names[parent]}" for parent in parents[place][1:]]
+        with_children = {parent for some in parents.values() for parent in some}
+        leaves.append([name for place, name in enumerate(names) if place not in with_children])
+        first += size
+    (folder / "terms.obo").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    motifs = {term: _text(random.random(_MOTIF)) for some in leaves for term in some}
+    of_family = [[some[_below(len(some), random)] for some in leaves] for _ in range(settings.families)]
+    texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
+    records = sample_records(settings.records, settings.families, settings.seed)
+    for number, (record, sequence) in enumerate(records):
+        family = int(record.removeprefix("family").split("_")[0])
+        terms = list(of_family[family])
+        if random.random() < _EXTRA:
+            some = leaves[_below(len(leaves), random)]
+            terms.append(some[_below(len(some), random)])
+        part = "test" if family % 10 == 9 or number % 10 == 9 else "train"
+        texts[f"{part}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
+        texts[f"{part}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
+    for name, some in texts.items():
+        (folder / name).write_text("\n".join([*some, ""]), encoding="utf-8")
+
+
+def _parents(place: int, random: np.random.Generator) -> list[int]:
+    """Of one term in five, two; the term above in a tree, and any earlier one."""
+    if place == 0:
+        return []
+    above = (place - 1) // _BRANCHING
+    other = _below(place, random)
+    return [above, other] if random.random() < 0.2 and other != above else [above]
+
+
+def _with_motifs(sequence: str, motifs: list[str], random: np.random.Generator) -> str:
+    """The sequence with the motifs in places that do not overlap; appended where it is too short."""
+    room = len(sequence) // len(motifs) - _MOTIF
+    if room <= 0:
+        return sequence + "".join(motifs)
+    starts = [number * (room + _MOTIF) + _below(room, random) for number in range(len(motifs))]
+    for start, motif in zip(starts, motifs, strict=True):
+        sequence = sequence[:start] + motif + sequence[start + _MOTIF :]
+    return sequence
+
+
+def _below(size: int, random: np.random.Generator) -> int:
+    return int(random.random() * size)
+
+
+def _text(uniform: np.ndarray) -> str:
+    return "".join(AMINO_ACIDS[int(value * len(AMINO_ACIDS))] for value in uniform)

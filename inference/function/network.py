@@ -1,0 +1,165 @@
+"""A multi-label network from embeddings to terms.
+
+In: vectors of proteins, and their terms as a sparse matrix, of which a batch alone is ever dense. Out: a network with
+the smallest validation loss, probabilities, a file. The loss is binary cross-entropy; a term weighs 1 plus its
+information accretion in bits, so that those that its parents imply are learnt, too.
+
+It has a loop of its own: the classifier's stores keep dense float32 targets and its trainer starts Ray and DeepSpeed,
+for a network that trains in a minute on a processor.
+
+Shape legend: N proteins, B of a batch, C channels, K terms that are learnt, V terms of an aspect.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save
+from scipy.sparse import csr_array, vstack
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common.publishing import write_atomically
+from function.predictors import pruned
+from train_config.function_schema import NetworkSection
+
+_AT_ONCE = 512
+
+
+class TermNetwork(nn.Module):
+    """Standardised vectors (B, C) to logits (B, K).
+
+    Attributes:
+        mean, std: (C,) of the training vectors.
+        places: (K,) int64 places of the terms in their aspect.
+    """
+
+    mean: Tensor
+    std: Tensor
+    places: Tensor
+
+    def __init__(self, channels: int, terms: int, settings: NetworkSection) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("std", torch.ones(channels))
+        self.register_buffer("places", torch.zeros(terms, dtype=torch.int64))
+        layers: list[nn.Module] = []
+        for _ in range(settings.layers):
+            layers += [nn.Linear(channels, settings.hidden_size), nn.GELU(), nn.Dropout(settings.dropout)]
+            channels = settings.hidden_size
+        self.hidden, self.output = nn.Sequential(*layers), nn.Linear(channels, terms)
+
+    def forward(self, vectors_BC: Tensor) -> Tensor:
+        """(B, K) logits."""
+        logits_BK: Tensor = self.output(self.hidden((vectors_BC - self.mean) / self.std))
+        return logits_BK
+
+
+def train_network(
+    vectors_NC: NDArray[np.float32],
+    terms: csr_array,
+    training_N: NDArray[np.bool_],
+    accretion_V: NDArray[np.float64],
+    settings: NetworkSection,
+    seed: int,
+    show: Callable[[str], None] = lambda text: None,
+) -> TermNetwork | None:
+    """Train on the proteins of ``training_N`` until the loss of the others grows; None where no term is frequent.
+
+    ``terms`` is (N, V) bool. Equal arguments give equal weights on the same processor and number of threads.
+    """
+    count_V = np.bincount(terms[training_N].indices, minlength=terms.shape[1])
+    places_K = np.flatnonzero(count_V >= settings.min_count)
+    if not places_K.size:
+        return None
+    chosen = csr_array(terms[:, places_K]).astype(np.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = TermNetwork(vectors_NC.shape[1], places_K.size, settings)
+        network.places.copy_(torch.from_numpy(places_K))
+        known_NC = torch.from_numpy(vectors_NC[training_N])
+        network.mean.copy_(known_NC.mean(0))
+        network.std.copy_(known_NC.std(0, correction=0).clamp(min=1e-6))
+        share_K = torch.from_numpy((count_V[places_K] + 1) / (training_N.sum() + 2))
+        nn.init.zeros_(network.output.weight)
+        network.output.bias.data.copy_(torch.logit(share_K))
+        weights_K = torch.from_numpy(1 + accretion_V[places_K]).float()
+        return _fitted(network, vectors_NC, chosen, training_N, weights_K / weights_K.mean(), settings, show)
+
+
+def _fitted(
+    network: TermNetwork,
+    vectors_NC: NDArray[np.float32],
+    targets: csr_array,
+    training_N: NDArray[np.bool_],
+    weights_K: Tensor,
+    settings: NetworkSection,
+    show: Callable[[str], None],
+) -> TermNetwork:
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
+    )
+    training, validation = np.flatnonzero(training_N), np.flatnonzero(~training_N)
+
+    def loss_of(proteins: NDArray[np.int64]) -> Tensor:
+        logits_BK = network(torch.from_numpy(vectors_NC[proteins]))
+        targets_BK = torch.from_numpy(targets[proteins].toarray())
+        return binary_cross_entropy_with_logits(logits_BK, targets_BK, weight=weights_K)
+
+    def batches(proteins: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return np.array_split(proteins, max(1, -(-proteins.size // settings.batch_size)))
+
+    best, best_state, best_epoch = np.inf, copy.deepcopy(network.state_dict()), 0
+    for epoch in range(1, settings.epochs + 1):
+        network.train()
+        for proteins in batches(training[torch.randperm(training.size).numpy()]):
+            loss = loss_of(proteins)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        network.eval()
+        with torch.inference_mode():
+            parts = batches(validation)
+            value = sum(float(loss_of(part)) * part.size for part in parts if part.size) / max(1, validation.size)
+        show(f"epoch {epoch}, validation loss {value:.5f}")
+        if value < best or not validation.size:
+            best, best_state, best_epoch = value, copy.deepcopy(network.state_dict()), epoch
+        elif epoch - best_epoch >= settings.patience:
+            break
+    network.load_state_dict(best_state)
+    return network.eval()
+
+
+@torch.inference_mode()
+def probabilities(network: TermNetwork, vectors_NC: NDArray[np.float32], terms: int) -> csr_array:
+    """(N, V) probabilities, not propagated, of an aspect of V ``terms``; 0 for those that are not learnt."""
+    blocks = [csr_array((0, terms))]
+    places_K = network.places.numpy()
+    for start in range(0, len(vectors_NC), _AT_ONCE):
+        found = pruned(csr_array(network(torch.from_numpy(vectors_NC[start : start + _AT_ONCE])).sigmoid().numpy()))
+        shape = found.shape[0], terms
+        blocks.append(csr_array((found.data.astype(float), places_K[found.indices], found.indptr), shape=shape))
+    return vstack(blocks, format="csr")
+
+
+def save_network(network: TermNetwork, settings: NetworkSection, path: Path) -> None:
+    """Write weights, terms and sizes as safetensors, whole or not at all."""
+    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    write_atomically(path, save(tensors, metadata={"settings": json.dumps(settings.model_dump())}))
+
+
+def load_network(path: Path) -> TermNetwork:
+    """A network that :func:`save_network` wrote."""
+    with safe_open(path, framework="pt") as file:
+        settings = NetworkSection.model_validate_json(file.metadata()["settings"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    network = TermNetwork(tensors["mean"].numel(), tensors["places"].numel(), settings)
+    network.load_state_dict(tensors)
+    return network.eval()

@@ -1,0 +1,107 @@
+"""The parts of a blend: scores of each predictor for some proteins.
+
+In: a run's data and networks, and of the proteins sequences and vectors. Out: for each aspect and part sparse scores,
+propagated, so that no term scores above its parents.
+
+Shape legend: N proteins to predict, R records of the run, M annotated proteins of an aspect, V its terms, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from common.errors import DataError
+from dataset.embeddings.reader import open_vectors
+from dataset.store.reader import Store
+from function.composition import composition
+from function.hits import hits
+from function.predictors import naive, nearest, transferred
+from function.propagation import propagate
+from inference.embedding.job import run_job
+from inference.embedding.request import JobRequest
+from inference.embedding.settings import EmbeddingSettings
+from inference.function.data import AspectData, FunctionData
+from inference.function.network import load_network, probabilities
+from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
+from train_config.schema import IngestSection
+
+Vectors = NDArray[np.float32]
+
+
+def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, folder: Path) -> Vectors:
+    """(N, C) vectors of all records of a store; computed into ``folder``, where they are not yet.
+
+    Raises DataError where the embeddings that the settings name lack a record.
+    """
+    if settings.model == COMPOSITION:
+        return composition([store.text(record) for record in range(len(store))])
+    if settings.store is None:
+        job = EmbeddingSettings(max_length=settings.max_length, long="crop", format="npy")
+        source = [str(store.path)]
+        run_job(
+            JobRequest([settings.model], source, folder, job, IngestSection(), random_weights=settings.random_weights)
+        )
+        return np.asarray(open_vectors(folder, "mean")[:], np.float32)
+    found = open_vectors(settings.store)
+    places = {name: place for place, name in enumerate(found.ids)}
+    if lost := next((name for name in ids if name not in places), None):
+        raise DataError(f"{settings.store}: has no embedding of {lost}; embed all sequences of the run")
+    return np.asarray(found[:], np.float32)[[places[name] for name in ids]]
+
+
+class Parts:
+    """Predictors on the training proteins of a run, or on all its annotated proteins."""
+
+    def __init__(
+        self, folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors | None, *, training: bool
+    ) -> None:
+        self.data, self._config, self._training = data, config, training
+        self._vectors_RC = vectors_RC
+        networks = {name: network_path(folder, name) for name in data.aspects if "network" in config.parts}
+        self._networks = {name: load_network(path) for name, path in networks.items() if path.is_file()}
+        known = [one.records[self._members(one)] for one in data.aspects.values()]
+        self._aligned = np.unique(np.concatenate(known))
+
+    def hits(self, texts: Sequence[str]) -> csr_array | None:
+        """(N, R) bit scores; None where homology is no part."""
+        if "homology" not in self._config.parts:
+            return None
+        found = hits(texts, self.data.texts(self._aligned), self._config.homology)
+        return csr_array(
+            (found.data, self._aligned[found.indices], found.indptr), shape=(len(texts), len(self.data.ids))
+        )
+
+    def scores(
+        self, name: str, number: int, vectors_NC: Vectors | None, bits: csr_array | None
+    ) -> dict[str, csr_array]:
+        """(N, V) scores of an aspect by part, for ``number`` proteins."""
+        one = self.data.aspects[name]
+        chosen = self._members(one)
+        terms, records = one.terms[chosen], one.records[chosen]
+        found = {}
+        if "naive" in self._config.parts:
+            found["naive"] = naive(terms, number)
+        if bits is not None:
+            found["homology"] = transferred(csr_array(bits[:, records]), terms)
+        if "neighbours" in self._config.parts and vectors_NC is not None and self._vectors_RC is not None:
+            of = self._config.neighbours
+            mean_C = self._vectors_RC.mean(axis=0)
+            near = nearest(vectors_NC - mean_C, self._vectors_RC[records] - mean_C, of.number, of.temperature)
+            found["neighbours"] = transferred(near, terms)
+        if name in self._networks and vectors_NC is not None:
+            probability = probabilities(self._networks[name], vectors_NC, len(one.aspect.terms))
+            found["network"] = propagate(probability, one.aspect)
+        return found
+
+    def _members(self, one: AspectData) -> NDArray[np.int64]:
+        return np.flatnonzero(one.training | (not self._training))
+
+
+def network_path(folder: Path, aspect: str) -> Path:
+    """File of an aspect's network."""
+    return folder / f"network_{aspect}.safetensors"

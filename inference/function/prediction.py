@@ -1,0 +1,141 @@
+"""Predictions of a run for the proteins of FASTA files, in CAFA's format.
+
+In: the folder of a run, sequences. Out: a file of protein, term and score with three digits, terms of a protein from
+the highest score down, parents before children. Until it is complete everything lies in ``OUTPUT.partial``: the store,
+the embeddings, and a file for each block of proteins, of which the same command computes those that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+from scipy.sparse import csr_array, hstack
+
+from common.errors import ConfigError, DataError
+from common.progress import conversion_bar, record_bar
+from common.publishing import exclusive, file_xxh128, made_file, write_atomically, writing
+from dataset.embeddings.format import parts as ranges
+from dataset.embeddings.reader import open_vectors
+from dataset.store.conversion import ensure_store
+from dataset.store.reader import Store
+from function.predictors import blended
+from function.propagation import propagate
+from inference.function.data import FunctionData, read
+from inference.function.parts import Parts, vectors_of
+from inference.function.training import BLEND_FILE, CONFIG_FILE
+from train_config.function_schema import COMPOSITION, FunctionConfig
+from train_config.schema import DataSection, IngestSection
+
+MADE_BY = "predict_function"
+_BLOCK = 1024
+
+
+def config_of(folder: Path) -> FunctionConfig:
+    """Settings of a finished run. Raises ConfigError where there is none."""
+    if not (folder / BLEND_FILE).is_file():
+        raise ConfigError(f"{folder}: is no finished run of train_function; give one, or run that command again")
+    try:
+        return FunctionConfig.model_validate(yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValidationError, yaml.YAMLError) as error:
+        raise DataError(f"{folder / CONFIG_FILE}: damaged ({type(error).__name__}); train again") from error
+
+
+def predict(
+    run: Path, sources: list[str], output: Path, *, terms: int, part: str, ingest: IngestSection, overwrite: bool
+) -> int:
+    """Write the predictions of the blend, or of one part; return the number of proteins.
+
+    Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
+    """
+    config = config_of(run)
+    if part != "blend":
+        if part not in config.parts:
+            raise ConfigError(f"--part {part}: the run has {', '.join(config.parts)}")
+        config = config.model_copy(update={"parts": [part]})
+    partial = output.with_name(f"{output.name}.partial")
+    with exclusive(partial), writing(partial):
+        partial.mkdir(exist_ok=True)
+        with conversion_bar("reading sequences") as progress:
+            data = DataSection(source=sources, ingest=ingest, store=str(partial / "sequences"))
+            store = Store(ensure_store(data, partial, progress))
+        _accept(
+            partial / "job.json",
+            {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms},
+        )
+        files = list(_blocks(run, config, store, partial, terms, part))
+        with made_file(output, MADE_BY, overwrite) as building, building.open("wb") as file:
+            for path in files:
+                file.write(path.read_bytes())
+        shutil.rmtree(partial)
+    return len(store)
+
+
+def _accept(path: Path, job: dict[str, str | int]) -> None:
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != job:
+        raise ConfigError(
+            f"{path.parent}: holds the unfinished work of another command; remove it, or name another file"
+        )
+    write_atomically(path, json.dumps(job) + "\n")
+
+
+def _blocks(run: Path, config: FunctionConfig, store: Store, partial: Path, terms: int, part: str) -> Iterator[Path]:
+    """The file of each block, computed where it is missing."""
+    ids = [store.id(record) for record in range(len(store))]
+    data = read(run, Store(run / "sequences" if (run / "sequences").is_dir() else config.data.sequences[0]))
+    known_RC = vectors_NC = None
+    if {"neighbours", "network"} & set(config.parts):
+        of = config.embeddings.model_copy(update={"store": None})
+        vectors_NC = vectors_of(store, ids, of, partial / "embeddings")
+        known_RC = vectors_of(data.store, data.ids, config.embeddings, run / "embeddings")
+        if of.model != COMPOSITION:
+            _same_model(partial / "embeddings", Path(config.embeddings.store or run / "embeddings"))
+    parts = Parts(run, config, data, known_RC, training=False)
+    blend = json.loads((run / BLEND_FILE).read_text(encoding="utf-8"))
+    with record_bar("predicting") as bar:
+        for start, stop in ranges(len(store), _BLOCK):
+            path = partial / f"block_{start:010d}.tsv"
+            if not path.is_file():
+                texts = [store.text(record) for record in range(start, stop)]
+                bits = parts.hits(texts)
+                some_nC = None if vectors_NC is None else vectors_NC[start:stop]
+                found = {}
+                for name, one in data.aspects.items():
+                    scores = parts.scores(name, len(texts), some_nC, bits)
+                    weights = blend[name]["weights"] if part == "blend" else {part: 1.0}
+                    chosen = {each: scores[each] for each in weights if each in scores}
+                    found[name] = propagate(_thousandths(blended(chosen, weights)), one.aspect) if chosen else None
+                write_atomically(path, "".join(_lines(ids[start:stop], data, found, terms)))
+            bar(stop / len(store), stop)
+            yield path
+
+
+def _same_model(queries: Path, known: Path) -> None:
+    jobs = [open_vectors(folder).manifest.job.get("model") for folder in (queries, known)]
+    if jobs[0] != jobs[1]:
+        raise DataError(f"{known}: was computed by other weights than the run's model has now; train again")
+
+
+def _thousandths(scores: csr_array) -> csr_array:
+    """Scores in whole thousandths, which are compared and written exactly."""
+    whole = csr_array((np.rint(scores.data * 1000).astype(np.int32), scores.indices, scores.indptr), shape=scores.shape)
+    whole.eliminate_zeros()
+    return whole
+
+
+def _lines(ids: list[str], data: FunctionData, found: dict[str, csr_array | None], terms: int) -> Iterator[str]:
+    """Lines of the highest scores; of equal ones the term that is nearer to the root is first."""
+    some = {name: scores for name, scores in found.items() if scores is not None}
+    joined = csr_array(hstack(list(some.values()), format="csr"))
+    joined.sort_indices()
+    names = [term for name in some for term in data.aspects[name].aspect.terms]
+    for row, protein in enumerate(ids):
+        places = slice(*joined.indptr[row : row + 2])
+        scores, columns = joined.data[places], joined.indices[places]
+        for place in np.argsort(-scores, kind="stable")[:terms].tolist():
+            yield f"{protein}\t{names[columns[place]]}\t{scores[place] / 1000:.3f}\n"

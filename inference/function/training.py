@@ -1,0 +1,125 @@
+"""A run of function prediction: predictors fitted, and blended.
+
+In: settings. Out: a folder with ``config.yaml``, the data (:mod:`inference.function.data`), ``embeddings/`` where a
+model computes them, ``validation_hits.npz``, a network for each aspect, and, last, ``blend.json`` with the weights and
+what each part and the blend reach on the held-out proteins. Each is written whole or not at all; the same command makes
+what is missing, with the same bytes.
+
+The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array, load_npz, save_npz
+
+from common.errors import ConfigError
+from common.progress import status_line
+from common.publishing import atomic_file, exclusive, write_atomically, writing
+from function.annotations import Annotations
+from function.evaluation import Settings, evaluate
+from function.predictors import blended, fit_blend
+from inference.function.data import FunctionData, prepare
+from inference.function.network import save_network, train_network
+from inference.function.parts import Parts, Vectors, network_path, vectors_of
+from train_config.function_schema import FunctionConfig
+from train_config.loading import dump_config
+
+log = logging.getLogger(__name__)
+
+BLEND_FILE, CONFIG_FILE = "blend.json", "config.yaml"
+_METRICS = ("fmax", "fmax_w")
+
+
+def train_function(config: FunctionConfig) -> dict[str, Any]:
+    """Make what the run lacks; return what ``blend.json`` holds.
+
+    Raises ConfigError for the folder of a run with other settings, DataError for files that can't be used.
+    """
+    folder = Path(config.storage_path).expanduser() / config.name
+    with exclusive(folder), writing(folder):
+        _accept(folder, config)
+        data = prepare(folder, config.data)
+        with status_line() as show:
+            vectors_RC = None
+            if {"neighbours", "network"} & set(config.parts):
+                show("embedding")
+                vectors_RC = vectors_of(data.store, data.ids, config.embeddings, folder / "embeddings")
+            if "network" in config.parts and vectors_RC is not None:
+                for number, name in enumerate(data.aspects):
+                    _train(folder, name, config, data, vectors_RC, config.seed + number, show)
+            if not (folder / BLEND_FILE).is_file():
+                show("fitting the blend")
+                found = _blend(folder, config, data, vectors_RC)
+                write_atomically(folder / BLEND_FILE, json.dumps(found, indent=2) + "\n")
+    blend: dict[str, Any] = json.loads((folder / BLEND_FILE).read_text(encoding="utf-8"))
+    return blend
+
+
+def _accept(folder: Path, config: FunctionConfig) -> None:
+    text = dump_config(config.model_copy(update={"storage_path": "."}))
+    path = folder / CONFIG_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: is no run of train_function; choose another name")
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"{folder}: is a run with other settings (see {CONFIG_FILE}); choose another name")
+    write_atomically(path, text)
+
+
+def _train(
+    folder: Path, name: str, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors, seed: int, show: Any
+) -> None:
+    path, one = network_path(folder, name), data.aspects[name]
+    if path.is_file():
+        return
+    network = train_network(
+        vectors_RC[one.records],
+        one.terms,
+        one.training,
+        one.accretion,
+        config.network,
+        seed,
+        lambda text: show(f"network of {name}: {text}"),
+    )
+    if network is None:
+        log.warning("%s: no term has network.min_count training proteins, so there is no network", name)
+        return
+    save_network(network, config.network, path)
+
+
+def _blend(folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors | None) -> dict[str, Any]:
+    """Weights and values on the held-out proteins by aspect."""
+    parts = Parts(folder, config, data, vectors_RC, training=True)
+    held_out = data.held_out
+    bits = _hits(folder / "validation_hits.npz", parts, data.texts(held_out))
+    found = {}
+    for name, one in data.aspects.items():
+        rows = np.flatnonzero(~one.training)
+        records = one.records[rows]
+        vectors_NC = None if vectors_RC is None else vectors_RC[records]
+        of_rows = None if bits is None else csr_array(bits[np.searchsorted(held_out, records)])
+        scores = parts.scores(name, len(rows), vectors_NC, of_rows)
+        weights = fit_blend(scores, one.terms[rows], one.accretion)
+        truth = Annotations(tuple(data.ids[record] for record in records), one.terms[rows])
+        values = {}
+        for part, some in {**scores, "blend": blended(scores, weights)}.items():
+            settings = Settings(draws=0, orphans=False)
+            metrics = evaluate(one.aspect, truth, some, accretion_V=one.accretion, settings=settings).metrics
+            values[part] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
+        found[name] = {"weights": weights, "proteins": len(rows), "validation": values}
+    return found
+
+
+def _hits(path: Path, parts: Parts, texts: list[str]) -> csr_array | None:
+    if not path.is_file():
+        if (found := parts.hits(texts)) is None:
+            return None
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
+            save_npz(file, found)
+    return csr_array(load_npz(path))

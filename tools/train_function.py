@@ -1,0 +1,65 @@
+"""Train the predictors of protein functions, and blend them.
+
+    esmeray train_function --config FILE [--section.key VALUE ...]
+
+Frequencies of terms, homology, nearest neighbours of embeddings and a network for each aspect of the ontology are
+fitted to annotated proteins; held-out ones weight the blend. Prints what each reaches on these. The same command
+resumes a run that stopped. predict_function predicts with the run; docs/function.md describes its folder.
+
+Examples:
+  python -m tools train_function --config train_config/function.yaml
+  python -m tools train_function --config train_config/function.yaml --name mine --data.sequences proteins.fasta \
+--data.annotations truth.tsv --data.ontology go-basic.obo
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import Field
+from rich.table import Table
+
+from common.arguments import ToolArguments, parse
+from common.command_line import result_console
+from train_config.function_schema import FunctionConfig
+from train_config.loading import dump_config, load_function_config
+from train_config.overrides import parse_sections
+
+
+class Arguments(ToolArguments):
+    """The file, and what to do with it."""
+
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = Field(
+        None, description="YAML file of the settings. Default: the embedded sample."
+    )
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Print the resolved settings and start nothing."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Check, train, print."""
+    words = [word for word in argv if word not in ("-h", "--help")]
+    if words != argv:
+        files, _ = parse(Arguments, words, "train_function", return_unknown_args=True, add_help=False)
+        parse_sections(Arguments, ["--help"], "train_function", __doc__, {"": load_function_config(files.config)})
+    arguments, given = parse_sections(Arguments, argv, "train_function", __doc__, {"": FunctionConfig()})
+    config = load_function_config(arguments.config, given[""])
+    if arguments.dry_run:
+        print(dump_config(config), end="")
+        return 0
+    from inference.function.training import train_function  # here: it loads torch
+
+    blend = train_function(config)
+    console = result_console()
+    for name, one in blend.items():
+        table = Table("part", "weight", "Fmax", "weighted Fmax")
+        for part, values in one["validation"].items():
+            weight = f"{one['weights'][part]:.2f}" if part in one["weights"] else ""
+            table.add_row(part, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
+        console.print(f"{name}: {one['proteins']:,} held-out proteins")
+        console.print(table)
+    console.print(f"written: {Path(config.storage_path) / config.name}", markup=False)
+    return 0
