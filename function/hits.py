@@ -33,7 +33,7 @@ def hits(queries: Sequence[str], annotated: Sequence[str], settings: HomologySec
     if not queries or not annotated:
         return csr_array(shape)
     known = _words(annotated)
-    rarity = np.log(len(annotated) / np.maximum(1, np.bincount(known.indices, minlength=known.shape[1])))
+    rarity = np.log((1 + len(annotated)) / np.maximum(1, np.bincount(known.indices, minlength=known.shape[1])))
     known = known @ diags_array(rarity)
     size = np.sqrt(np.maximum(1, [len(text) for text in annotated]))
     residues = sum(map(len, annotated))

@@ -46,7 +46,7 @@ def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, fo
         run_job(
             JobRequest([settings.model], source, folder, job, IngestSection(), random_weights=settings.random_weights)
         )
-        return np.asarray(open_vectors(folder, "mean")[:], np.float32)
+        return np.array(open_vectors(folder, "mean")[:], np.float32)
     found = open_vectors(settings.store)
     places = {name: place for place, name in enumerate(found.ids)}
     if lost := next((name for name in ids if name not in places), None):

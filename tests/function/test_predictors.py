@@ -1,0 +1,76 @@
+"""Scores from annotated proteins: laws of every predictor, and what each computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from function.annotations import read_annotations
+from function.ontology import read_ontology
+from function.predictors import blended, fit_blend, naive, nearest, transferred
+from function.sample import write_sample
+from train_config.function_schema import FunctionSampleSection
+
+TERMS = csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0]], bool))
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sample")
+    write_sample(folder, FunctionSampleSection(records=60, families=12))
+    ontology = read_ontology(folder / "terms.obo")
+    name = "biological_process"
+    return ontology.aspects[name], read_annotations(folder / "train.tsv", ontology)[name].terms
+
+
+def test_naive_scores_are_shares_of_the_annotated_proteins():
+    assert np.allclose(naive(TERMS, 2).toarray(), [[1, 1 / 3, 1 / 3]] * 2)
+
+
+def test_transfer_is_the_weight_with_the_term_over_all_weight():
+    weights = csr_array(np.array([[30.0, 10, 0], [0, 0, 0]]))
+    assert np.allclose(transferred(weights, TERMS).toarray(), [[1, 0.75, 0.25], [0, 0, 0]])
+
+
+def test_nearest_neighbours_weigh_by_cosine_and_equal_a_search_one_by_one():
+    random = np.random.default_rng(0)
+    queries_NC, known_MC = random.normal(size=(7, 5)), random.normal(size=(20, 5))
+    found = nearest(queries_NC, known_MC, 4, 0.1).toarray()
+    cosine_NM = (queries_NC / np.linalg.norm(queries_NC, axis=1)[:, None]) @ (
+        known_MC / np.linalg.norm(known_MC, axis=1)[:, None]
+    ).T
+    for row_M, cosine_M in zip(found, cosine_NM, strict=True):
+        best = np.argsort(-cosine_M)[:4]
+        assert set(np.flatnonzero(row_M)) == set(best)
+        assert np.allclose(row_M[best], np.exp((cosine_M[best] - cosine_M.max()) / 0.1))
+
+
+@given(seed=st.integers(0, 10_000), weights=st.lists(st.floats(0, 2), min_size=3, max_size=3))
+def test_no_term_scores_above_its_parents_in_any_part_or_blend(annotated, seed, weights):
+    aspect, terms = annotated
+    random = np.random.default_rng(seed)
+    near = csr_array(random.random((5, terms.shape[0])) * (random.random((5, terms.shape[0])) < 0.1))
+    vectors = random.normal(size=(terms.shape[0] + 5, 4))
+    parts = {
+        "naive": naive(terms, 5),
+        "homology": transferred(near, terms),
+        "neighbours": transferred(nearest(vectors[-5:], vectors[:-5], 3, 0.1), terms),
+    }
+    parts["blend"] = blended(parts, dict(zip(parts, weights, strict=True)))
+    child, parent = aspect.parents.nonzero()
+    for scores in parts.values():
+        dense = scores.toarray()
+        assert (dense[:, child] <= dense[:, parent] + 1e-12).all() and dense.max(initial=0) <= 1 + 1e-12
+
+
+def test_the_blend_finds_the_part_that_is_right():
+    random = np.random.default_rng(1)
+    truth = csr_array(random.random((200, 30)) < 0.2)
+    right = csr_array(truth * 0.5)
+    noise = csr_array(random.random((200, 30)) * (random.random((200, 30)) < 0.2))
+    weights = fit_blend({"right": right, "noise": noise, "empty": csr_array((200, 30))}, truth, np.ones(30))
+    assert weights["right"] == pytest.approx(2, abs=1e-3) and weights["noise"] == pytest.approx(0, abs=1e-3)
+    assert blended({"right": right}, {"right": 4.0}).max() == 1
