@@ -49,6 +49,10 @@ QUICK = {
     "benchmark_cpu_gpu": ["--rounds", "1", "--proteins", "20"],
     "profile_embeddings": ["--batches", "1"],
     "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
+    "train_function": [
+        *("--data.sample.records", "60", "--data.sample.families", "12"),
+        *("--network.epochs", "1", "--network.hidden_size", "8"),
+    ],
     "profile_classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
 }
 """What ends a tool early, or makes it measure less."""
@@ -89,6 +93,15 @@ def made(tmp_path_factory, process_group) -> Path:
     export(trained(), folder / "runs" / "structdiff" / "export")
     write_structures(folder)
     write_terms(folder)
+    assert run(esmeray, ["train_function", "--storage_path", str(folder / "runs"), *QUICK["train_function"]]) == 0
+    made = ["runs/function", "runs/function/sample/test.fasta", "--output", "predicted.tsv"]
+    assert (
+        run(
+            esmeray,
+            ["predict_function", *(str(folder / word) if "/" in word or "." in word else word for word in made)],
+        )
+        == 0
+    )
     proteins = tiny_config(folder / "runs", **TINY_CLASSIFIER)
     text_model = {"backbone": {"source": "qwen2"}, "tokenizer": {"content": "text", "vocabulary_size": 400}}
     texts = {"run": {"name": "text_classifier"}, "model": text_model}
@@ -239,6 +252,10 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "proteins.store")
     if name == "structures2lmdb":
         shutil.rmtree(workspace / "folds_store")
+    if name == "train_function":
+        shutil.rmtree(workspace / "runs" / "function")
+    if name == "predict_function":
+        (workspace / "predicted.tsv").unlink()
     if name == "embed":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])

@@ -100,14 +100,10 @@ class NetworkSection(Section):
     min_count: PositiveInt = 10
     """Fewest training proteins of a term that is learnt."""
     hidden_size: Channels = 512
-    """Channels of a layer."""
-    layers: PositiveInt = 1
-    """Hidden layers."""
+    """Channels of the hidden layer."""
     dropout: Share = 0.3
     """Share of channels dropped in training."""
     learning_rate: PositiveFloat = 1e-3
-    """Of Adam."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of AdamW."""
     batch_size: PositiveInt = 128
     """Proteins of a step."""

@@ -10,7 +10,7 @@ Shape legend: R records of the store, M annotated proteins of an aspect, V its t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ def prepare(folder: Path, data: FunctionDataSection) -> FunctionData:
     """Make what is missing of the run's data, and read it. Raises DataError for files that can't be used."""
     sources, annotations, ontology = data.sequences, data.annotations, data.ontology
     if sources == [SAMPLE]:
-        _sample(folder / SAMPLE, data)
+        _once(folder / SAMPLE, lambda building: write_sample(building, data.sample))
         sources = [str(folder / SAMPLE / "train.fasta")]
         annotations, ontology = (str(folder / SAMPLE / name) for name in ("train.tsv", "terms.obo"))
     with conversion_bar("reading sequences") as progress:
@@ -90,11 +90,7 @@ def prepare(folder: Path, data: FunctionDataSection) -> FunctionData:
         if not (Path(sources[0]) / "manifest.json").is_file():
             section = section.model_copy(update={"store": str(folder / "sequences")})
         store = Store(ensure_store(section, folder, progress))
-    target = folder / "data"
-    with exclusive(target):
-        if not target.exists():
-            with published(target) as building:
-                _write(building, store, data, Path(str(annotations)), Path(str(ontology)))
+    _once(folder / "data", lambda building: _write(building, store, data, Path(str(annotations)), Path(str(ontology))))
     return read(folder, store)
 
 
@@ -119,11 +115,12 @@ def read(folder: Path, store: Store) -> FunctionData:
     return FunctionData(store, ids, aspects)
 
 
-def _sample(target: Path, data: FunctionDataSection) -> None:
+def _once(target: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder that is not there yet, whole or not at all."""
     with exclusive(target):
         if not target.exists():
             with published(target) as building:
-                write_sample(building, data.sample)
+                write(building)
 
 
 def _write(building: Path, store: Store, data: FunctionDataSection, annotations: Path, obo: Path) -> None:

@@ -13,28 +13,24 @@ Shape legend: N proteins, B of a batch, C channels, K terms that are learnt, V t
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import save
-from scipy.sparse import csr_array, vstack
+from safetensors.torch import load_file, save
+from scipy.sparse import csr_array
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, gelu
 
 from common.publishing import write_atomically
 from function.predictors import pruned
 from train_config.function_schema import NetworkSection
 
-_AT_ONCE = 512
-
 
 class TermNetwork(nn.Module):
-    """Standardised vectors (B, C) to logits (B, K).
+    """Standardised vectors (B, C), a hidden layer, logits (B, K).
 
     Attributes:
         mean, std: (C,) of the training vectors.
@@ -45,20 +41,18 @@ class TermNetwork(nn.Module):
     std: Tensor
     places: Tensor
 
-    def __init__(self, channels: int, terms: int, settings: NetworkSection) -> None:
+    def __init__(self, channels: int, hidden: int, terms: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("std", torch.ones(channels))
         self.register_buffer("places", torch.zeros(terms, dtype=torch.int64))
-        layers: list[nn.Module] = []
-        for _ in range(settings.layers):
-            layers += [nn.Linear(channels, settings.hidden_size), nn.GELU(), nn.Dropout(settings.dropout)]
-            channels = settings.hidden_size
-        self.hidden, self.output = nn.Sequential(*layers), nn.Linear(channels, terms)
+        self.hidden, self.dropout = nn.Linear(channels, hidden), nn.Dropout(dropout)
+        self.output = nn.Linear(hidden, terms)
 
     def forward(self, vectors_BC: Tensor) -> Tensor:
         """(B, K) logits."""
-        logits_BK: Tensor = self.output(self.hidden((vectors_BC - self.mean) / self.std))
+        hidden_BD = gelu(self.hidden((vectors_BC - self.mean) / self.std))
+        logits_BK: Tensor = self.output(self.dropout(hidden_BD))
         return logits_BK
 
 
@@ -82,7 +76,7 @@ def train_network(
     chosen = csr_array(terms[:, places_K]).astype(np.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = TermNetwork(vectors_NC.shape[1], places_K.size, settings)
+        network = TermNetwork(vectors_NC.shape[1], settings.hidden_size, places_K.size, settings.dropout)
         network.places.copy_(torch.from_numpy(places_K))
         known_NC = torch.from_numpy(vectors_NC[training_N])
         network.mean.copy_(known_NC.mean(0))
@@ -103,9 +97,7 @@ def _fitted(
     settings: NetworkSection,
     show: Callable[[str], None],
 ) -> TermNetwork:
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
-    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
     training, validation = np.flatnonzero(training_N), np.flatnonzero(~training_N)
 
     def loss_of(proteins: NDArray[np.int64]) -> Tensor:
@@ -140,26 +132,19 @@ def _fitted(
 @torch.inference_mode()
 def probabilities(network: TermNetwork, vectors_NC: NDArray[np.float32], terms: int) -> csr_array:
     """(N, V) probabilities, not propagated, of an aspect of V ``terms``; 0 for those that are not learnt."""
-    blocks = [csr_array((0, terms))]
-    places_K = network.places.numpy()
-    for start in range(0, len(vectors_NC), _AT_ONCE):
-        found = pruned(csr_array(network(torch.from_numpy(vectors_NC[start : start + _AT_ONCE])).sigmoid().numpy()))
-        shape = found.shape[0], terms
-        blocks.append(csr_array((found.data.astype(float), places_K[found.indices], found.indptr), shape=shape))
-    return vstack(blocks, format="csr")
+    found = pruned(csr_array(network(torch.from_numpy(vectors_NC)).sigmoid().double().numpy()))
+    columns = network.places.numpy()[found.indices]
+    return csr_array((found.data, columns, found.indptr), shape=(len(vectors_NC), terms))
 
 
-def save_network(network: TermNetwork, settings: NetworkSection, path: Path) -> None:
-    """Write weights, terms and sizes as safetensors, whole or not at all."""
-    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    write_atomically(path, save(tensors, metadata={"settings": json.dumps(settings.model_dump())}))
+def save_network(network: TermNetwork, path: Path) -> None:
+    """Write weights and places of terms as safetensors, whole or not at all."""
+    write_atomically(path, save(network.state_dict()))
 
 
 def load_network(path: Path) -> TermNetwork:
     """A network that :func:`save_network` wrote."""
-    with safe_open(path, framework="pt") as file:
-        settings = NetworkSection.model_validate_json(file.metadata()["settings"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    network = TermNetwork(tensors["mean"].numel(), tensors["places"].numel(), settings)
+    tensors = load_file(path)
+    network = TermNetwork(tensors["mean"].numel(), tensors["hidden.bias"].numel(), tensors["places"].numel())
     network.load_state_dict(tensors)
     return network.eval()

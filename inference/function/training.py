@@ -90,7 +90,7 @@ def _train(
     if network is None:
         log.warning("%s: no term has network.min_count training proteins, so there is no network", name)
         return
-    save_network(network, config.network, path)
+    save_network(network, path)
 
 
 def _blend(folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from dataset.store.sample import sample_records
 from function.composition import CHANNELS, composition
-from function.hits import K, LAMBDA, hits
+from function.hits import LAMBDA, K, hits
 from train_config.function_schema import HomologySection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -39,14 +40,14 @@ def test_the_run_keeps_its_data_when_the_files_are_gone(files, tmp_path):
 
 
 def test_listed_proteins_are_held_out(files, tmp_path):
-    ids = [line.split("\t")[0] for line in open(files["annotations"])][:6]
+    ids = [line.split("\t")[0] for line in Path(files["annotations"]).read_text().splitlines()][:6]
     (tmp_path / "ids.txt").write_text("\n".join(ids))
     data = prepare(tmp_path / "run", FunctionDataSection(**files, validation=str(tmp_path / "ids.txt")))
     assert held_out(data) == set(ids)
 
 
 def test_clusters_are_held_out_whole(files, tmp_path):
-    names = [line[1:].strip() for line in open(files["sequences"][0]) if line.startswith(">")]
+    names = [line[1:].strip() for line in Path(files["sequences"][0]).read_text().splitlines() if line.startswith(">")]
     rows = [f"{name.partition('_')[0]}\t{name}\n" for name in names]
     (tmp_path / "clusters.tsv").write_text("".join(rows))
     section = FunctionDataSection(**files, clusters=str(tmp_path / "clusters.tsv"), validation_share=0.3)
@@ -60,7 +61,7 @@ def test_clusters_are_held_out_whole(files, tmp_path):
 
 def test_proteins_annotated_since_a_date_are_held_out(files, tmp_path):
     lines = ["!gaf-version: 2.2\n"]
-    for number, line in enumerate(open(files["annotations"])):
+    for line in Path(files["annotations"]).read_text().splitlines():
         protein, term = line.split()
         date = "20240101" if protein.endswith("3") else "20200101"
         row = ["DB", protein, protein, "enables", term, "R:1", "IDA", "", "F", "", "", "protein", "taxon:1", date]
@@ -72,7 +73,7 @@ def test_proteins_annotated_since_a_date_are_held_out(files, tmp_path):
 
 
 def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(files, tmp_path, caplog):
-    text = open(files["annotations"]).read()
+    text = Path(files["annotations"]).read_text()
     (tmp_path / "more.tsv").write_text(text + "P1\tEX:0000001\n")
     with caplog.at_level(logging.WARNING):
         prepare(tmp_path / "run", FunctionDataSection(**files | {"annotations": str(tmp_path / "more.tsv")}))

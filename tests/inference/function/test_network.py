@@ -30,7 +30,7 @@ def test_it_learns_frequent_terms_and_leaves_out_rare_ones(case, tmp_path):
     assert network.places.tolist() == list(range(10))
     found = probabilities(network, vectors_NC[240:], 20).toarray()
     assert ((found[:, :10] > 0.5) == terms[240:, :10].toarray()).mean() > 0.9 and not found[:, 10:].any()
-    save_network(network, SETTINGS, tmp_path / "network.safetensors")
+    save_network(network, tmp_path / "network.safetensors")
     again = probabilities(load_network(tmp_path / "network.safetensors"), vectors_NC[240:], 20).toarray()
     assert (again == found).all()
 
