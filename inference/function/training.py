@@ -44,21 +44,23 @@ def train_function(config: FunctionConfig) -> dict[str, Any]:
     folder = Path(config.storage_path).expanduser() / config.name
     with exclusive(folder), writing(folder):
         _accept(folder, config)
-        data = prepare(folder, config.data)
-        with status_line() as show:
-            vectors_RC = None
-            if {"neighbours", "network"} & set(config.parts):
-                show("embedding")
-                vectors_RC = vectors_of(data.store, data.ids, config.embeddings, folder / "embeddings")
-            if "network" in config.parts and vectors_RC is not None:
-                for number, name in enumerate(data.aspects):
-                    _train(folder, name, config, data, vectors_RC, config.seed + number, show)
-            if not (folder / BLEND_FILE).is_file():
-                show("fitting the blend")
-                found = _blend(folder, config, data, vectors_RC)
-                write_atomically(folder / BLEND_FILE, json.dumps(found, indent=2) + "\n")
+        if not (folder / BLEND_FILE).is_file():
+            _make(folder, config)
     blend: dict[str, Any] = json.loads((folder / BLEND_FILE).read_text(encoding="utf-8"))
     return blend
+
+
+def _make(folder: Path, config: FunctionConfig) -> None:
+    data, vectors_RC = prepare(folder, config.data), None
+    if {"neighbours", "network"} & set(config.parts):
+        vectors_RC = vectors_of(data.store, data.ids, config.embeddings, folder / "embeddings")
+    with status_line() as show:
+        if "network" in config.parts and vectors_RC is not None:
+            for number, name in enumerate(data.aspects):
+                _train(folder, name, config, data, vectors_RC, config.seed + number, show)
+        show("fitting the blend")
+        found = _blend(folder, config, data, vectors_RC)
+    write_atomically(folder / BLEND_FILE, json.dumps(found, indent=2) + "\n")
 
 
 def _accept(folder: Path, config: FunctionConfig) -> None:
