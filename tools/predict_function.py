@@ -31,8 +31,8 @@ class Arguments(ToolArguments):
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = Field(
         description="Folder of a run of train_function."
     )
-    input: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="FASTA")] = Field(
-        min_length=1, description="FASTA files, folders, or quoted globs."
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FASTA")] = Field(
+        description="File, folder, quoted glob, or store."
     )
     output: Path = Field(description="TSV file to write.")
     terms: int = Field(500, gt=0, description="Most terms of a protein, over all aspects.")
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     number = predict(
         arguments.run,
-        arguments.input,
+        [arguments.file],
         arguments.output,
         terms=arguments.terms,
         part=arguments.part,
