@@ -86,19 +86,19 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
 
 
 def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command, monkeypatch):
-    program = "from inference.function import prediction; prediction._BLOCK = 1; from tools.__main__ import *; "
+    program = "from inference.function import prediction; prediction._BLOCK = 4; from tools.__main__ import *; "
     program += "import sys; sys.exit(main(sys.argv[1:]))"
     arguments = [str(trained), str(trained / "sample" / "test.fasta"), "--output"]
     start = [sys.executable, "-c", program, "predict_function", *arguments]
     process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
     partial = tmp_path / "killed.tsv.partial"
-    while process.poll() is None and not (partial / "block_0000000003.tsv").exists():
+    while process.poll() is None and not (partial / "block_0000000004.tsv").exists():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = {path: path.stat().st_mtime_ns for path in partial.glob("block_*")}
     assert done and not (tmp_path / "killed.tsv").exists()
-    monkeypatch.setattr(prediction, "_BLOCK", 1)
+    monkeypatch.setattr(prediction, "_BLOCK", 4)
     for name in ("killed.tsv", "whole.tsv"):
         assert command("predict_function", *arguments, tmp_path / name).code == 0
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()

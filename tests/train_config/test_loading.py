@@ -6,7 +6,16 @@ from common.arguments import ToolArguments
 from common.command_line import run
 from common.errors import ConfigError
 from train_config import processor
-from train_config.loading import SHIPPED, dump_config, known_keys, load_config, load_service_config, load_tune_config
+from train_config.function_schema import FunctionConfig
+from train_config.loading import (
+    SHIPPED,
+    dump_config,
+    known_keys,
+    load_config,
+    load_function_config,
+    load_service_config,
+    load_tune_config,
+)
 from train_config.overrides import parse_sections
 from train_config.reference import config_reference
 from train_config.schema import Config
@@ -169,9 +178,10 @@ def test_every_mistake_is_a_line_of_its_own(file, capsys):
 def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in SHIPPED.glob("*.yaml"):
-        if path.name not in ("zero2.yaml", "serve.yaml", SEARCH.name):
+        if path.name not in ("zero2.yaml", "serve.yaml", "function.yaml", SEARCH.name):
             assert load_config(f"train_config/{path.name}") == load_config(path.stem)
     assert load_tune_config(f"train_config/{SEARCH.name}") == TuneConfig()
+    assert load_function_config("train_config/function.yaml") == FunctionConfig()
     assert load_service_config("train_config/serve.yaml").models[0].random_weights
     with pytest.raises(ConfigError, match=r"esm2a\.yaml: can't be read .*\(did you mean esm2ae\?\); .*train_config"):
         load_config("train_config/esm2a.yaml")
