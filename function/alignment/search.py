@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -118,8 +119,20 @@ class Search:
             if traced.score == hit.score:
                 return traced.trace
             if band == (-found.end_query, found.end_ref):
-                raise RuntimeError(f"record {hit.record}: traced {traced.score}, scored {hit.score}")
+                return self._traced_whole(*known)
             width *= 4
+
+    def _traced_whole(self, query: bytes, target: bytes) -> NDArray[np.int64]:
+        """The same by parasail, which holds a byte for each pair of residues: a gap next to one in the other sequence,
+        which biotite does not look for, may score higher."""
+        gaps = self.scoring.first, self.scoring.gap_extend
+        cigar = parasail.sw_trace_striped_sat(query, target, *gaps, self.scoring.matrix).cigar
+        places, columns = [cigar.beg_query, cigar.beg_ref], []
+        for number, kind in re.findall(r"(\d+)(\D)", cigar.decode.decode()):
+            for _ in range(int(number)):
+                columns.append((-1 if kind == "D" else places[0], -1 if kind == "I" else places[1]))
+                places = [places[0] + (kind != "D"), places[1] + (kind != "I")]
+        return np.array(columns, dtype=np.int64)
 
     def row(self, query_id: str, query: bytes, hit: Hit) -> str:
         """A hit as a line of BLAST's output format 6."""
