@@ -87,7 +87,7 @@ def start(argv: list[str], tool: str, description: str, search: str | None = Non
 
 def _beside(config: Config, store: Path) -> AbstractContextManager[Config]:
     """The predictor of structures, where the data asks for one."""
-    if config.model.task != "diffusion" or config.data.predictions.model is None:
+    if config.data.predictions.model is None:
         return nullcontext(config)
     from inference.folding.ahead import predicting
 

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
+
+if TYPE_CHECKING:
+    from function.alignment.search import Search
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
 OURS, LOOP, BIOTITE, WORDS, ALL = (
@@ -27,13 +31,8 @@ NUMBER, EVALUE, CANDIDATES = 30, 1e-3, 1000
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    import parasail
-    from biotite.sequence import ProteinSequence
-    from biotite.sequence.align import SubstitutionMatrix, align_optimal
-
     from dataset.store.conversion import convert
     from dataset.store.reader import Store
-    from function.alignment.prefilter import SharedWords
     from function.alignment.scoring import scoring
     from function.alignment.search import Search
     from train_config.schema import IngestSection
@@ -46,6 +45,15 @@ def _cases(setting: Setting) -> Iterator[Case]:
     search = Search(Store(setting.folder / "store"), scoring())
     queries = spread_by_length(texts, 3 if setting.quick else NUMBER)
     facts: Facts = {**proteins.facts, "queries": len(queries), "threads": search.threads}
+    yield _scores(search, texts, queries, facts)
+    yield from _prefiltered(search, queries, spread_by_length(texts, 10 if setting.quick else 300), facts)
+
+
+def _scores(search: Search, texts: list[str], queries: list[str], facts: Facts) -> Case:
+    """Scores of queries with all texts."""
+    import parasail
+    from biotite.sequence import ProteinSequence
+    from biotite.sequence.align import SubstitutionMatrix, align_optimal
 
     def cells(queries: list[str], targets: list[str]) -> float:
         return 1e-9 * sum(map(len, queries)) * sum(map(len, targets))
@@ -77,7 +85,12 @@ def _cases(setting: Setting) -> Iterator[Case]:
         return {"largest difference of a score": 0}
 
     ways = (Contender(OURS, ours), Contender(LOOP, one_by_one), Contender(BIOTITE, biotite))
-    yield Case(SCORES, "GCUPS", ways, rounds=3, check=check, facts=facts)
+    return Case(SCORES, "GCUPS", ways, rounds=3, check=check, facts=facts)
+
+
+def _prefiltered(search: Search, queries: list[str], judged: list[str], facts: Facts) -> Iterator[Case]:
+    """Hits of queries among the candidates of a prefilter, and what it loses of those of the judged."""
+    from function.alignment.prefilter import SharedWords
 
     words = SharedWords(search.store)
     candidates: dict[str, Callable[[bytes], object]] = {
@@ -99,7 +112,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
     def recall() -> float:
         found = kept = 0
-        for query in map(str.encode, spread_by_length(texts, 10 if setting.quick else 300)):
+        for query in map(str.encode, judged):
             related = {hit.record for hit in hits(query, ALL, EVALUE, 11)[1:]}
             kept += len(related & {hit.record for hit in hits(query, WORDS, EVALUE, 11)})
             found += len(related)

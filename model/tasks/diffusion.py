@@ -35,7 +35,7 @@ from model.tasks.base import (
     target_positions,
     targets_of,
 )
-from model.tasks.masked_lm import perplexity
+from model.tasks.masked_lm import residue_metrics
 from train_config.diffusion_schema import DiffusionSection
 from train_config.schema import ModelSection
 
@@ -163,13 +163,9 @@ class SequenceDiffusion(Diffusion):
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
         values = scalar_sums(sums)
-        count = values["targets"]
-        if count == 0:
-            return {}
-        loss = values["loss"] / count
-        found = {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
-        if "unconditional_loss" in values:
-            found["unconditional_loss"] = values["unconditional_loss"] / count
+        found = residue_metrics(values)
+        if found and "unconditional_loss" in values:
+            found["unconditional_loss"] = values["unconditional_loss"] / values["targets"]
         return found
 
     def _own_guess(self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch) -> Tensor | None:

@@ -70,12 +70,16 @@ class MaskedLM(TaskModel):
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""
-        values = scalar_sums(sums)
-        count = values["targets"]
-        if count == 0:
-            return {}
-        loss = values["loss"] / count
-        return {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
+        return residue_metrics(scalar_sums(sums))
+
+
+def residue_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; none without a target."""
+    count = values["targets"]
+    if count == 0:
+        return {}
+    loss = values["loss"] / count
+    return {"loss": loss, "perplexity": perplexity(loss), "residue_recovery": values["correct"] / count}
 
 
 def perplexity(loss: float) -> float:
