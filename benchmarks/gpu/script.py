@@ -26,6 +26,7 @@ from benchmarks.gpu.bench import Arguments, Bench, Row
 from benchmarks.gpu.ceilings import ceilings
 from benchmarks.gpu.correctness import correctness
 from benchmarks.gpu.forward import forward
+from benchmarks.gpu.kernels import kernels
 from benchmarks.gpu.production import production
 from benchmarks.gpu.profile import profile
 from benchmarks.gpu.proteome import proteome
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
         proteome,
         structures,
         alignment,
+        kernels,
         profile,
         budgets,
         production,

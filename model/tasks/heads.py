@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from dataset.packed_batch import PackedBatch
 from model.backbones.float32_buffers import Float32Buffers
-from model.tasks.pooling import max_over_residues, residue_mask, sum_over_residues
+from model.kernels.pooling import pool
+from model.tasks.pooling import residue_mask, residues_of
 from train_config.classifier_schema import ClassifierSection
 
 
@@ -53,16 +54,8 @@ class LightAttention(nn.Module):
         inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, places_T + (kernel - 1) // 2, inputs_TD)
         values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, places_T))
         scores_TD = _convolve(self.attention_convolution, inputs_SD, places_T)
-        attended_ND = self._softmax_mean(values_TD, scores_TD.masked_fill(~residue_T1, -torch.inf), batch, segments_T)
-        return torch.cat((attended_ND, max_over_residues(values_TD, batch, self.num_prefix, self.num_suffix)), dim=1)
-
-    def _softmax_mean(self, values_TD: Tensor, scores_TD: Tensor, batch: PackedBatch, segments_T: Tensor) -> Tensor:
-        """(N, D): the mean of each sequence's values, weighed by the softmax of its scores."""
-        around = self.num_prefix, self.num_suffix
-        largest_ND = max_over_residues(scores_TD.detach(), batch, *around)
-        weights_TD = (scores_TD - largest_ND.index_select(0, segments_T)).exp()
-        totals_ND = sum_over_residues(weights_TD, batch, *around)  # at least 1, or 0 without residues
-        return sum_over_residues(weights_TD * values_TD, batch, *around) / totals_ND.clamp(min=0.5)
+        residues = residues_of(batch, self.num_prefix, self.num_suffix)
+        return torch.cat((pool("attention", values_TD, *residues, scores_TD), pool("max", values_TD, *residues)), dim=1)
 
 
 class Float32Linear(nn.Linear):

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from dataset.packed_batch import PackedBatch
+from model.kernels.pooling import pool
 
 
 def mean_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
     """The mean of each sequence's residues; <cls> and <eos> are left out, as in fair-esm's extract script.
 
-    Sums are taken in fp32, in the order of the tokens. Returns (N, D) fp32; zeros for a sequence without residues.
+    Sums are taken in fp32. Returns (N, D) fp32; zeros for a sequence without residues.
     """
-    sums_ND, counts_N = _reduce(features_TD, batch, num_prefix, num_suffix, "sum")
-    return sums_ND / counts_N.clamp(min=1).unsqueeze(1)
+    return pool("mean", features_TD, *residues_of(batch, num_prefix, num_suffix))
 
 
 def max_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
@@ -29,13 +29,7 @@ def max_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int =
 
     Returns (N, D) fp32; zeros for a sequence without residues.
     """
-    largest_ND, counts_N = _reduce(features_TD, batch, num_prefix, num_suffix, "max")
-    return torch.where((counts_N > 0).unsqueeze(1), largest_ND, 0.0)
-
-
-def sum_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
-    """(N, D) fp32: the sum of each sequence's residues, taken in their order; zeros where there are none."""
-    return _reduce(features_TD, batch, num_prefix, num_suffix, "sum")[0]
+    return pool("max", features_TD, *residues_of(batch, num_prefix, num_suffix))
 
 
 def first_token(features_TD: Tensor, batch: PackedBatch) -> Tensor:
@@ -53,32 +47,19 @@ def last_token(features_TD: Tensor, batch: PackedBatch) -> Tensor:
 
 def residue_mask(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
     """(T,) bool: which tokens are residues, and not what the tokenizer puts around them."""
-    prefix_N, counts_N, _ = _residue_counts(batch, num_prefix, num_suffix)
-    ends_T = (prefix_N + counts_N)[batch.segment_ids()]
+    firsts_N, counts_N = residues_of(batch, num_prefix, num_suffix)
+    ends_T = (firsts_N - batch.cu_seqlens[:-1] + counts_N)[batch.segment_ids()]
     return (batch.positions >= num_prefix) & (batch.positions < ends_T)
 
 
-def _residue_counts(batch: PackedBatch, num_prefix: int, num_suffix: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(N,) int64 each: special tokens before the residues, residues, and special tokens after them.
+def residues_of(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> tuple[Tensor, Tensor]:
+    """(N,) int64 each: the place of the first residue of a sequence, and how many residues it has.
 
     A filler may be shorter than the special tokens; then it has no residues.
     """
     lengths_N = batch.cu_seqlens.long().diff()
     prefix_N = lengths_N.clamp(max=num_prefix)
-    suffix_N = (lengths_N - prefix_N).clamp(max=num_suffix)
-    return prefix_N, lengths_N - prefix_N - suffix_N, suffix_N
-
-
-def _reduce(
-    features_TD: Tensor, batch: PackedBatch, num_prefix: int, num_suffix: int, how: str
-) -> tuple[Tensor, Tensor]:
-    """(N, D) fp32 of the residues of each sequence, and (N,) how many they are.
-
-    Each sequence is three segments, of which the one in the middle is kept: so features need no masked copy.
-    """
-    prefix_N, counts_N, suffix_N = _residue_counts(batch, num_prefix, num_suffix)
-    lengths_3N = torch.stack((prefix_N, counts_N, suffix_N), 1).flatten()
-    return torch.segment_reduce(features_TD.float(), how, lengths=lengths_3N, unsafe=True)[1::3], counts_N
+    return batch.cu_seqlens[:-1] + prefix_N, (lengths_N - prefix_N - num_suffix).clamp(min=0)
 
 
 def _rows(features_TD: Tensor, places_N: Tensor, batch: PackedBatch) -> Tensor:

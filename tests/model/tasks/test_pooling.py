@@ -11,7 +11,6 @@ from model.tasks.pooling import (
     max_over_residues,
     mean_over_residues,
     residue_mask,
-    sum_over_residues,
 )
 from tests.model.support import assert_near, batch_of_lengths, segments
 
@@ -20,7 +19,6 @@ AROUND = [(1, 1), (0, 0), (0, 1), (2, 1)]
 ALONE = {
     mean_over_residues: lambda residues: residues.mean(0),
     max_over_residues: lambda residues: residues.amax(0),
-    sum_over_residues: lambda residues: residues.sum(0),
 }
 
 
