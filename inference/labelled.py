@@ -135,7 +135,7 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         )
     assert records.labels is not None
     try:
-        return space.encode(records.labels, ignore_unseen=labels.unseen_labels == "skip")
+        return space.encode(records.labels, ignore_unseen=labels.unseen_labels == "skip")[:]
     except UnseenLabelError as error:
         raise DataError(
             f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "

@@ -135,6 +135,8 @@ class ClassifierSection(Section):
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: each class counts by the inverse of its share of the training records; of multilabel targets the
     positives of each label, by negatives / positives."""
+    label_weights: str | None = None
+    """TSV of label and weight, by which each label's loss counts (multilabel); labels that it lacks count 1."""
     best_metric: str = "auto"
     """Metric of the validation that chooses the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman
     (regression)."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
+from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import cumulative_lengths, token_positions
@@ -28,12 +29,12 @@ class Labels:
     """Targets and weights of every record.
 
     Attributes:
-        targets: (records,) int64 or (records, C) float32, of each sequence; or (R,) int64, of each residue.
+        targets: (records,) int64 or (records, C) float32, maybe sparse, of each sequence; or (R,) int64, of residues.
         per_residue: which of the two.
         weights: (records,) float32 or None, of each sequence in the loss.
     """
 
-    targets: NDArray[np.generic]
+    targets: NDArray[np.generic] | SparseTargets
     per_residue: bool = False
     weights: NDArray[np.float32] | None = None
 

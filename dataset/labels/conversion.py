@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from common.errors import ConfigError, DataError
 from common.progress import ProgressCallback
 from common.publishing import exclusive, file_xxh128, published
+from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.splitting import split_records, split_stratified
 from dataset.fasta.alphabet import STORE_ALPHABET
 from dataset.fasta.counts import IngestCounts
@@ -124,14 +125,19 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     with published(target) as folder:
         store_checksum = _write_sequences(folder, target, records, texts, hashes_N, data, tokenizer)
         space.save(folder)
-        tensors = {"targets": targets, "parts": parts_N}
+        tensors: dict[str, NDArray] = {"parts": parts_N}
+        if sparse := isinstance(targets, SparseTargets):
+            tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown}
+        else:
+            tensors["targets"] = targets
         if records.weights is not None:
             tensors["weights"] = records.weights
         checksum = labels_checksum(store_checksum, space, tensors)
         if space.kind == "per_residue":
-            tensors["targets"] = targets.astype(np.int32)
+            tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / LABELS_FILE)
         manifest = LabelledManifest(
+            format_version=2 if sparse else 1,
             num_records=len(records),
             settings=_settings(data, tokenizer),
             source=records.source,
@@ -180,7 +186,7 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
 
 def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
-) -> NDArray[np.generic]:
+) -> NDArray | SparseTargets:
     """Targets of all records. Says in place which records are left out, because no training record has their label."""
     assert records.labels is not None
     try:
@@ -194,7 +200,7 @@ def _encoded(
             ) from error
     targets = space.encode(records.labels, ignore_unseen=True)
     if space.kind != "per_residue":
-        left_out_N = np.isnan(targets[:, 0]) if targets.ndim == 2 else targets == IGNORED_TARGET
+        left_out_N = targets.unknown if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT
         if data.labels.split == "files" and not (parts_N == PARTS.index("validation")).any():
             raise DataError(f"{data.labels.validation_source[0]}: no held-out record has a label of a training record")
@@ -205,7 +211,7 @@ def _counted(
     records: LabelledRecords,
     parts_N: NDArray[np.uint8],
     hashes_N: NDArray[np.uint64],
-    targets: NDArray[np.generic],
+    targets: NDArray | SparseTargets,
     space: LabelSpace,
 ) -> LabelledCounts:
     counts = records.counts.model_copy()
@@ -216,7 +222,7 @@ def _counted(
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
     if space.kind == "per_residue":
         ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
-        counts.residues_unseen_label = int((targets == IGNORED_TARGET).sum()) - ignored
+        counts.residues_unseen_label = int(np.count_nonzero(targets == IGNORED_TARGET)) - ignored
     return counts
 
 

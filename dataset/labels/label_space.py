@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.text import counted
+from dataset.batches.sparse_targets import SparseTargets
 from train_config.classifier_schema import TargetKind
 
 MAPPINGS_FILE = "label_mappings.json"
@@ -115,12 +116,13 @@ class LabelSpace:
             )
         return cls(kind, names)
 
-    def encode(self, labels: Labels, *, ignore_unseen: bool = False) -> NDArray:
+    def encode(self, labels: Labels, *, ignore_unseen: bool = False) -> NDArray | SparseTargets:
         """Targets of labels of the kind.
 
-        multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1. regression: (N, C) float32. per_residue:
-        (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers. A label that is not in the
-        label space raises UnseenLabelError, or with ``ignore_unseen`` makes the record (or residue) not known.
+        multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1, sparse of lists of names. regression:
+        (N, C) float32. per_residue: (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers. A
+        label that is not in the label space raises UnseenLabelError, or with ``ignore_unseen`` makes the record (or
+        residue) not known.
         """
         if isinstance(labels, np.ndarray):
             return np.ascontiguousarray(labels, dtype=np.float32)
@@ -166,17 +168,19 @@ class LabelSpace:
             "label2id": {name: code for code, name in enumerate(self.names)},
         }
 
-    def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> NDArray[np.float32]:
+    def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> SparseTargets:
         codes = {name: code for code, name in enumerate(self.names)}
-        targets_NC = np.zeros((len(labels), len(self.names)), dtype=np.float32)
+        unknown_N = np.zeros(len(labels), dtype=np.bool_)
+        starts, indices = [0], list[int]()
         for index, names in enumerate(labels):
             unseen = [name for name in names if name not in codes]
             if unseen and not ignore_unseen:
                 raise UnseenLabelError.of(unseen[0], index, self.names)
-            targets_NC[index, [codes[name] for name in names if name in codes]] = 1
-            if unseen:
-                targets_NC[index] = np.nan
-        return targets_NC
+            unknown_N[index] = bool(unseen)
+            indices += [] if unseen else sorted({codes[name] for name in names})
+            starts.append(len(indices))
+        indptr, found = np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32)
+        return SparseTargets(indptr, found, unknown_N, self.num_outputs)
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
         points_R = _code_points("".join(labels))

@@ -5,7 +5,8 @@ In: such a folder, made by :mod:`dataset.labels.conversion`. Out: a :class:`Labe
 ======================= ==========================================================================================
 sequences/              a store (:mod:`dataset.store.format`), of residues or of UTF-8
 labels.safetensors      targets as ``LabelSpace.encode`` gives them (per-residue letters as
-                        int32), parts (N,) uint8 and, where there are weights, weights (N,) float32
+                        int32), or indptr, indices and unknown of sparse ones; parts (N,) uint8 and,
+                        where there are weights, weights (N,) float32
 label_mappings.json     the label space
 labels.json             written last: what the folder was made of and with, checksums, and a checksum of itself
 ======================= ==========================================================================================
@@ -29,6 +30,7 @@ from safetensors.numpy import load_file
 
 from common.errors import DataError
 from common.publishing import file_xxh128
+from dataset.batches.sparse_targets import SparseTargets
 from dataset.fasta.counts import SourceFile
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.labelled_file import LabelledCounts
@@ -51,6 +53,7 @@ class LabelledManifest(BaseModel):
     """``labels.json``.
 
     Attributes:
+        format_version: 2 where targets are sparse, else 1.
         settings: what the folder was made with.
         source, held_out_source, labels_source: the files that it was made of, or the settings of the sample.
         sequences_checksum: of the store's content.
@@ -62,7 +65,7 @@ class LabelledManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["esmeray-labels"] = "esmeray-labels"
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 1
     num_records: int
     settings: dict[str, Any]
     source: list[SourceFile] | SampleSource
@@ -84,6 +87,7 @@ class LabelledStore:
         store: ids and residues, or texts in UTF-8.
         label_space: what targets stand for.
         targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
+            Those of lists of names are sparse, but in stores of version 1.
         weights: (N,) float32, or None.
         training, validation, test: int64 indices of records, each ascending.
     """
@@ -107,9 +111,13 @@ class LabelledStore:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {_REMEDY}")
         self.label_space = LabelSpace.load(self._checked(MAPPINGS_FILE).parent)
         tensors = load_file(self._checked(LABELS_FILE))
-        self.targets: NDArray = tensors["targets"]
-        if self.label_space.kind == "per_residue":
-            self.targets = self.targets.astype(np.int64)
+        self.targets: NDArray | SparseTargets
+        if "targets" in tensors:
+            is_residues = self.label_space.kind == "per_residue"
+            self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
+        else:
+            rows = tensors["indptr"], tensors["indices"], tensors["unknown"]
+            self.targets = SparseTargets(*rows, self.label_space.num_outputs)
         self.weights: NDArray[np.float32] | None = tensors.get("weights")
         parts_N = tensors["parts"]
         self.training, self.validation, self.test = (np.flatnonzero(parts_N == code) for code in range(len(PARTS)))

@@ -29,7 +29,7 @@ import json
 import struct
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -186,11 +186,11 @@ def read_manifest(store: Path) -> StoreManifest:
 
 
 def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
-    """Read and check what :func:`signed_json` wrote, against the defaults of the model's format and version.
+    """Read and check what :func:`signed_json` wrote, against the model's format and versions.
 
     Raises DataError, with the remedy, where it can't be read, is damaged, or of another format or version.
     """
-    wanted, version = (model.model_fields[name].default for name in ("format", "format_version"))
+    wanted, versions = model.model_fields["format"].default, get_args(model.model_fields["format_version"].annotation)
 
     def damaged(problem: str) -> DataError:
         return DataError(f"{path}: damaged: {problem}; {remedy}")
@@ -203,10 +203,10 @@ def read_signed(path: Path, model: type[Manifest], remedy: str) -> Manifest:
         raise damaged("not JSON") from error
     if not isinstance(content, dict) or content.get("format") != wanted:
         raise damaged(f"it does not say format {wanted!r}")
-    if content.get("format_version") != version:
-        found = content.get("format_version")
+    if (found := content.get("format_version")) not in versions:
+        readable = " or ".join(map(str, versions))
         raise DataError(
-            f"{path.parent}: a store of format version {found!r}, this Esmeray reads version {version}; {remedy}"
+            f"{path.parent}: a store of format version {found!r}, this Esmeray reads version {readable}; {remedy}"
         )
     digest = content.pop("manifest_sha256", None)
     if digest != _digest(content):

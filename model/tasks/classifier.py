@@ -38,9 +38,9 @@ class Classifier(TaskModel):
     """A backbone, a pooling and a head.
 
     ``class_weights``: (K,) weights of the classes, or of multilabel's positives
-    (:func:`model.tasks.losses.balanced_class_weights`); None counts all alike. ``target_scale``: (K,) means and (K,)
-    standard deviations of a regression's training targets; None for 0 and 1. Raises ConfigError (pooling or loss do not
-    go with the kind of targets, the tokenizer or the backbone).
+    (:func:`model.tasks.losses.balanced_class_weights`), ``label_weights``: (K,) of multilabel's labels; None counts all
+    alike. ``target_scale``: (K,) means and (K,) standard deviations of a regression's training targets; None for 0 and
+    1. Raises ConfigError (pooling or loss do not go with the kind of targets, the tokenizer or the backbone).
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Classifier(TaskModel):
         class_weights: Tensor | None = None,
         target_scale: tuple[Tensor, Tensor] | None = None,
         *,
+        label_weights: Tensor | None = None,
         num_prefix: int = 1,
         num_suffix: int = 1,
     ) -> None:
@@ -59,7 +60,7 @@ class Classifier(TaskModel):
         self.label_space = label_space
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
         check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
-        self.loss = TargetLoss(section, label_space.kind, class_weights)
+        self.loss = TargetLoss(section, label_space.kind, class_weights, label_weights)
         self.backbone = backbone
         self.light_attention: LightAttention | None = None
         channels = backbone.hidden_size
@@ -234,6 +235,7 @@ def build_classifier(
     tokenizer: SequenceTokenizer,
     class_weights: Tensor | None = None,
     target_scale: tuple[Tensor, Tensor] | None = None,
+    label_weights: Tensor | None = None,
 ) -> Classifier:
     """The classifier to train, in fp32 on the CPU, in training mode.
 
@@ -250,6 +252,7 @@ def build_classifier(
             label_space,
             class_weights,
             target_scale,
+            label_weights=label_weights,
             num_prefix=len(tokenizer.prefix),
             num_suffix=len(tokenizer.suffix),
         ).train()

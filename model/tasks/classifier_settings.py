@@ -49,7 +49,7 @@ BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
     """The loss that the section means for this kind of target.
 
-    Raises ConfigError (the loss, its label smoothing or its class weights do not go with the kind).
+    Raises ConfigError (the loss, its label smoothing or its weights do not go with the kind).
     """
     choices = LOSSES[kind]
     name = choices[0] if section.loss == "auto" else section.loss
@@ -61,6 +61,10 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
         raise ConfigError(f"model.classifier.label_smoothing is for cross_entropy, not for {name}: set it to 0")
     if section.class_weights != "none" and kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+    if section.label_weights is not None and kind != "multilabel":
+        raise ConfigError(
+            f"model.classifier.label_weights is for data.labels.kind multilabel, not for {kind}: remove it"
+        )
     return name
 
 

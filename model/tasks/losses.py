@@ -1,13 +1,15 @@
 """Losses of the classifier, one value for each target.
 
 In: outputs in fp32 and targets. Out: fp32, the loss of each sequence or token, 0 without a gradient where its target is
-ignored; of several columns, the mean over those that are known. Class weights multiply the loss of a target; the
-divisor stays the *number* of targets, and not torch's sum of weights, so that sums add up over batches and workers.
+ignored; of several columns, the mean over those that are known, weighted by the labels' weights. Class weights multiply
+the loss of a target; the divisor stays the *number* of targets, not torch's sum of weights: sums add up over workers.
 
 Shape legend: M sequences or tokens, K classes or columns of labels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,42 +25,51 @@ _SMALLEST_DOUBT = 1e-8
 """Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
 
 
-def balanced_class_weights(kind: TargetKind, targets: Tensor, num_classes: int) -> Tensor:
+def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
     """Weights that make rare classes count as much as frequent ones.
 
     Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
     multilabel target: what their positives are to be multiplied by, which is the ratio of scikit-learn's two weights
-    for that label alone, negatives / positives. ``targets``: of the training records: (M,) int64, or (M, K) float;
-    ignored ones are left out. Returns (K,) fp32; 1 for a class without any target, and for a label of which all targets
-    are alike. Raises ConfigError (regression has no classes).
+    for that label alone, negatives / positives. ``blocks``: targets of some training records each: (M,) int64, or (M,
+    K) float; ignored ones are left out. Returns (K,) fp32; 1 for a class without any target, and for a label of which
+    all targets are alike. Raises ConfigError (regression has no classes).
     """
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
     if kind == "multilabel":
-        positives_K = (targets > 0.5).sum(0).double()
-        negatives_K = (targets <= 0.5).sum(0).double()
+        counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
+        positives_K, negatives_K = torch.as_tensor(counts_2K).double()
         ratios_K = negatives_K / positives_K
         return torch.where((positives_K > 0) & (negatives_K > 0), ratios_K, 1.0).float()
-    counts_K = torch.bincount(targets[targets != IGNORED_TARGET], minlength=num_classes).double()
+    counted = (torch.bincount(targets[targets != IGNORED_TARGET], minlength=num_classes) for targets in blocks)
+    counts_K = torch.as_tensor(sum(counted)).double()
     return torch.where(counts_K > 0, counts_K.sum() / (num_classes * counts_K), 1.0).float()
 
 
 class TargetLoss(Float32Buffers):
-    """The loss that a section means, with its class weights.
+    """The loss that a section means, with its weights of classes and labels.
 
-    The weights are no part of the saved state: they follow from the training records. ``class_weights``: (K,), or None
-    for all alike. Raises ConfigError (the settings do not go with the kind).
+    The weights are no part of the saved state: they follow from the training records and a file. ``class_weights``:
+    (K,), or None for all alike. ``label_weights``: (K,), of positives and negatives of multilabel targets, or None for
+    all alike. Raises ConfigError (the settings do not go with the kind).
     """
 
     class_weights: Tensor | None
+    label_weights: Tensor | None
 
-    def __init__(self, section: ClassifierSection, kind: TargetKind, class_weights: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        section: ClassifierSection,
+        kind: TargetKind,
+        class_weights: Tensor | None = None,
+        label_weights: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.section = section
         self.kind = kind
         self.name = loss_name(section, kind)
-        weights = None if class_weights is None else class_weights.detach().float().clone()
-        self.register_buffer("class_weights", weights, persistent=False)
+        for name, weights in (("class_weights", class_weights), ("label_weights", label_weights)):
+            self.register_buffer(name, None if weights is None else weights.detach().float().clone(), persistent=False)
 
     def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
         """(M,) fp32, the loss of each target, 0 where it is ignored. ``targets``: (M,) int64, or (M, K) float32."""
@@ -66,7 +77,8 @@ class TargetLoss(Float32Buffers):
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
         if self.kind == "multilabel":
-            return _label_losses(outputs_MK, targets, self.class_weights, gamma)
+            losses_MK = _label_losses(outputs_MK, targets, self.class_weights, gamma)
+            return _mean_of_known(losses_MK, targets, self.label_weights)
         return _class_losses(outputs_MK, targets, self.class_weights, gamma, self.section.label_smoothing)
 
 
@@ -95,22 +107,21 @@ def _class_losses(
 def _label_losses(
     logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None, gamma: float | None
 ) -> Tensor:
-    """(M,) cross entropy or focal loss of each label by itself, the mean over the labels that are known.
+    """(M, K) cross entropy or focal loss of each label by itself; of no meaning where it is not known.
 
     ``targets_MK``: (M, K) float of 0 and 1, or NaN. ``positive_weights``: (K,) fp32, how much the targets of 1 count.
     ``gamma``: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.
     """
     filled_MK = _filled(targets_MK)
     if gamma is None:
-        losses_MK = functional.binary_cross_entropy_with_logits(
+        return functional.binary_cross_entropy_with_logits(
             logits_MK, filled_MK, pos_weight=positive_weights, reduction="none"
         )
-        return _mean_of_known(losses_MK, targets_MK)
     surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
     losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
     if positive_weights is not None:
         losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
-    return _mean_of_known(losses_MK, targets_MK)
+    return losses_MK
 
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
@@ -123,10 +134,12 @@ def _filled(targets_MK: Tensor) -> Tensor:
     return torch.where(targets_MK.isnan(), 0.0, targets_MK)
 
 
-def _mean_of_known(losses_MK: Tensor, targets_MK: Tensor) -> Tensor:
-    """(M,): the mean over the columns whose target is known; 0 where none is."""
-    known_MK = ~targets_MK.isnan()
-    return torch.where(known_MK, losses_MK, 0.0).sum(-1) / known_MK.sum(-1).clamp(min=1)
+def _mean_of_known(losses_MK: Tensor, targets_MK: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    """(M,): the mean, weighted where there are weights, over the columns whose target is known; 0 where none counts."""
+    shares_MK = ~targets_MK.isnan() * (1.0 if weights_K is None else weights_K)
+    total_M = shares_MK.sum(-1)
+    losses_M = (torch.where(shares_MK > 0, losses_MK, 0.0) * shares_MK).sum(-1)
+    return losses_M / torch.where(total_M > 0, total_M, 1.0)
 
 
 def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:

@@ -350,6 +350,9 @@ def with_absolute_paths(config: Config, run: RunFolder) -> Config:
     if (autoencoder := config.model.diffusion.autoencoder) is not None:
         found = {"autoencoder": str(Path(autoencoder).expanduser().resolve())}
         changes["model"] = changes.get("model", {}) | {"diffusion": config.model.diffusion.model_copy(update=found)}
+    if (weights := config.model.classifier.label_weights) is not None:
+        found = {"label_weights": str(Path(weights).expanduser().resolve())}
+        changes["model"] = changes.get("model", {}) | {"classifier": config.model.classifier.model_copy(update=found)}
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     )

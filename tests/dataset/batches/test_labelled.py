@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import TrainingSteps
+from dataset.labels.label_space import LabelSpace
 from dataset.packed_batch import IGNORED_TARGET
 from train_config.schema import BatchSection
 
@@ -103,10 +104,11 @@ def test_targets_that_are_not_known_are_not_counted():
     [
         Labels(np.zeros(4, dtype=np.int64)),
         Labels(np.zeros((4, 3), dtype=np.float32), weights=np.ones(4, dtype=np.float32)),
+        Labels(LabelSpace("multilabel", ("a", "b", "c")).encode([["a"], [], ["b", "c"], []])),
         Labels(np.zeros(4, dtype=np.int64), per_residue=True),
         None,
     ],
-    ids=["classes", "numbers", "residues", "none"],
+    ids=["classes", "numbers", "lists of names", "residues", "none"],
 )
 def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     cut = source(Tokens([1, 1, 1, 1]), labels)

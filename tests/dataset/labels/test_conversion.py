@@ -101,8 +101,8 @@ def test_targets_of_every_kind_come_back(tmp_path, kind, columns, rows, targets)
     header = ("sequence", *sorted(columns))
     path = write_table(tmp_path / "in.csv", header, *((text, *row) for text, row in zip(PROTEINS, rows, strict=False)))
     labelled = made(data_of(path, share=0.0, kind=kind, label_columns=columns), tmp_path)
-    assert labelled.targets.tolist() == targets
-    assert labelled.targets.dtype == (np.float32 if kind in ("multilabel", "regression") else np.int64)
+    assert labelled.targets[:].tolist() == targets
+    assert labelled.targets[:].dtype == (np.float32 if kind in ("multilabel", "regression") else np.int64)
     assert labelled.weights is None
     if kind == "per_residue":
         assert labelled.residue_targets(1).tolist() == targets[2:5]

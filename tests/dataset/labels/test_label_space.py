@@ -35,8 +35,21 @@ def test_sets_of_names_come_back_from_their_targets(labels):
         return
     space = LabelSpace.of(labels, "multilabel", ["label"])
     targets = space.encode(labels)
-    assert targets.dtype == np.float32
-    assert [[space.names[code] for code in np.flatnonzero(row_C)] for row_C in targets] == labels
+    assert targets[:].dtype == np.float32 and targets.shape == targets[:].shape
+    assert [[space.names[code] for code in np.flatnonzero(row_C)] for row_C in targets[:]] == labels
+
+
+@settings(deadline=None)
+@given(labels=st.lists(st.lists(st.sampled_from("abcdz"), unique=True), min_size=1, max_size=20), data=st.data())
+def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
+    dense = np.array([[name in one for name in "abcd"] for one in labels], dtype=np.float32)
+    dense[["z" in one for one in labels]] = np.nan
+    sparse = LabelSpace("multilabel", tuple("abcd")).encode(labels, ignore_unseen=True)
+    count = len(labels)
+    by_mask = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    by_number = np.array(data.draw(st.lists(st.integers(0, count - 1))), dtype=np.int64)
+    for rows in (by_mask, by_number, slice(None, None, 2), slice(0, 0), slice(1, 5)):
+        np.testing.assert_array_equal(sparse[rows], dense[rows])
 
 
 @settings(deadline=None)
@@ -85,7 +98,8 @@ def test_unseen_labels_may_be_left_without_a_target():
     classes = LabelSpace("multiclass", ("a", "b"))
     assert classes.encode(["b", "z"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET]
     sets = LabelSpace("multilabel", ("a", "b"))
-    np.testing.assert_array_equal(sets.encode([["a"], ["a", "z"]], ignore_unseen=True), [[1, 0], [np.nan, np.nan]])
+    targets = sets.encode([["a"], ["a", "z"]], ignore_unseen=True)
+    np.testing.assert_array_equal(targets[:], [[1, 0], [np.nan, np.nan]])
     letters = LabelSpace("per_residue", ("E", "H"))
     assert letters.encode(["HIE.?-"], ignore_unseen=True).tolist() == [1, IGNORED_TARGET, 0, *[IGNORED_IN_BATCHES] * 3]
 

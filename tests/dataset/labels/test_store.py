@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
 from dataset.labels.store import LabelledStore
-from tests.dataset.labelled_stores import TEXT, data_of, made, proteins
+from tests.dataset.labelled_stores import TEXT, data_of, made, proteins, rewrite_as_version_1
 from tests.dataset.labels.test_labelled_file import write_table
 
 
@@ -34,6 +35,23 @@ def test_the_same_records_have_the_same_checksum_wherever_they_come_from(tmp_pat
     assert made(data_of(table, share=0.0), tmp_path).checksum != made(data_of(table), tmp_path).checksum
     proteins(tmp_path, *"xyxyxyxx")
     assert made(data_of(table), tmp_path).checksum != made(data_of(other), tmp_path).checksum
+
+
+def test_lists_of_names_are_held_sparse_and_a_store_of_version_1_is_read_as_it_is(tmp_path):
+    path = proteins(tmp_path, "a;b", "b", "c", "a;z", "c;a")
+    held_out = proteins(tmp_path, "b;c", "a;q", name="valid.csv")
+    files = {"split": "files", "validation_source": [str(held_out)]}
+    data = data_of(path, kind="multilabel", unseen_labels="skip", **files)
+    labelled = made(data, tmp_path)
+    rows = ["1100", "0100", "0010", "1001", "1010", "0110"]
+    expected = [*([float(letter) for letter in row] for row in rows), [np.nan] * 4]
+    np.testing.assert_array_equal(labelled.targets[:], expected)
+    assert (labelled.validation.tolist(), labelled.counts.records_unseen_label) == ([5], 1)
+    rewrite_as_version_1(labelled)
+    again = made(data, tmp_path)
+    assert (again.path, again.manifest.format_version, type(again.targets)) == (labelled.path, 1, np.ndarray)
+    np.testing.assert_array_equal(again.targets, expected)
+    assert (again.checksum, again.validation.tolist()) == (labelled.checksum, [5])
 
 
 @pytest.mark.parametrize("name", ["labels.safetensors", "label_mappings.json", "labels.json", "sequences/data.mdb"])

@@ -19,8 +19,8 @@ CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
 FOCAL = {"loss": "focal", "focal_gamma": 2.0}
 
 
-def loss_of(kind, weights=None, **settings):
-    return TargetLoss(ClassifierSection(**settings), kind, weights)
+def loss_of(kind, weights=None, label_weights=None, **settings):
+    return TargetLoss(ClassifierSection(**settings), kind, weights, label_weights)
 
 
 @pytest.fixture
@@ -98,6 +98,28 @@ def test_unknown_columns_are_left_out_of_the_mean(logits, labels, kind, settings
     assert has_target(labels).tolist() == [True, True, True, True, False, True]
 
 
+@pytest.mark.parametrize("settings", [{}, FOCAL], ids=str)
+@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
+def test_label_weights_weight_the_mean_over_known_labels(logits, labels, weights, settings):
+    labels[0, 1] = labels[1, :3] = math.nan
+    labels[4] = math.nan
+    by_label = torch.tensor([0.2, 3.0, 0.7, 0.0])
+    losses = loss_of("multilabel", weights, by_label, **settings)(logits, labels)
+    losses.sum().backward()
+    for row in range(ROWS):
+        known = [column for column in range(CLASSES) if not labels[row, column].isnan() and by_label[column]]
+        alone = [
+            loss_of("multilabel", None if weights is None else weights[[k]], **settings)(
+                logits[[row]][:, [k]], labels[[row]][:, [k]]
+            )
+            for k in known
+        ]
+        expected = sum(by_label[k] * loss.item() for k, loss in zip(known, alone, strict=True))
+        total = sum(by_label[k] for k in known)
+        assert losses[row].item() == pytest.approx(float(expected / total) if known else 0.0, rel=1e-5)
+    assert losses[1] == losses[4] == 0 and logits.grad[:, 3].eq(0).all() and logits.grad.isfinite().all()
+
+
 def test_auto_means_the_usual_loss_of_a_kind():
     usual = {"multiclass": "cross_entropy", "binary": "cross_entropy", "per_residue": "cross_entropy"}
     for kind, meant in (usual | {"multilabel": "bce", "regression": "mse"}).items():
@@ -113,6 +135,7 @@ def test_auto_means_the_usual_loss_of_a_kind():
         ("multilabel", {"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, not for bce"),
         ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
         ("regression", {"class_weights": "balanced"}, "class_weights"),
+        ("binary", {"label_weights": "w.tsv"}, "label_weights is for data.labels.kind multilabel, not for binary"),
     ],
 )
 def test_what_does_not_go_together_is_refused(kind, settings, key):
@@ -125,12 +148,12 @@ def test_balanced_weights_are_scikit_learns(kind):
     targets = torch.tensor([0, 0, 0, 1, 2, 2, IGNORED_TARGET])
     known = targets[:-1].numpy()
     expected = compute_class_weight("balanced", classes=np.arange(3), y=known)
-    torch.testing.assert_close(balanced_class_weights(kind, targets, 3), torch.tensor(expected).float())
+    torch.testing.assert_close(balanced_class_weights(kind, targets.split(4), 3), torch.tensor(expected).float())
 
 
 def test_balanced_weights_of_labels_are_the_ratio_of_scikit_learns(labels):
     labels[0, 0] = math.nan
-    weights = balanced_class_weights("multilabel", labels, CLASSES)
+    weights = balanced_class_weights("multilabel", labels.split(4), CLASSES)
     for column in range(CLASSES):
         y = labels[:, column][~labels[:, column].isnan()].numpy()
         negative, positive = compute_class_weight("balanced", classes=np.arange(2), y=y)
@@ -138,9 +161,9 @@ def test_balanced_weights_of_labels_are_the_ratio_of_scikit_learns(labels):
 
 
 def test_classes_that_never_occur_count_as_they_are():
-    assert balanced_class_weights("multiclass", torch.tensor([0, 0, 2]), 4)[[1, 3]].tolist() == [1, 1]
+    assert balanced_class_weights("multiclass", [torch.tensor([0, 0, 2])], 4)[[1, 3]].tolist() == [1, 1]
     alike = torch.tensor([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]])
-    assert balanced_class_weights("multilabel", alike, 3).tolist() == [1, 1, 1]
+    assert balanced_class_weights("multilabel", [alike], 3).tolist() == [1, 1, 1]
 
 
 def test_class_weights_stay_fp32_and_out_of_the_saved_state():

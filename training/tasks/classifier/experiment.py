@@ -21,6 +21,7 @@ from dataset.batches.features import FeatureSource
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
+from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore, stage_sequences
 from dataset.packed_batch import PackedBatch, has_target
 from dataset.tokens.base import open_tokenizer
@@ -118,7 +119,7 @@ class ClassifierExperiment(Experiment):
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
-        labelled = self._labelled
+        labelled, weights = self._labelled, self._section.label_weights
         return build_classifier(
             self._config.model,
             self._config.run.seed,
@@ -126,6 +127,7 @@ class ClassifierExperiment(Experiment):
             self._tokenizer,
             _class_weights(labelled) if self._section.class_weights == "balanced" else None,
             _target_scale(labelled) if labelled.label_space.kind == "regression" else None,
+            torch.from_numpy(read_label_weights(Path(weights), labelled.label_space)) if weights is not None else None,
         )
 
     def record_name(self, record: int) -> str:
@@ -207,10 +209,10 @@ class ClassifierExperiment(Experiment):
 def _class_weights(labelled: LabelledStore) -> Tensor:
     space, training = labelled.label_space, labelled.training
     if space.kind == "per_residue":
-        targets = np.concatenate([labelled.residue_targets(index) for index in training.tolist()])
-    else:
-        targets = labelled.targets[training]
-    return balanced_class_weights(space.kind, torch.from_numpy(targets), space.num_outputs)
+        blocks = iter([np.concatenate([labelled.residue_targets(index) for index in training.tolist()])])
+    else:  # some at a time: those of thousands of labels are sparse
+        blocks = (labelled.targets[some] for some in np.array_split(training, training.size // 1024 + 1))
+    return balanced_class_weights(space.kind, map(torch.from_numpy, blocks), space.num_outputs)
 
 
 def _target_scale(labelled: LabelledStore) -> tuple[Tensor, Tensor]:

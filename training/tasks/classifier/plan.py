@@ -15,6 +15,7 @@ from common.errors import CheckpointError, ConfigError
 from common.progress import ProgressCallback
 from dataset.batches.cropping import count_cropped, cropped_lengths
 from dataset.labels.conversion import ensure_labelled_store, labelled_store_location
+from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore
 from dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
@@ -32,11 +33,9 @@ class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback | None = None) -> Path:
-        self._check_settings()
-        path = ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress)
-        labelled = LabelledStore(path)
-        ensure_tokens(labelled.store, _tokenizer(self.config.model, labelled), path.parent, progress)
-        return path
+        labelled = self._labelled(root, progress)
+        ensure_tokens(labelled.store, _tokenizer(self.config.model, labelled), labelled.path.parent, progress)
+        return labelled.path
 
     def location(self, root: Path) -> Path:
         return labelled_store_location(self.config.data, self.config.model.tokenizer, root)
@@ -50,10 +49,8 @@ class ClassifierPlan(TaskPlan):
 
     def estimate(self) -> TaskSize:
         """Prepare the data in a folder that is thrown away: labels decide the model's size."""
-        self._check_settings()
         with TemporaryDirectory() as folder:
-            path = ensure_labelled_store(self.config.data, self.config.model.tokenizer, Path(folder))
-            labelled = LabelledStore(path)
+            labelled = self._labelled(Path(folder))
             return self._measured(labelled, _tokenizer(self.config.model, labelled, keep=False))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
@@ -73,6 +70,14 @@ class ClassifierPlan(TaskPlan):
         run.tokenizer.mkdir(parents=True)
         _tokenizer(self.config.model, labelled).save(run.tokenizer)
         labelled.label_space.save(run.path)
+
+    def _labelled(self, root: Path, progress: ProgressCallback | None = None) -> LabelledStore:
+        """Make or find the labelled store; refuse label weights that do not go with its labels."""
+        self._check_settings()
+        labelled = LabelledStore(ensure_labelled_store(self.config.data, self.config.model.tokenizer, root, progress))
+        if (weights := self.config.model.classifier.label_weights) is not None:
+            read_label_weights(Path(weights), labelled.label_space)
+        return labelled
 
     def _check_settings(self) -> None:
         """Refuse what the config alone shows to be impossible."""
