@@ -46,6 +46,7 @@ MODULES = (
     "features",
     "alignment",
     "function_evaluation",
+    "function_prediction",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here.
 

@@ -26,6 +26,7 @@ from pydantic import Field
 
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
+from common.journal import Journal, journal
 from common.progress import conversion_bar, record_bar
 from common.publishing import exclusive, file_xxh128, made_file, refuse_file
 from common.text import counted
@@ -60,7 +61,7 @@ class Arguments(ToolArguments):
         None, gt=0, le=1000, description="Penalty of each residue of a gap. Default: BLAST's."
     )
     prefilter: Literal["none", "kmer", "embedding"] = Field(
-        "none", description="Align all records, those that share words of three residues, or those of near embeddings."
+        "none", description="Align all records, those that share words of four residues, or those of near embeddings."
     )
     candidates: int = Field(1000, gt=0, description="Records that a prefilter leaves to each query.")
     query_embeddings: Path | None = Field(
@@ -88,7 +89,6 @@ def main(argv: list[str]) -> int:
     if arguments.device == "cuda" and arguments.prefilter != "none":
         raise ConfigError("--device cuda scores all records; give --prefilter none")
     store = Store(arguments.store)
-    from function.alignment.journal import journal
     from function.alignment.scoring import scoring
     from function.alignment.search import HEADER, Search
 
@@ -145,7 +145,7 @@ def _job(arguments: Arguments, by: Scoring, queries: Store, store: Store) -> dic
     }
 
 
-def _align(search: Search, queries: Store, arguments: Arguments, kept: Any) -> None:
+def _align(search: Search, queries: Store, arguments: Arguments, kept: Journal) -> None:
     """Add the hits of the queries that are not done."""
     prefilter = _prefilter(arguments, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:

@@ -79,8 +79,9 @@ class EmbeddingsSection(Section):
 class HomologySection(Section):
     """Terms of similar proteins, by the sum of their bit scores."""
 
-    candidates: PositiveInt = 100
-    """Annotated proteins that are aligned to each query, those that share the most words of four residues."""
+    candidates: PositiveInt = 500
+    """Annotated proteins that are aligned to each query: those that share the most words of four residues, as align's
+    prefilter kmer has it."""
     max_evalue: PositiveFloat = 1e-3
     """Largest E-value of a hit."""
 

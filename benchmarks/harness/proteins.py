@@ -16,7 +16,8 @@ from common.errors import DataError
 MAX_RESIDUES = 1022
 """Residues that ESM-2 was trained on; every contender crops longer proteins at their start to this."""
 
-_UNIREF90 = Path(__file__).resolve().parents[3] / "shared" / "data" / "uniref90_10k.fasta.gz"
+DEVELOPMENT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+_UNIREF90 = DEVELOPMENT_DATA / "uniref90_10k.fasta.gz"
 _SAMPLE_RECORDS, _SAMPLE_FAMILIES = 10_000, 200
 
 

@@ -1,10 +1,10 @@
-"""Exact alignment of proteins with a store, beside parasail and biotite called pair by pair; what a prefilter loses.
+"""Exact alignment of proteins with a store, beside parasail called pair by pair; what a prefilter loses.
 
 All contenders compute Smith-Waterman scores by BLOSUM62 with BLAST's penalties, of the same queries, spread over the
 lengths. ``Search`` is given every core, parasail one as a loop in Python has it, with a profile for each query as its
-documentation advises; biotite aligns fewer pairs, since it takes so much longer. The unit is 10^9 cells of the matrix
-a second (GCUPS). The last cases measure the prefilter by words: queries a second at ten hits, traced and written as
-rows, and the share of the hits with E-values up to 0.001, without the query itself, that it keeps.
+documentation advises. The unit is 10^9 cells of the matrix a second (GCUPS). The last cases measure the prefilter by
+words: queries a second at ten hits, traced and written as rows, and the share of the hits with E-values up to 0.001,
+without the query itself, that it keeps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from function.alignment.search import Search
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
-OURS, LOOP, BIOTITE, WORDS, ALL = (
-    "Search",
-    "parasail in a loop",
-    "biotite align_optimal",
-    "prefilter kmer",
-    "no prefilter",
-)
+OURS, LOOP, WORDS, ALL = "Search", "parasail in a loop", "prefilter kmer", "no prefilter"
 NUMBER, EVALUE, CANDIDATES = 30, 1e-3, 1000
 
 
@@ -52,8 +46,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
 def _scores(search: Search, texts: list[str], queries: list[str], facts: Facts) -> Case:
     """Scores of queries with all texts."""
     import parasail
-    from biotite.sequence import ProteinSequence
-    from biotite.sequence.align import SubstitutionMatrix, align_optimal
 
     def cells(queries: list[str], targets: list[str]) -> float:
         return 1e-9 * sum(map(len, queries)) * sum(map(len, targets))
@@ -71,20 +63,13 @@ def _scores(search: Search, texts: list[str], queries: list[str], facts: Facts) 
         loop(queries)
         return cells(queries, texts)
 
-    def biotite() -> float:
-        matrix = SubstitutionMatrix.std_protein_matrix()
-        few = [[ProteinSequence(text) for text in some] for some in (queries[:1], texts[:50])]
-        for target in few[1]:
-            align_optimal(few[0][0], target, matrix, (-12, -1), local=True, max_number=1)
-        return cells(queries[:1], texts[:50])
-
     def check() -> Facts:
         for query, expected in zip(queries[:2], loop(queries[:2]), strict=True):
             if search.scores(query.encode()).tolist() != expected:
                 raise WrongWorkError("scores differ from parasail's")
         return {"largest difference of a score": 0}
 
-    ways = (Contender(OURS, ours), Contender(LOOP, one_by_one), Contender(BIOTITE, biotite))
+    ways = (Contender(OURS, ours), Contender(LOOP, one_by_one))
     return Case(SCORES, "GCUPS", ways, rounds=3, check=check, facts=facts)
 
 
@@ -124,14 +109,13 @@ def _prefiltered(search: Search, queries: list[str], judged: list[str], facts: F
 
 STAGE = Stage(
     name="alignment",
-    summary="exact Smith-Waterman of queries with a store, beside parasail and biotite; what a prefilter loses",
+    summary="exact Smith-Waterman of queries with a store, beside parasail; what a prefilter loses",
     cases=_cases,
     comparisons=(
         Comparison(SCORES, OURS, LOOP, {"cpu": 1.2}),
-        Comparison(SCORES, OURS, BIOTITE, {"cpu": 50.0}),
         Comparison(QUERIES, WORDS, ALL, {"cpu": 2.0}),
         Comparison(RECALL, WORDS, Reference("all hits", 1.0), {"cpu": 0.9}),
     ),
-    packages=("parasail", "biotite"),
-    distributions=("parasail", "biotite"),
+    packages=("parasail",),
+    distributions=("parasail",),
 )

@@ -1,6 +1,6 @@
 """Prefilters of a search: the records that are worth an exact alignment with a query.
 
-``SharedWords`` ranks by words of three residues, of which related proteins share more than their lengths explain;
+``SharedWords`` ranks by words of four residues, of which related proteins share more and rarer ones;
 ``EmbeddingNeighbours`` by the cosine of embeddings that ``python -m tools embed`` made. Both lose hits, in numbers that
 docs/function.md gives; neither changes a score.
 
@@ -19,13 +19,10 @@ from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.reader import Store
+from function.composition import words
 
-_WORD = 3
-_LETTERS = len(AMINO_ACIDS)
-_WORDS = _LETTERS**_WORD
-_CODES = np.full(256, _WORDS, np.int32)
-_CODES[np.frombuffer(AMINO_ACIDS.encode(), np.uint8)] = np.arange(_LETTERS)
-"""Of a letter; those that are no amino acid give words beyond the last, which are left out."""
+_WORD = 4
+_WORDS = len(AMINO_ACIDS) ** _WORD
 
 
 class Prefilter(Protocol):
@@ -36,23 +33,29 @@ class Prefilter(Protocol):
 
 
 class SharedWords:
-    """An index of the words of a store; 4 bytes a residue, and 16 while it is made."""
+    """An index of the words of a store, or of some of its records, ascending; 4 bytes a residue, and 16 while it is
+    made."""
 
-    def __init__(self, store: Store) -> None:
-        words = [_distinct_words(store.sequence(record)) for record in range(len(store))]
-        self._counts_N = np.array([len(one) for one in words], np.int64)
-        all_words = np.concatenate([np.empty(0, np.int16), *words])
-        self._records = np.repeat(np.arange(len(store), dtype=np.int32), self._counts_N)
+    def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
+        self._chosen_N = np.arange(len(store)) if records is None else records
+        found = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
+        all_words = np.concatenate([np.empty(0, np.int32), *found])
+        self._records = np.repeat(np.arange(len(found), dtype=np.int32), list(map(len, found)))
         self._records = self._records[np.argsort(all_words, kind="stable")]
-        self._ends = np.bincount(all_words, minlength=_WORDS).cumsum()
+        counts = np.bincount(all_words, minlength=_WORDS)
+        self._starts = np.append(0, counts.cumsum())
+        self._weights = np.log((1 + len(found)) / np.maximum(1, counts)) ** 2
+        self._norms_N = np.sqrt(np.maximum(1, store.lengths[self._chosen_N]))
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
-        """Records by the words that they share with the query, less the number expected, in standard deviations."""
+        """Records by the words that they share with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
-        parts = [self._records[self._ends[word - 1] if word else 0 : self._ends[word]] for word in words_W.tolist()]
-        shared_N = np.bincount(np.concatenate([np.empty(0, np.int32), *parts]), minlength=len(self._counts_N))
-        expected_N = self._counts_N * (len(words_W) / _WORDS)
-        return _largest((shared_N - expected_N) / np.sqrt(expected_N + 1), count)
+        starts_W, ends_W = self._starts[words_W], self._starts[words_W + 1]
+        parts = map(slice, starts_W.tolist(), ends_W.tolist())
+        records = np.concatenate([np.empty(0, np.int32), *(self._records[part] for part in parts)])
+        weights = np.repeat(self._weights[words_W], ends_W - starts_W)
+        shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
+        return self._chosen_N[_largest(shared_N / self._norms_N, count)]
 
 
 class EmbeddingNeighbours:
@@ -75,13 +78,9 @@ class EmbeddingNeighbours:
         return _largest(self._vectors_NC @ vector_1C[0], count)
 
 
-def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int16]:
+def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int32]:
     """(W,) the words of a sequence, ascending."""
-    codes = _CODES[letters]
-    words = np.zeros(max(0, len(codes) - _WORD + 1), np.int32)
-    for place in range(_WORD):
-        words = words * _LETTERS + codes[place : place + len(words)]
-    return np.unique(words[words < _WORDS]).astype(np.int16)
+    return np.unique(words(letters, AMINO_ACIDS, _WORD)).astype(np.int32)
 
 
 def _largest(values_N: NDArray, count: int) -> NDArray[np.int64]:

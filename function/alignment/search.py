@@ -1,8 +1,8 @@
 """Best hits of a query among all of a store, by exact Smith-Waterman with affine gaps.
 
 parasail (Daily 2016) computes the scores, striped over 8-bit lanes and repeated with wider ones where they saturate. It
-holds no Python lock, so that threads fill the cores. Alignments are traced for the best hits alone, by biotite in a
-band that is widened until the traced score is the exact one: memory grows with the length, not with its square.
+holds no Python lock, so that threads fill the cores. Alignments are traced for the best hits alone, one at a time, in a
+byte of memory for each pair of residues.
 
 Shape legend: N records of the store, M of them that a prefilter names, A columns of an alignment.
 """
@@ -20,8 +20,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import parasail
-from biotite.sequence import Alphabet, GeneralSequence
-from biotite.sequence.align import SubstitutionMatrix, align_banded
 from numpy.typing import NDArray
 
 from common import compiled_code
@@ -35,8 +33,6 @@ _PART = 256
 """Records that a thread scores at a time, at most."""
 _PARASAIL = parasail.bindings_v2._lib
 """Its C library: parasail 1.3.4 has no public name for it."""
-_BAND = 16
-"""Diagonals at first on each side of the one that an alignment ends on."""
 
 Scores: TypeAlias = Callable[[bytes], NDArray[np.int32]]
 """From a query to the (N,) scores of all records."""
@@ -105,34 +101,17 @@ class Search:
 
     def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
         """(A, 2) places of aligned residues in the query and the record, from 0; -1 in a gap. Of several best, one."""
-        target = self.store.sequence(hit.record).tobytes()
-        known = self.scoring.known(query), self.scoring.known(target)
+        known = self.scoring.known(query), self.scoring.known(self.store.sequence(hit.record).tobytes())
         gaps = self.scoring.first, self.scoring.gap_extend
-        found = parasail.sw_striped_sat(*known, *gaps, self.scoring.matrix)
-        codes = [self.scoring.codes[np.frombuffer(one, np.uint8)] for one in (query, target)]
-        sequences = [self._sequence(codes[0][: found.end_query + 1]), self._sequence(codes[1][: found.end_ref + 1])]
-        last, width = found.end_ref - found.end_query, _BAND
-        penalties = (-gaps[0], -gaps[1])
-        while True:
-            band = (max(last - width, -found.end_query), min(last + width, found.end_ref))
-            traced = align_banded(*sequences, self._matrix, band, penalties, local=True, max_number=1)[0]
-            if traced.score == hit.score:
-                return traced.trace
-            if band == (-found.end_query, found.end_ref):
-                return self._traced_whole(*known)
-            width *= 4
-
-    def _traced_whole(self, query: bytes, target: bytes) -> NDArray[np.int64]:
-        """The same by parasail, which holds a byte for each pair of residues: a gap next to one in the other sequence,
-        which biotite does not look for, may score higher."""
-        gaps = self.scoring.first, self.scoring.gap_extend
-        cigar = parasail.sw_trace_striped_sat(query, target, *gaps, self.scoring.matrix).cigar
+        cigar = parasail.sw_trace_striped_sat(*known, *gaps, self.scoring.matrix).cigar
         places, columns = [cigar.beg_query, cigar.beg_ref], []
         for number, kind in re.findall(r"(\d+)(\D)", cigar.decode.decode()):
             for _ in range(int(number)):
                 columns.append((-1 if kind == "D" else places[0], -1 if kind == "I" else places[1]))
                 places = [places[0] + (kind != "D"), places[1] + (kind != "I")]
-        return np.array(columns, dtype=np.int64)
+        trace = np.array(columns, dtype=np.int64)
+        # parasail 1.3.4: an alignment that begins with either sequence has what is before it in the other as a gap
+        return trace[(trace >= 0).all(axis=1).argmax() :]
 
     def row(self, query_id: str, query: bytes, hit: Hit) -> str:
         """A hit as a line of BLAST's output format 6."""
@@ -169,16 +148,6 @@ class Search:
     @cached_property
     def _residues(self) -> int:
         return int(self.store.lengths.sum(dtype=np.int64))
-
-    @cached_property
-    def _matrix(self) -> SubstitutionMatrix:
-        alphabet = Alphabet(self.scoring.letters)
-        return SubstitutionMatrix(alphabet, alphabet, self.scoring.scores)
-
-    def _sequence(self, codes: NDArray[np.uint8]) -> GeneralSequence:
-        sequence = GeneralSequence(self._matrix.get_alphabet1())
-        sequence.code = codes
-        return sequence
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -87,9 +87,11 @@ def prepare(folder: Path, data: FunctionDataSection) -> FunctionData:
         annotations, ontology = (str(folder / SAMPLE / name) for name in ("train.tsv", "terms.obo"))
     with conversion_bar("reading sequences") as progress:
         section = DataSection(source=sources, ingest=data.ingest)
-        if not (Path(sources[0]) / "manifest.json").is_file():
-            section = section.model_copy(update={"store": str(folder / "sequences")})
-        store = Store(ensure_store(section, folder, progress))
+        if (Path(sources[0]) / "manifest.json").is_file():
+            linked(folder / "sequences", ensure_store(section, folder, progress))
+        else:
+            ensure_store(section.model_copy(update={"store": str(folder / "sequences")}), folder, progress)
+    store = Store(folder / "sequences")
     _once(folder / "data", lambda building: _write(building, store, data, Path(str(annotations)), Path(str(ontology))))
     return read(folder, store)
 
@@ -113,6 +115,12 @@ def read(folder: Path, store: Store) -> FunctionData:
     if not aspects:
         raise DataError(f"{folder}: no aspect has proteins to train with and held-out ones; hold out others, or more")
     return FunctionData(store, ids, aspects)
+
+
+def linked(target: Path, folder: str | Path) -> None:
+    """Make a link to a folder of the user's, so that the run finds it from any working directory."""
+    if not target.is_symlink():
+        target.symlink_to(Path(folder).absolute())
 
 
 def _once(target: Path, write: Callable[[Path], None]) -> None:

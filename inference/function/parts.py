@@ -9,6 +9,7 @@ Shape legend: N proteins to predict, R records of the run, M annotated proteins 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,16 @@ from scipy.sparse import csr_array
 from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
 from dataset.store.reader import Store
+from function.alignment.prefilter import SharedWords
+from function.alignment.scoring import scoring
+from function.alignment.search import Search
 from function.composition import composition
-from function.hits import hits
 from function.predictors import naive, nearest, transferred
 from function.propagation import propagate
 from inference.embedding.job import run_job
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings
-from inference.function.data import AspectData, FunctionData
+from inference.function.data import AspectData, FunctionData, linked
 from inference.function.network import load_network, probabilities
 from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
 from train_config.schema import IngestSection
@@ -47,7 +50,8 @@ def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, fo
             JobRequest([settings.model], source, folder, job, IngestSection(), random_weights=settings.random_weights)
         )
         return np.array(open_vectors(folder, "mean")[:], np.float32)
-    found = open_vectors(settings.store)
+    linked(folder, settings.store)
+    found = open_vectors(folder)
     places = {name: place for place, name in enumerate(found.ids)}
     if lost := next((name for name in ids if name not in places), None):
         raise DataError(f"{settings.store}: has no embedding of {lost}; embed all sequences of the run")
@@ -64,17 +68,18 @@ class Parts:
         self._vectors_RC = vectors_RC
         networks = {name: network_path(folder, name) for name in data.aspects if "network" in config.parts}
         self._networks = {name: load_network(path) for name, path in networks.items() if path.is_file()}
-        known = [one.records[self._members(one)] for one in data.aspects.values()]
-        self._aligned = np.unique(np.concatenate(known))
 
     def hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
         if "homology" not in self._config.parts:
             return None
-        found = hits(texts, self.data.texts(self._aligned), self._config.homology)
-        return csr_array(
-            (found.data, self._aligned[found.indices], found.indptr), shape=(len(texts), len(self.data.ids))
-        )
+        of, found = self._config.homology, []
+        for query in map(str.encode, texts):
+            candidates = self._words("", query, of.candidates)
+            found.append(self._search.hits(query, of.candidates, of.max_evalue, candidates))
+        ends, hits = np.cumsum([0, *map(len, found)]), [hit for some in found for hit in some]
+        columns = np.array([hit.record for hit in hits], np.int64)
+        return csr_array((np.array([hit.bits for hit in hits]), columns, ends), shape=(len(texts), len(self.data.ids)))
 
     def scores(
         self, name: str, number: int, vectors_NC: Vectors | None, bits: csr_array | None
@@ -97,6 +102,15 @@ class Parts:
             probability = probabilities(self._networks[name], vectors_NC, len(one.aspect.terms))
             found["network"] = propagate(probability, one.aspect)
         return found
+
+    @cached_property
+    def _search(self) -> Search:
+        return Search(self.data.store, scoring())
+
+    @cached_property
+    def _words(self) -> SharedWords:
+        known = [one.records[self._members(one)] for one in self.data.aspects.values()]
+        return SharedWords(self.data.store, np.unique(np.concatenate(known)))
 
     def _members(self, one: AspectData) -> NDArray[np.int64]:
         return np.flatnonzero(one.training | (not self._training))

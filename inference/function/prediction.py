@@ -2,7 +2,7 @@
 
 In: the folder of a run, sequences. Out: a file of protein, term and score with three digits, terms of a protein from
 the highest score down, parents before children. Until it is complete everything lies in ``OUTPUT.partial``: the store,
-the embeddings, and a file for each block of proteins, of which the same command computes those that are missing.
+the embeddings, and the lines of the blocks of proteins that are done; the same command computes the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
+from common.journal import Journal, journal
 from common.progress import conversion_bar, record_bar
-from common.publishing import exclusive, file_xxh128, made_file, write_atomically, writing
+from common.publishing import exclusive, file_xxh128, made_file, writing
 from dataset.embeddings.format import parts as ranges
 from dataset.embeddings.reader import open_vectors
 from dataset.store.conversion import ensure_store
@@ -64,55 +65,46 @@ def predict(
         with conversion_bar("reading sequences") as progress:
             data = DataSection(source=sources, ingest=ingest, store=str(partial / "sequences"))
             store = Store(ensure_store(data, partial, progress))
-        _accept(
-            partial / "job.json",
-            {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms},
-        )
-        files = list(_blocks(run, config, store, partial, terms, part))
-        with made_file(output, MADE_BY, overwrite) as building, building.open("wb") as file:
-            for path in files:
-                file.write(path.read_bytes())
+        job = {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms}
+        with journal(partial / "predicted.tsv", job) as kept:
+            _predict(run, config, store, partial, terms, part, kept)
+            with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
+                file.writelines(kept.lines())
         shutil.rmtree(partial)
     return len(store)
 
 
-def _accept(path: Path, job: dict[str, str | int]) -> None:
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != job:
-        raise ConfigError(
-            f"{path.parent}: holds the unfinished work of another command; remove it, or name another file"
-        )
-    write_atomically(path, json.dumps(job) + "\n")
-
-
-def _blocks(run: Path, config: FunctionConfig, store: Store, partial: Path, terms: int, part: str) -> Iterator[Path]:
-    """The file of each block, computed where it is missing."""
+def _predict(
+    run: Path, config: FunctionConfig, store: Store, partial: Path, terms: int, part: str, kept: Journal
+) -> None:
+    """Add the lines of the blocks that are missing."""
+    blocks = list(ranges(len(store), _BLOCK))[kept.done :]
+    if not blocks:
+        return
     ids = [store.id(record) for record in range(len(store))]
-    data = read(run, Store(run / "sequences" if (run / "sequences").is_dir() else config.data.sequences[0]))
+    data = read(run, Store(run / "sequences"))
     known_RC = vectors_NC = None
     if {"neighbours", "network"} & set(config.parts):
         of = config.embeddings.model_copy(update={"store": None})
         vectors_NC = vectors_of(store, ids, of, partial / "embeddings")
         known_RC = vectors_of(data.store, data.ids, config.embeddings, run / "embeddings")
         if of.model != COMPOSITION:
-            _same_model(partial / "embeddings", Path(config.embeddings.store or run / "embeddings"))
+            _same_model(partial / "embeddings", run / "embeddings")
     parts = Parts(run, config, data, known_RC, training=False)
     blend = json.loads((run / BLEND_FILE).read_text(encoding="utf-8"))
     with record_bar("predicting") as bar:
-        for start, stop in ranges(len(store), _BLOCK):
-            path = partial / f"block_{start:010d}.tsv"
-            if not path.is_file():
-                texts = [store.text(record) for record in range(start, stop)]
-                bits = parts.hits(texts)
-                some_nC = None if vectors_NC is None else vectors_NC[start:stop]
-                found = {}
-                for name, one in data.aspects.items():
-                    scores = parts.scores(name, len(texts), some_nC, bits)
-                    weights = blend[name]["weights"] if part == "blend" else {part: 1.0}
-                    chosen = {each: scores[each] for each in weights if each in scores}
-                    found[name] = propagate(_thousandths(blended(chosen, weights)), one.aspect) if chosen else None
-                write_atomically(path, "".join(_lines(ids[start:stop], data, found, terms)))
+        for start, stop in blocks:
+            texts = [store.text(record) for record in range(start, stop)]
+            bits = parts.hits(texts)
+            some_nC = None if vectors_NC is None else vectors_NC[start:stop]
+            found = {}
+            for name, one in data.aspects.items():
+                scores = parts.scores(name, len(texts), some_nC, bits)
+                weights = blend[name]["weights"] if part == "blend" else {part: 1.0}
+                chosen = {each: scores[each] for each in weights if each in scores}
+                found[name] = propagate(_thousandths(blended(chosen, weights)), one.aspect) if chosen else None
+            kept.add(_lines(ids[start:stop], data, found, terms))
             bar(stop / len(store), stop)
-            yield path
 
 
 def _same_model(queries: Path, known: Path) -> None:
@@ -138,4 +130,4 @@ def _lines(ids: list[str], data: FunctionData, found: dict[str, csr_array | None
         places = slice(*joined.indptr[row : row + 2])
         scores, columns = joined.data[places], joined.indices[places]
         for place in np.argsort(-scores, kind="stable")[:terms].tolist():
-            yield f"{protein}\t{names[columns[place]]}\t{scores[place] / 1000:.3f}\n"
+            yield f"{protein}\t{names[columns[place]]}\t{scores[place] / 1000:.3f}"

@@ -82,7 +82,7 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     assert done.count("\n\n") < 30 and not (tmp_path / "killed.tsv").exists()
     journal.write_text(done + "p1\tcut short")
     other = command("align", *arguments, "--hits", 4, "--output", tmp_path / "killed.tsv")
-    assert other.code == 2 and "unfinished work of another search (other hits)" in other.err
+    assert other.code == 2 and "unfinished work of another command (other hits)" in other.err
     for name in ("killed.tsv", "whole.tsv"):
         assert command("align", *arguments, "--output", tmp_path / name).code == 0
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()

@@ -91,13 +91,13 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
     arguments = [str(trained), str(trained / "sample" / "test.fasta"), "--output"]
     start = [sys.executable, "-c", program, "predict_function", *arguments]
     process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
-    partial = tmp_path / "killed.tsv.partial"
-    while process.poll() is None and not (partial / "block_0000000004.tsv").exists():
+    journal = tmp_path / "killed.tsv.partial" / "predicted.tsv"
+    while process.poll() is None and not (journal.is_file() and journal.stat().st_size > 20_000):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = {path: path.stat().st_mtime_ns for path in partial.glob("block_*")}
-    assert done and not (tmp_path / "killed.tsv").exists()
+    begun = journal.read_bytes()
+    assert b"\n\n" in begun and not (tmp_path / "killed.tsv").exists()
     monkeypatch.setattr(prediction, "_BLOCK", 4)
     for name in ("killed.tsv", "whole.tsv"):
         assert command("predict_function", *arguments, tmp_path / name).code == 0
@@ -112,19 +112,21 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     outcome = command("predict_function", trained, test, "--output", tmp_path / "out.tsv")
     assert outcome.code == 2 and "exists already" in outcome.err
     (tmp_path / "new.tsv.partial").mkdir()
-    (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
+    (tmp_path / "new.tsv.partial" / "predicted.tsv").write_text("{}\n")
     outcome = command("predict_function", trained, test, "--output", tmp_path / "new.tsv")
     assert outcome.code == 2 and "unfinished work of another" in outcome.err
 
 
-def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command):
+def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command, monkeypatch):
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     model = ["--embeddings.model", "esm2_t6_8M", "--embeddings.random_weights", "true", "--embeddings.max_length", 20]
     given = ["--storage_path", tmp_path, *SMALL, "--parts", "neighbours", "network", *model]
     outcome = command("train_function", *given, "--name", "computed")
     assert outcome.code == 0, outcome.err
-    store = ["--embeddings.store", tmp_path / "computed" / "embeddings"]
+    monkeypatch.chdir(tmp_path)
+    store = ["--embeddings.store", "computed/embeddings"]
     assert command("train_function", *given, *store, "--name", "read").code == 0
+    monkeypatch.chdir("/")
     blends = [json.loads((tmp_path / name / "blend.json").read_text()) for name in ("computed", "read")]
     assert blends[0] == blends[1]
     fasta = tmp_path / "few.fasta"

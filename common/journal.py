@@ -1,6 +1,6 @@
-"""Results of the queries that are done, kept until all are, so that a killed search resumes.
+"""Results of the parts of a job that are done, kept until all are, so that a killed job resumes.
 
-The journal is a text file: a first line with what the search depends on, then the lines of each query and an empty one.
+The journal is a text file: a first line with what the results depend on, then the lines of each part and an empty one.
 What stands behind the last empty line was cut short by a kill, and is computed again.
 """
 
@@ -20,21 +20,21 @@ class Journal:
     """An open journal.
 
     Attributes:
-        done: queries whose lines it has.
+        done: parts whose lines it has.
     """
 
     def __init__(self, path: Path, file: TextIO, done: int) -> None:
         self.path, self.done, self._file = path, done, file
 
     def add(self, lines: Iterable[str]) -> None:
-        """Append the lines of the next query, none of them empty."""
+        """Append the lines of the next part, none of them empty."""
         with writing(self.path):
             self._file.write("".join(f"{line}\n" for line in lines) + "\n")
             self._file.flush()
         self.done += 1
 
     def lines(self) -> Iterator[str]:
-        """All lines of all queries, in order, with their line feeds."""
+        """All lines of all parts, in order, with their line feeds."""
         with self.path.open(encoding="utf-8") as file:
             next(file)
             yield from (line for line in file if line != "\n")
@@ -52,7 +52,7 @@ def journal(path: Path, job: dict[str, Any]) -> Iterator[Journal]:
                 before = json.loads(begun)
                 differing = ", ".join(sorted(key for key in {**before, **job} if before.get(key) != job.get(key)))
                 raise ConfigError(
-                    f"{path.parent}: holds the unfinished work of another search (other {differing}); remove it"
+                    f"{path.parent}: holds the unfinished work of another command (other {differing}); remove it"
                 )
             done, kept = 0, file.tell() if begun == first else 0
             while line := file.readline():

@@ -1,0 +1,112 @@
+"""Functions predicted for CAFA2's targets: the blend beside each of its parts.
+
+Trained on experimentally annotated proteins whose local identity to every target is below a limit, evaluated on the
+no-knowledge targets of each aspect with the defaults, roots left out and 1,500 terms a protein. A row is Fmax, or Fmax
+weighted by the information accretion of the training annotations; facts have the 95 % intervals. Embeddings are the
+composition, so no trained model is needed. The files are those of the development's data folder; without it there is
+nothing to measure.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness.proteins import DEVELOPMENT_DATA
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage
+from common.errors import ConfigError
+
+ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
+PARTS = ("blend", "naive", "homology", "neighbours", "network")
+LIMITS = (0.9, 0.3)
+METRICS = {"fmax": "Fmax", "fmax_w": "weighted Fmax"}
+
+
+def _title(aspect: str, metric: str, limit: float) -> str:
+    return f"{METRICS[metric]} of {aspect}, identity below {limit}"
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    if not (data := DEVELOPMENT_DATA / "go").is_dir():
+        raise ConfigError(f"{data}: is not there; this stage needs the proteins and the ontology of CAFA2")
+    for limit in LIMITS:
+        folder = setting.folder / str(limit)
+        _write_files(data, folder, limit, 60 if setting.quick else 1)
+        metrics = _measured(data, folder, setting)
+        for aspect in ASPECTS:
+            for metric in METRICS:
+                found = {part: metrics[part][aspect][metric] for part in PARTS}
+                facts: Facts = {f"{part}, 95 %": f"{one[1][0]:.3f} to {one[1][1]:.3f}" for part, one in found.items()}
+                ways = tuple(Contender(part, partial(float, one[0]), "value") for part, one in found.items())
+                yield Case(_title(aspect, metric, limit), "value", ways, rounds=1, facts=facts)
+
+
+def _write_files(data: Path, folder: Path, limit: float, each: int) -> None:
+    """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
+    folder.mkdir()
+    rows = {name: _rows(data / f"{name}.jsonl.gz")[::each] for name in ("training_pool", "cafa2_targets")}
+    pool = [(f"P{n}", row) for n, row in enumerate(rows["training_pool"]) if row["max_id_cafa2"] < limit]
+    targets = [(row["id"], row) for row in rows["cafa2_targets"]]
+    for name, some in (("train", pool), ("targets", targets)):
+        (folder / f"{name}.fasta").write_text("".join(f">{protein}\n{row['seq']}\n" for protein, row in some))
+    files = {"train": [(protein, row, aspect) for protein, row in pool for aspect in ASPECTS]}
+    for aspect, code in ASPECTS.items():
+        files[aspect] = [(protein, row, aspect) for protein, row in targets if f"{code}_all_type1" in row["lists"]]
+    for name, found in files.items():
+        lines = [f"{protein}\t{term}\n" for protein, row, aspect in found for term in row[aspect]]
+        (folder / f"{name}.tsv").write_text("".join(lines))
+
+
+def _rows(path: Path) -> list[dict]:
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str, dict]]:
+    """Value and interval by part, aspect and metric."""
+    from function.annotations import information_accretion, read_annotations, read_scores
+    from function.evaluation import Settings, evaluate
+    from function.ontology import read_ontology
+    from inference.function.prediction import predict
+    from inference.function.training import train_function
+    from train_config.function_schema import FunctionConfig
+    from train_config.schema import IngestSection
+
+    obo = data / "go_2013-06.obo.gz"
+    files = {"sequences": [folder / "train.fasta"], "annotations": folder / "train.tsv", "ontology": obo}
+    setting.note("training")
+    train_function(FunctionConfig.model_validate_json(json.dumps({"storage_path": folder, "data": files}, default=str)))
+    ontology = read_ontology(obo)
+    some, known = Settings(orphans=False), read_annotations(folder / "train.tsv", ontology)
+    truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}
+    targets = {name: truth.proteins for name, truth in truths.values()}
+    accretion = {name: information_accretion(known[name], ontology.aspects[name]) for name in targets}
+    found: dict[str, dict[str, dict]] = {}
+    for part in PARTS:
+        setting.note(f"predicting and evaluating {part}")
+        source, output = [str(folder / "targets.fasta")], folder / f"{part}.tsv"
+        predict(folder / "function", source, output, terms=1500, part=part, ingest=IngestSection(), overwrite=True)
+        scores, found[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
+        for aspect, (name, truth) in truths.items():
+            one = evaluate(ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=some)
+            found[part][aspect] = {
+                metric: (one.metrics[metric].value, one.metrics[metric].interval) for metric in METRICS
+            }
+    return found
+
+
+STAGE = Stage(
+    name="function_prediction",
+    summary="functions of CAFA2's targets: the blend beside naive, homology, neighbours and the network",
+    cases=_cases,
+    comparisons=tuple(
+        Comparison(_title(aspect, metric, limit), "blend", part, {"cpu": 1.0})
+        for limit in LIMITS
+        for metric in METRICS
+        for aspect in ASPECTS
+        for part in PARTS[1:]
+    ),
+)
