@@ -96,10 +96,13 @@ class NeighboursSection(Section):
 
 
 class NetworkSection(Section):
-    """Multi-label network on embeddings for each aspect; binary cross-entropy weighted by information accretion."""
+    """Multi-label network for each aspect; binary cross-entropy weighted by information accretion."""
 
     min_count: PositiveInt = 10
     """Fewest training proteins of a term that is learnt."""
+    classifier: str | None = None
+    """YAML file of a classifier experiment, as train_ray.py takes it: the network is its backbone, trained end to end
+    or by model.backbone.lora, with Ray and DeepSpeed. The settings below are those of the network on embeddings."""
     hidden_size: Channels = 512
     """Channels of the hidden layer."""
     dropout: Share = 0.3

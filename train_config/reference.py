@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from train_config.function_schema import FunctionConfig
 from train_config.overrides import metavar
 from train_config.schema import Config
 from train_config.section import is_section
@@ -33,10 +34,18 @@ Made from `train_config/tune_schema.py`. They stand in a file of their own, whic
 on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
 """
 
+FUNCTION_HEAD = """
+# Settings of function prediction
+
+Made from `train_config/function_schema.py`, for `python -m tools train_function --config FILE --section.key VALUE`. See
+[functions](function.md).
+"""
+
 
 def config_reference() -> str:
     """The page as Markdown."""
-    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune")
+    function = FUNCTION_HEAD + _section(FunctionConfig, "")
+    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune") + function
 
 
 def _section(section: type[BaseModel], name: str) -> str:
@@ -48,7 +57,7 @@ def _section(section: type[BaseModel], name: str) -> str:
         if key not in inner
     ]
     table = "\n".join(["", "| key | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
-    page = f"\n## {name}\n\n{(section.__doc__ or '').strip()}\n{table}" if name else ""
+    page = f"\n## {name}\n\n{(section.__doc__ or '').strip()}\n{table}" if name else table
     return page + "".join(_section(part, f"{name}.{key}".lstrip(".")) for key, part in inner.items())
 
 

@@ -8,9 +8,10 @@ Shape legend: N proteins to predict, R records of the run, M annotated proteins 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +29,20 @@ from function.propagation import propagate
 from inference.embedding.job import run_job
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings
+from inference.function.classifier import load_probabilities
 from inference.function.data import AspectData, FunctionData, linked
-from inference.function.network import load_network, probabilities
+from inference.function.network import TermNetwork, load_network, probabilities
 from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
 from train_config.schema import IngestSection
 
 Vectors = NDArray[np.float32]
+Network: TypeAlias = Callable[[Sequence[str], Vectors | None], csr_array]
+"""From sequences and vectors to (N, V) probabilities of an aspect, not propagated."""
+
+
+def takes_vectors(config: FunctionConfig) -> bool:
+    """True where a part needs embeddings."""
+    return "neighbours" in config.parts or ("network" in config.parts and config.network.classifier is None)
 
 
 def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, folder: Path) -> Vectors:
@@ -66,8 +75,7 @@ class Parts:
     ) -> None:
         self.data, self._config, self._training = data, config, training
         self._vectors_RC = vectors_RC
-        networks = {name: network_path(folder, name) for name in data.aspects if "network" in config.parts}
-        self._networks = {name: load_network(path) for name, path in networks.items() if path.is_file()}
+        self._networks = dict(_networks(folder, config, data)) if "network" in config.parts else {}
 
     def hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
@@ -82,15 +90,15 @@ class Parts:
         return csr_array((np.array([hit.bits for hit in hits]), columns, ends), shape=(len(texts), len(self.data.ids)))
 
     def scores(
-        self, name: str, number: int, vectors_NC: Vectors | None, bits: csr_array | None
+        self, name: str, texts: Sequence[str], vectors_NC: Vectors | None, bits: csr_array | None
     ) -> dict[str, csr_array]:
-        """(N, V) scores of an aspect by part, for ``number`` proteins."""
+        """(N, V) scores of an aspect by part."""
         one = self.data.aspects[name]
         chosen = self._members(one)
         terms, records = one.terms[chosen], one.records[chosen]
         found = {}
         if "naive" in self._config.parts:
-            found["naive"] = naive(terms, number)
+            found["naive"] = naive(terms, len(texts))
         if bits is not None:
             found["homology"] = transferred(csr_array(bits[:, records]), terms)
         if "neighbours" in self._config.parts and vectors_NC is not None and self._vectors_RC is not None:
@@ -98,9 +106,8 @@ class Parts:
             mean_C = self._vectors_RC.mean(axis=0)
             near = nearest(vectors_NC - mean_C, self._vectors_RC[records] - mean_C, of.number, of.temperature)
             found["neighbours"] = transferred(near, terms)
-        if name in self._networks and vectors_NC is not None:
-            probability = probabilities(self._networks[name], vectors_NC, len(one.aspect.terms))
-            found["network"] = propagate(probability, one.aspect)
+        if name in self._networks:
+            found["network"] = propagate(self._networks[name](texts, vectors_NC), one.aspect)
         return found
 
     @cached_property
@@ -114,6 +121,20 @@ class Parts:
 
     def _members(self, one: AspectData) -> NDArray[np.int64]:
         return np.flatnonzero(one.training | (not self._training))
+
+
+def _networks(folder: Path, config: FunctionConfig, data: FunctionData) -> Iterator[tuple[str, Network]]:
+    for name, one in data.aspects.items():
+        path = network_path(folder, name)
+        if config.network.classifier is not None:
+            yield name, load_probabilities(folder, name, one)
+        elif path.is_file():
+            yield name, partial(_of_vectors, load_network(path), len(one.aspect.terms))
+
+
+def _of_vectors(network: TermNetwork, terms: int, _: Sequence[str], vectors_NC: Vectors | None) -> csr_array:
+    assert vectors_NC is not None
+    return probabilities(network, vectors_NC, terms)
 
 
 def network_path(folder: Path, aspect: str) -> Path:

@@ -28,7 +28,7 @@ from dataset.store.reader import Store
 from function.predictors import blended
 from function.propagation import propagate
 from inference.function.data import FunctionData, read
-from inference.function.parts import Parts, vectors_of
+from inference.function.parts import Parts, takes_vectors, vectors_of
 from inference.function.training import BLEND_FILE, CONFIG_FILE
 from train_config.function_schema import COMPOSITION, FunctionConfig
 from train_config.schema import DataSection, IngestSection
@@ -84,7 +84,7 @@ def _predict(
     ids = [store.id(record) for record in range(len(store))]
     data = read(run, Store(run / "sequences"))
     known_RC = vectors_NC = None
-    if {"neighbours", "network"} & set(config.parts):
+    if takes_vectors(config):
         of = config.embeddings.model_copy(update={"store": None})
         vectors_NC = vectors_of(store, ids, of, partial / "embeddings")
         known_RC = vectors_of(data.store, data.ids, config.embeddings, run / "embeddings")
@@ -99,7 +99,7 @@ def _predict(
             some_nC = None if vectors_NC is None else vectors_NC[start:stop]
             found = {}
             for name, one in data.aspects.items():
-                scores = parts.scores(name, len(texts), some_nC, bits)
+                scores = parts.scores(name, texts, some_nC, bits)
                 weights = blend[name]["weights"] if part == "blend" else {part: 1.0}
                 chosen = {each: scores[each] for each in weights if each in scores}
                 found[name] = propagate(_thousandths(blended(chosen, weights)), one.aspect) if chosen else None

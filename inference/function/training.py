@@ -1,9 +1,9 @@
 """A run of function prediction: predictors fitted, and blended.
 
 In: settings. Out: a folder with ``config.yaml``, the data (:mod:`inference.function.data`), ``embeddings/`` where a
-model computes them, ``validation_hits.npz``, a network for each aspect, and, last, ``blend.json`` with the weights and
-what each part and the blend reach on the held-out proteins. Each is written whole or not at all; the same command makes
-what is missing, with the same bytes.
+model computes them, a network for each aspect or ``classifiers/``, ``validation_hits.npz``, and, last, ``blend.json``
+with the weights and what each part and the blend reach on the held-out proteins. Each is written whole or not at all;
+the same command makes what is missing, with the same bytes.
 
 The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
 """
@@ -24,9 +24,10 @@ from common.publishing import atomic_file, exclusive, write_atomically, writing
 from function.annotations import Annotations
 from function.evaluation import Settings, evaluate
 from function.predictors import blended, fit_blend
+from inference.function.classifier import train_classifier
 from inference.function.data import FunctionData, prepare
 from inference.function.network import save_network, train_network
-from inference.function.parts import Parts, Vectors, network_path, vectors_of
+from inference.function.parts import Parts, Vectors, network_path, takes_vectors, vectors_of
 from train_config.function_schema import FunctionConfig
 from train_config.loading import dump_config
 
@@ -52,10 +53,13 @@ def train_function(config: FunctionConfig) -> dict[str, Any]:
 
 def _make(folder: Path, config: FunctionConfig) -> None:
     data, vectors_RC = prepare(folder, config.data), None
-    if {"neighbours", "network"} & set(config.parts):
+    if takes_vectors(config):
         vectors_RC = vectors_of(data.store, data.ids, config.embeddings, folder / "embeddings")
+    if "network" in config.parts and (settings := config.network.classifier) is not None:
+        for name in data.aspects:
+            train_classifier(folder, name, data, settings, config.network.min_count)
     with status_line() as show:
-        if "network" in config.parts and vectors_RC is not None:
+        if "network" in config.parts and config.network.classifier is None and vectors_RC is not None:
             for number, name in enumerate(data.aspects):
                 _train(folder, name, config, data, vectors_RC, config.seed + number, show)
         show("fitting the blend")
@@ -106,7 +110,7 @@ def _blend(folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC:
         records = one.records[rows]
         vectors_NC = None if vectors_RC is None else vectors_RC[records]
         of_rows = None if bits is None else csr_array(bits[np.searchsorted(held_out, records)])
-        scores = parts.scores(name, len(rows), vectors_NC, of_rows)
+        scores = parts.scores(name, data.texts(records), vectors_NC, of_rows)
         weights = fit_blend(scores, one.terms[rows], one.accretion)
         truth = Annotations(tuple(data.ids[record] for record in records), one.terms[rows])
         values = {}

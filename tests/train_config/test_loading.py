@@ -190,7 +190,7 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
 def test_every_setting_says_what_it_is_in_the_page():
     page = (SHIPPED.parent / "docs" / "config.md").read_text()
     assert page == config_reference(), "run 'make docs'"
-    for schema in (Config, TuneConfig):
+    for schema in (Config, TuneConfig, FunctionConfig):
         for key in known_keys(schema):
             section = schema
             for part in key[:-1]:
