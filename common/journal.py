@@ -1,19 +1,21 @@
 """Results of the parts of a job that are done, kept until all are, so that a killed job resumes.
 
-The journal is a text file: a first line with what the results depend on, then the lines of each part and an empty one.
-What stands behind the last empty line was cut short by a kill, and is computed again.
+They lie in the folder ``OUTPUT.partial``. The journal in it is a text file: a first line with what the results depend
+on, then the lines of each part and an empty one. What stands behind the last empty line was cut short by a kill, and is
+computed again.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from common.errors import ConfigError
-from common.publishing import writing
+from common.publishing import exclusive, writing
 
 
 class Journal:
@@ -38,6 +40,21 @@ class Journal:
         with self.path.open(encoding="utf-8") as file:
             next(file)
             yield from (line for line in file if line != "\n")
+
+
+@contextmanager
+def unfinished(output: Path) -> Iterator[Path]:
+    """The folder of the work on an output, removed when the block ends, or when it raises with nothing kept."""
+    folder = output.with_name(f"{output.name}.partial")
+    with exclusive(folder), writing(folder):
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+            shutil.rmtree(folder)
+        except BaseException:
+            with suppress(OSError):  # of a folder that holds work
+                folder.rmdir()
+            raise
 
 
 @contextmanager

@@ -16,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,14 +25,14 @@ from pydantic import Field
 
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
-from common.journal import Journal, journal
-from common.progress import conversion_bar, record_bar
-from common.publishing import exclusive, file_xxh128, made_file, refuse_file
+from common.journal import Journal, journal, unfinished
+from common.progress import record_bar
+from common.publishing import made_file, refuse_file
 from common.text import counted
-from dataset.embeddings.format import MANIFEST_FILE
-from dataset.store.conversion import ensure_store
+from dataset.embeddings.format import read_manifest
+from dataset.store.conversion import open_store
 from dataset.store.reader import Store
-from train_config.schema import DataSection
+from train_config.schema import IngestSection
 
 if TYPE_CHECKING:
     from function.alignment.prefilter import Prefilter
@@ -76,6 +75,7 @@ class Arguments(ToolArguments):
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace the file if this tool made it and nobody changed it since."
     )
+    ingest: Annotated[IngestSection, tyro.conf.arg(name="data.ingest")] = IngestSection()
 
 
 def main(argv: list[str]) -> int:
@@ -86,6 +86,7 @@ def main(argv: list[str]) -> int:
     embeddings = [arguments.query_embeddings, arguments.store_embeddings]
     if (arguments.prefilter == "embedding") != all(embeddings) or (any(embeddings) and not all(embeddings)):
         raise ConfigError("--prefilter embedding takes --query-embeddings and --store-embeddings, and no other does")
+    vectors = [read_manifest(folder).model_dump() for folder in embeddings if folder]
     if arguments.device == "cuda" and arguments.prefilter != "none":
         raise ConfigError("--device cuda scores all records; give --prefilter none")
     store = Store(arguments.store)
@@ -96,10 +97,9 @@ def main(argv: list[str]) -> int:
     if by.statistics is None and arguments.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --evalue inf")
     start_s = time.perf_counter()
-    partial = arguments.output.with_name(f"{arguments.output.name}.partial")
-    with exclusive(partial):
-        queries = _query_store(arguments.queries, partial)
-        with journal(partial / "hits.tsv", _job(arguments, by, queries, store)) as kept:
+    with unfinished(arguments.output) as folder:
+        queries = open_store([arguments.queries], arguments.ingest, folder)
+        with journal(folder / "hits.tsv", {**_job(arguments, by, queries, store), "embeddings": vectors}) as kept:
             scores = _on_gpu(store, by) if arguments.device == "cuda" else None
             search = Search(store, by, threads=arguments.threads, scores=scores)
             _align(search, queries, arguments, kept)
@@ -110,30 +110,14 @@ def main(argv: list[str]) -> int:
             for line in kept.lines():
                 file.write(line)
                 hits += 1
-        shutil.rmtree(partial)
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
     return 0
 
 
-def _query_store(queries: str, partial: Path) -> Store:
-    """The queries as a store, which a FASTA is converted to in the unfinished folder."""
-    if (Path(queries) / "manifest.json").is_file():
-        partial.mkdir(exist_ok=True)
-        return Store(queries)
-    try:
-        with conversion_bar("reading queries") as progress:
-            data = DataSection(source=[queries], store=str(partial / "queries"))
-            return Store(ensure_store(data, partial, progress))
-    finally:
-        if partial.is_dir() and not any(partial.iterdir()):
-            partial.rmdir()
-
-
 def _job(arguments: Arguments, by: Scoring, queries: Store, store: Store) -> dict[str, Any]:
     """Everything that the hits depend on."""
     chosen = arguments.model_dump(mode="json", include={"hits", "evalue", "prefilter", "candidates"})
-    folders = [folder for folder in (arguments.query_embeddings, arguments.store_embeddings) if folder]
     return {
         **chosen,
         "evalue": str(arguments.evalue),
@@ -141,7 +125,6 @@ def _job(arguments: Arguments, by: Scoring, queries: Store, store: Store) -> dic
         "store": store.checksum,
         "matrix": by.scores.tolist(),
         "gap penalties": [by.gap_open, by.gap_extend],
-        "embeddings": [file_xxh128(folder / MANIFEST_FILE) for folder in folders],
     }
 
 

@@ -29,7 +29,8 @@ from common.arguments import parse
 from common.command_line import result_console
 from common.progress import status_line
 from common.publishing import made_folder
-from inference.embedding.request import InputArguments, JobRequest
+from dataset.store.conversion import open_store
+from inference.embedding.request import InputArguments
 from inference.embedding.settings import EmbeddingSettings, Precision
 
 MADE_BY = "benchmark_cpu_gpu"
@@ -52,15 +53,13 @@ def main(argv: list[str]) -> int:
         import torch  # here: it takes seconds
 
         from inference.device_comparison import compare_devices, draw_comparison
-        from inference.embedding.job import open_store
 
         console = result_console()
         if not torch.cuda.is_available():
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
-        request = JobRequest(arguments.models, arguments.input, arguments.output, settings, arguments.ingest)
         options = arguments.model_dump(include={"proteins", "rounds", "random_weights"})
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
-            store = open_store(request, Path(scratch))
+            store = open_store(arguments.input, arguments.ingest, Path(scratch))
             found = [compare_devices(model, store, settings, show, **options) for model in arguments.models]
         machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
         report = json.dumps({"machine": machine, "models": found}, indent=1)

@@ -71,15 +71,16 @@ def main(argv: list[str]) -> int:
 
 def _profiled(request: JobRequest, arguments: Arguments, folder: Path) -> dict[str, Any]:
     # Here: they load torch.
+    from dataset.store.conversion import open_store
     from inference.embedding.encoder import Encoder
-    from inference.embedding.job import open_store, resolved
+    from inference.embedding.job import resolved
     from inference.embedding.plan import make_plan
     from inference.embedding.worker import ShardWorker
     from inference.embedding_profile import profile_shard
 
     request = resolved(request)
     with tempfile.TemporaryDirectory() as scratch, status_line() as show:
-        store = open_store(request, Path(scratch))
+        store = open_store(request.sources, request.ingest, Path(scratch))
         show(f"profiling {arguments.model}")
         device = request.device or "cpu"
         encoder = Encoder(arguments.model, request.settings, device, random_weights=arguments.random_weights)

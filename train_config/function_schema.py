@@ -75,6 +75,12 @@ class EmbeddingsSection(Section):
     max_length: PositiveInt | None = None
     """Residues; of longer sequences the start is taken. Default: what positions of the model reach."""
 
+    @model_validator(mode="after")
+    def _names_the_model(self) -> EmbeddingsSection:
+        if self.store is not None and self.model == COMPOSITION:
+            raise ValueError("store has vectors of a model: set model to the one that computed them")
+        return self
+
 
 class HomologySection(Section):
     """Terms of similar proteins, by the sum of their bit scores."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
-from common.progress import ConversionProgress, ProgressCallback
+from common.progress import ConversionProgress, ProgressCallback, conversion_bar
 from common.publishing import exclusive, file_xxh128, published, refuse_existing
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
@@ -100,6 +100,15 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         else:
             _convert_locked(FastaSource(data.source), target, data.ingest, progress, option=config_option)
     return target
+
+
+def open_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
+    """The store that the sources are or, with a progress bar, are converted to in a folder, as :func:`ensure_store`."""
+    data = DataSection(source=sources, ingest=ingest)
+    if _source_store(data) is None:
+        data = data.model_copy(update={"store": str(folder / "store")})
+    with conversion_bar("reading sequences") as progress:
+        return Store(ensure_store(data, folder, progress))
 
 
 def store_location(data: DataSection, default_root: Path) -> Path:

@@ -14,9 +14,10 @@ import numpy as np
 
 from common.progress import status_line
 from dataset.embeddings.format import Dtype
+from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from inference.embedding.encoder import Encoder
-from inference.embedding.job import open_store, resolved
+from inference.embedding.job import resolved
 from inference.embedding.plan import Plan, make_plan
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, file_format
@@ -40,7 +41,7 @@ def estimate(request: JobRequest) -> list[Estimate]:
     """Size and time of a job, after a measurement of ten seconds for each model; nothing is written that stays."""
     request = resolved(request)
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(request, Path(folder))
+        store = open_store(request.sources, request.ingest, Path(folder))
         return [_estimate(request, model, store) for model in request.models]
 
 

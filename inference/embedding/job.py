@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, ResourceError
-from common.progress import conversion_bar, status_line
+from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
 from dataset.embeddings.format import MANIFEST_FILE, read_manifest
-from dataset.store.conversion import ensure_store
-from dataset.store.reader import Store
+from dataset.store.conversion import open_store
 from inference.embedding.model_job import JOB_FILE, ModelJob, other_job
 from inference.embedding.report import report_name
 from inference.embedding.request import JobRequest
-from train_config.schema import DataSection
 from training.launch.placement import local_resources
 
 log = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
 
             stack.enter_context(connected(request.cluster))
         request = resolved(request)
-        store = open_store(request, request.partial)
+        store = open_store(request.sources, request.ingest, request.partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in request.partial.glob(f"*/{JOB_FILE}")} - {*folders}:
             raise other_job(request.partial, f"of model {min(others)}")
@@ -84,15 +82,6 @@ def resolved(request: JobRequest) -> JobRequest:
     available = sum((node.gpus if device == "cuda" else node.cpus) for node in nodes)
     workers = request.workers or max(1, int(available / each)) if request.cluster is not None else 1
     return replace(request, device=device, workers=workers, settings=request.settings.resolved(device == "cuda"))
-
-
-def open_store(request: JobRequest, folder: Path) -> Store:
-    """The store that the sources are or are converted to, in the folder; refuses one of texts."""
-    data = DataSection(source=request.sources, ingest=request.ingest)
-    if not (len(request.sources) == 1 and (Path(request.sources[0]) / "manifest.json").is_file()):
-        data = data.model_copy(update={"store": str(folder / "store")})
-    with conversion_bar("reading sequences") as progress:
-        return Store(ensure_store(data, folder, progress))
 
 
 def _publish(request: JobRequest, models: list[ModelJob]) -> list[dict[str, Any]]:

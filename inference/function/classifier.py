@@ -16,19 +16,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 from common.publishing import write_atomically
-from dataset.embeddings.format import parts as ranges
 from function.predictors import pruned
 from inference.exported import EXPORT_FOLDER
 from inference.function.data import AspectData, FunctionData
 from train_config.loading import load_config
 
-_AT_ONCE = 1024
 
-
-def train_classifier(folder: Path, name: str, data: FunctionData, settings: str, min_count: int) -> None:
+def train_classifier(folder: Path, name: str, data: FunctionData, settings: str, places_K: NDArray[np.int64]) -> None:
     """Train the classifier of an aspect, or resume it, by the settings of a file.
 
     A term weighs 1 plus its information accretion in the loss, as it does in the network on embeddings. Raises what
@@ -40,33 +37,36 @@ def train_classifier(folder: Path, name: str, data: FunctionData, settings: str,
     table, weights = made / f"{name}.csv", made / f"{name}_weights.tsv"
     if not table.is_file():
         made.mkdir(exist_ok=True)
-        count_V = np.bincount(one.terms[one.training].indices, minlength=one.terms.shape[1])
-        learnt_V = count_V >= min_count
-        lines = (f"{one.aspect.terms[place]}\t{1 + one.accretion[place]:.6g}\n" for place in np.flatnonzero(learnt_V))
+        lines = (f"{one.aspect.terms[place]}\t{1 + one.accretion[place]:.6g}\n" for place in places_K)
         write_atomically(weights, "".join(lines))
-        write_atomically(table, _table(data, one, learnt_V))
+        write_atomically(table, _table(data, one, places_K))
     labels = {"kind": "multilabel", "id_column": "id", "label_columns": ["terms"], "split": "column"}
     labels |= {"split_column": "split", "missing_labels": "skip"}
     given: dict[tuple[str, ...], Any] = {("data", "labels", key): value for key, value in labels.items()}
-    given |= {("run", "name"): name, ("run", "storage_path"): str(made), ("data", "source"): [str(table)]}
+    given |= {
+        ("run", "name"): name,
+        ("run", "storage_path"): str(made),
+        ("data", "source"): [str(table)],
+        ("data", "store"): None,
+    }
     given |= {("model", "task"): "classifier", ("model", "classifier", "label_weights"): str(weights)}
     if code := train(load_config(settings, given)):
         raise SystemExit(code)
 
 
-def _table(data: FunctionData, one: AspectData, learnt_V: NDArray[np.bool_]) -> str:
+def _table(data: FunctionData, one: AspectData, places_K: NDArray[np.int64]) -> str:
     """Proteins and their terms that are learnt."""
     rows = csv.writer(text := StringIO(newline=""), lineterminator="\n")
     rows.writerow(["id", "sequence", "terms", "split"])
     for row, record in enumerate(one.records.tolist()):
         places = one.terms.indices[slice(*one.terms.indptr[row : row + 2])]
-        terms = ";".join(one.aspect.terms[place] for place in places[learnt_V[places]])
+        terms = ";".join(one.aspect.terms[place] for place in places[np.isin(places, places_K)])
         rows.writerow([data.ids[record], data.store.text(record), terms, "train" if one.training[row] else "valid"])
     return text.getvalue()
 
 
-def load_probabilities(folder: Path, name: str, one: AspectData) -> Callable[[Sequence[str], object], csr_array]:
-    """The classifier of an aspect, from sequences (and what other networks take) to (N, V) probabilities.
+def load_probabilities(folder: Path, name: str, one: AspectData) -> Callable[[Sequence[str]], csr_array]:
+    """The classifier of an aspect, from sequences to (N, V) probabilities.
 
     Raises ConfigError where it is missing.
     """
@@ -76,12 +76,8 @@ def load_probabilities(folder: Path, name: str, one: AspectData) -> Callable[[Se
     places = {term: place for place, term in enumerate(one.aspect.terms)}
     places_K = np.array([places[term] for term in pipeline.label_space.names])
 
-    def probabilities(texts: Sequence[str], _: object) -> csr_array:
-        found = [csr_array((0, len(places)))]
-        for start, stop in ranges(len(texts), _AT_ONCE):
-            some = pruned(csr_array(pipeline.predict(texts[start:stop]).probabilities.astype(float)))
-            shape = stop - start, len(places)
-            found.append(csr_array((some.data, places_K[some.indices], some.indptr), shape=shape))
-        return vstack(found, format="csr")
+    def probabilities(texts: Sequence[str]) -> csr_array:
+        found = pruned(csr_array(pipeline.predict(texts).probabilities.astype(float)))
+        return csr_array((found.data, places_K[found.indices], found.indptr), shape=(len(texts), len(places)))
 
     return probabilities

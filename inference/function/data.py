@@ -59,6 +59,11 @@ class AspectData:
     accretion: NDArray[np.float64]
     training: NDArray[np.bool_]
 
+    def learnt(self, min_count: int) -> NDArray[np.int64]:
+        """(K,) places of the terms that so many training proteins have."""
+        count_V = np.bincount(self.terms[self.training].indices, minlength=self.terms.shape[1])
+        return np.flatnonzero(count_V >= min_count)
+
 
 @dataclass(frozen=True)
 class FunctionData:
@@ -120,7 +125,7 @@ def read(folder: Path, store: Store) -> FunctionData:
 def linked(target: Path, folder: str | Path) -> None:
     """Make a link to a folder of the user's, so that the run finds it from any working directory."""
     if not target.is_symlink():
-        target.symlink_to(Path(folder).absolute())
+        target.symlink_to(Path(folder).expanduser().absolute())
 
 
 def _once(target: Path, write: Callable[[Path], None]) -> None:

@@ -59,21 +59,18 @@ class TermNetwork(nn.Module):
 def train_network(
     vectors_NC: NDArray[np.float32],
     terms: csr_array,
+    places_K: NDArray[np.int64],
     training_N: NDArray[np.bool_],
     accretion_V: NDArray[np.float64],
     settings: NetworkSection,
     seed: int,
     show: Callable[[str], None] = lambda text: None,
-) -> TermNetwork | None:
-    """Train on the proteins of ``training_N`` until the loss of the others grows; None where no term is frequent.
+) -> TermNetwork:
+    """Train on the proteins of ``training_N`` until the loss of the others grows.
 
     ``terms`` is (N, V) bool. Equal arguments give equal weights on the same processor and number of threads.
     """
-    count_V = np.bincount(terms[training_N].indices, minlength=terms.shape[1])
-    places_K = np.flatnonzero(count_V >= settings.min_count)
-    if not places_K.size:
-        return None
-    chosen = csr_array(terms[:, places_K]).astype(np.float32)
+    targets = csr_array(terms[:, places_K])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = TermNetwork(vectors_NC.shape[1], settings.hidden_size, places_K.size, settings.dropout)
@@ -81,11 +78,11 @@ def train_network(
         known_NC = torch.from_numpy(vectors_NC[training_N])
         network.mean.copy_(known_NC.mean(0))
         network.std.copy_(known_NC.std(0, correction=0).clamp(min=1e-6))
-        share_K = torch.from_numpy((count_V[places_K] + 1) / (training_N.sum() + 2))
+        share_K = torch.from_numpy((targets[training_N].sum(axis=0) + 1) / (training_N.sum() + 2))
         nn.init.zeros_(network.output.weight)
         network.output.bias.data.copy_(torch.logit(share_K))
         weights_K = torch.from_numpy(1 + accretion_V[places_K]).float()
-        return _fitted(network, vectors_NC, chosen, training_N, weights_K / weights_K.mean(), settings, show)
+        return _fitted(network, vectors_NC, targets, training_N, weights_K / weights_K.mean(), settings, show)
 
 
 def _fitted(
@@ -102,7 +99,7 @@ def _fitted(
 
     def loss_of(proteins: NDArray[np.int64]) -> Tensor:
         logits_BK = network(torch.from_numpy(vectors_NC[proteins]))
-        targets_BK = torch.from_numpy(targets[proteins].toarray())
+        targets_BK = torch.from_numpy(targets[proteins].toarray()).float()
         return binary_cross_entropy_with_logits(logits_BK, targets_BK, weight=weights_K)
 
     def batches(proteins: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 
 from common.errors import DataError
+from dataset.embeddings.format import parts as ranges
 from dataset.embeddings.reader import open_vectors
 from dataset.store.reader import Store
 from function.alignment.prefilter import SharedWords
@@ -31,13 +32,15 @@ from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings
 from inference.function.classifier import load_probabilities
 from inference.function.data import AspectData, FunctionData, linked
-from inference.function.network import TermNetwork, load_network, probabilities
+from inference.function.network import load_network, probabilities
 from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
 from train_config.schema import IngestSection
 
 Vectors = NDArray[np.float32]
-Network: TypeAlias = Callable[[Sequence[str], Vectors | None], csr_array]
-"""From sequences and vectors to (N, V) probabilities of an aspect, not propagated."""
+Network: TypeAlias = Callable[[Any], csr_array]
+"""From vectors, or of a classifier sequences, to (N, V) probabilities of an aspect, not propagated."""
+_AT_ONCE = 1024
+"""Proteins whose probabilities are dense."""
 
 
 def takes_vectors(config: FunctionConfig) -> bool:
@@ -48,23 +51,23 @@ def takes_vectors(config: FunctionConfig) -> bool:
 def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, folder: Path) -> Vectors:
     """(N, C) vectors of all records of a store; computed into ``folder``, where they are not yet.
 
-    Raises DataError where the embeddings that the settings name lack a record.
+    Raises DataError where the embeddings that the settings name lack a record, or one is not finite.
     """
     if settings.model == COMPOSITION:
         return composition([store.text(record) for record in range(len(store))])
-    if settings.store is None:
+    if settings.store is not None:
+        linked(folder, settings.store)
+    else:
         job = EmbeddingSettings(max_length=settings.max_length, long="crop", format="npy")
         source = [str(store.path)]
         run_job(
             JobRequest([settings.model], source, folder, job, IngestSection(), random_weights=settings.random_weights)
         )
-        return np.array(open_vectors(folder, "mean")[:], np.float32)
-    linked(folder, settings.store)
-    found = open_vectors(folder)
+    found = open_vectors(folder, "mean")
     places = {name: place for place, name in enumerate(found.ids)}
     if lost := next((name for name in ids if name not in places), None):
-        raise DataError(f"{settings.store}: has no embedding of {lost}; embed all sequences of the run")
-    return np.asarray(found[:], np.float32)[[places[name] for name in ids]]
+        raise DataError(f"{settings.store or folder}: has no embedding of {lost}; embed all sequences of the run")
+    return np.concatenate([block_nC for _, block_nC in found.finite_blocks()])[[places[name] for name in ids]]
 
 
 class Parts:
@@ -76,6 +79,10 @@ class Parts:
         self.data, self._config, self._training = data, config, training
         self._vectors_RC = vectors_RC
         self._networks = dict(_networks(folder, config, data)) if "network" in config.parts else {}
+        if config.parts == ["network"] and not self._networks:
+            raise DataError(
+                f"{folder}: no term has network.min_count training proteins; train with fewer or other parts"
+            )
 
     def hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
@@ -107,7 +114,9 @@ class Parts:
             near = nearest(vectors_NC - mean_C, self._vectors_RC[records] - mean_C, of.number, of.temperature)
             found["neighbours"] = transferred(near, terms)
         if name in self._networks:
-            found["network"] = propagate(self._networks[name](texts, vectors_NC), one.aspect)
+            given: Any = vectors_NC if self._config.network.classifier is None else texts
+            blocks = [self._networks[name](given[start:stop]) for start, stop in ranges(len(texts), _AT_ONCE)]
+            found["network"] = propagate(vstack(blocks, format="csr"), one.aspect)
         return found
 
     @cached_property
@@ -125,16 +134,13 @@ class Parts:
 
 def _networks(folder: Path, config: FunctionConfig, data: FunctionData) -> Iterator[tuple[str, Network]]:
     for name, one in data.aspects.items():
-        path = network_path(folder, name)
+        if not one.learnt(config.network.min_count).size:
+            continue
         if config.network.classifier is not None:
             yield name, load_probabilities(folder, name, one)
-        elif path.is_file():
-            yield name, partial(_of_vectors, load_network(path), len(one.aspect.terms))
-
-
-def _of_vectors(network: TermNetwork, terms: int, _: Sequence[str], vectors_NC: Vectors | None) -> csr_array:
-    assert vectors_NC is not None
-    return probabilities(network, vectors_NC, terms)
+        else:
+            network = load_network(network_path(folder, name))
+            yield name, partial(probabilities, network, terms=len(one.aspect.terms))
 
 
 def network_path(folder: Path, aspect: str) -> Path:

@@ -8,7 +8,6 @@ the embeddings, and the lines of the blocks of proteins that are done; the same 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from pydantic import ValidationError
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
-from common.journal import Journal, journal
-from common.progress import conversion_bar, record_bar
-from common.publishing import exclusive, file_xxh128, made_file, writing
+from common.journal import Journal, journal, unfinished
+from common.progress import record_bar
+from common.publishing import file_xxh128, made_file
 from dataset.embeddings.format import parts as ranges
 from dataset.embeddings.reader import open_vectors
-from dataset.store.conversion import ensure_store
+from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from function.predictors import blended
 from function.propagation import propagate
@@ -31,7 +30,7 @@ from inference.function.data import FunctionData, read
 from inference.function.parts import Parts, takes_vectors, vectors_of
 from inference.function.training import BLEND_FILE, CONFIG_FILE
 from train_config.function_schema import COMPOSITION, FunctionConfig
-from train_config.schema import DataSection, IngestSection
+from train_config.schema import IngestSection
 
 MADE_BY = "predict_function"
 _BLOCK = 1024
@@ -59,18 +58,13 @@ def predict(
         if part not in config.parts:
             raise ConfigError(f"--part {part}: the run has {', '.join(config.parts)}")
         config = config.model_copy(update={"parts": [part]})
-    partial = output.with_name(f"{output.name}.partial")
-    with exclusive(partial), writing(partial):
-        partial.mkdir(exist_ok=True)
-        with conversion_bar("reading sequences") as progress:
-            data = DataSection(source=sources, ingest=ingest, store=str(partial / "sequences"))
-            store = Store(ensure_store(data, partial, progress))
+    with unfinished(output) as partial:
+        store = open_store(sources, ingest, partial)
         job = {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms}
         with journal(partial / "predicted.tsv", job) as kept:
             _predict(run, config, store, partial, terms, part, kept)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
                 file.writelines(kept.lines())
-        shutil.rmtree(partial)
     return len(store)
 
 
@@ -98,11 +92,11 @@ def _predict(
             bits = parts.hits(texts)
             some_nC = None if vectors_NC is None else vectors_NC[start:stop]
             found = {}
-            for name, one in data.aspects.items():
+            for name in blend:
                 scores = parts.scores(name, texts, some_nC, bits)
-                weights = blend[name]["weights"] if part == "blend" else {part: 1.0}
-                chosen = {each: scores[each] for each in weights if each in scores}
-                found[name] = propagate(_thousandths(blended(chosen, weights)), one.aspect) if chosen else None
+                weights = blend[name]["weights"] if part == "blend" else dict.fromkeys(scores, 1.0)
+                if scores:
+                    found[name] = propagate(_thousandths(blended(scores, weights)), data.aspects[name].aspect)
             kept.add(_lines(ids[start:stop], data, found, terms))
             bar(stop / len(store), stop)
 
@@ -120,12 +114,11 @@ def _thousandths(scores: csr_array) -> csr_array:
     return whole
 
 
-def _lines(ids: list[str], data: FunctionData, found: dict[str, csr_array | None], terms: int) -> Iterator[str]:
+def _lines(ids: list[str], data: FunctionData, found: dict[str, csr_array], terms: int) -> Iterator[str]:
     """Lines of the highest scores; of equal ones the term that is nearer to the root is first."""
-    some = {name: scores for name, scores in found.items() if scores is not None}
-    joined = csr_array(hstack(list(some.values()), format="csr"))
+    joined = csr_array(hstack(list(found.values()), format="csr"))
     joined.sort_indices()
-    names = [term for name in some for term in data.aspects[name].aspect.terms]
+    names = [term for name in found for term in data.aspects[name].aspect.terms]
     for row, protein in enumerate(ids):
         places = slice(*joined.indptr[row : row + 2])
         scores, columns = joined.data[places], joined.indices[places]

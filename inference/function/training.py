@@ -28,7 +28,7 @@ from inference.function.classifier import train_classifier
 from inference.function.data import FunctionData, prepare
 from inference.function.network import save_network, train_network
 from inference.function.parts import Parts, Vectors, network_path, takes_vectors, vectors_of
-from train_config.function_schema import FunctionConfig
+from train_config.function_schema import COMPOSITION, FunctionConfig
 from train_config.loading import dump_config
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,10 @@ def train_function(config: FunctionConfig) -> dict[str, Any]:
 
     Raises ConfigError for the folder of a run with other settings, DataError for files that can't be used.
     """
-    folder = Path(config.storage_path).expanduser() / config.name
+    folder, embeddings = Path(config.storage_path).expanduser() / config.name, config.embeddings
+    if embeddings.model != COMPOSITION and (model := Path(embeddings.model).expanduser()).is_dir():
+        # predictions may be made in another working directory
+        config = config.model_copy(update={"embeddings": embeddings.model_copy(update={"model": str(model.resolve())})})
     with exclusive(folder), writing(folder):
         _accept(folder, config)
         if not (folder / BLEND_FILE).is_file():
@@ -55,13 +58,9 @@ def _make(folder: Path, config: FunctionConfig) -> None:
     data, vectors_RC = prepare(folder, config.data), None
     if takes_vectors(config):
         vectors_RC = vectors_of(data.store, data.ids, config.embeddings, folder / "embeddings")
-    if "network" in config.parts and (settings := config.network.classifier) is not None:
-        for name in data.aspects:
-            train_classifier(folder, name, data, settings, config.network.min_count)
+    for number, name in enumerate(data.aspects if "network" in config.parts else ()):
+        _train(folder, name, config, data, vectors_RC, config.seed + number)
     with status_line() as show:
-        if "network" in config.parts and config.network.classifier is None and vectors_RC is not None:
-            for number, name in enumerate(data.aspects):
-                _train(folder, name, config, data, vectors_RC, config.seed + number, show)
         show("fitting the blend")
         found = _blend(folder, config, data, vectors_RC)
     write_atomically(folder / BLEND_FILE, json.dumps(found, indent=2) + "\n")
@@ -71,32 +70,29 @@ def _accept(folder: Path, config: FunctionConfig) -> None:
     text = dump_config(config.model_copy(update={"storage_path": "."}))
     path = folder / CONFIG_FILE
     folder.mkdir(parents=True, exist_ok=True)
-    if not path.is_file() and any(folder.iterdir()):
+    if not path.is_file() and any(not one.name.startswith(f".{CONFIG_FILE}.") for one in folder.iterdir()):
         raise ConfigError(f"{folder}: is no run of train_function; choose another name")
     if path.is_file() and path.read_text(encoding="utf-8") != text:
-        raise ConfigError(f"{folder}: is a run with other settings (see {CONFIG_FILE}); choose another name")
+        raise ConfigError(
+            f"{folder}: is a run with other settings (see {CONFIG_FILE}); remove it or choose another name"
+        )
     write_atomically(path, text)
 
 
 def _train(
-    folder: Path, name: str, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors, seed: int, show: Any
+    folder: Path, name: str, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors | None, seed: int
 ) -> None:
-    path, one = network_path(folder, name), data.aspects[name]
-    if path.is_file():
-        return
-    network = train_network(
-        vectors_RC[one.records],
-        one.terms,
-        one.training,
-        one.accretion,
-        config.network,
-        seed,
-        lambda text: show(f"network of {name}: {text}"),
-    )
-    if network is None:
+    """Train the network of an aspect where it is missing and has terms to learn."""
+    path, one, settings = network_path(folder, name), data.aspects[name], config.network
+    places_K = one.learnt(settings.min_count)
+    if not places_K.size:
         log.warning("%s: no term has network.min_count training proteins, so there is no network", name)
-        return
-    save_network(network, path)
+    elif settings.classifier is not None:
+        train_classifier(folder, name, data, settings.classifier, places_K)
+    elif vectors_RC is not None and not path.is_file():
+        with status_line() as show:
+            given = vectors_RC[one.records], one.terms, places_K, one.training, one.accretion, settings, seed
+            save_network(train_network(*given, lambda text: show(f"network of {name}: {text}")), path)
 
 
 def _blend(folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC: Vectors | None) -> dict[str, Any]:
@@ -110,7 +106,8 @@ def _blend(folder: Path, config: FunctionConfig, data: FunctionData, vectors_RC:
         records = one.records[rows]
         vectors_NC = None if vectors_RC is None else vectors_RC[records]
         of_rows = None if bits is None else csr_array(bits[np.searchsorted(held_out, records)])
-        scores = parts.scores(name, data.texts(records), vectors_NC, of_rows)
+        if not (scores := parts.scores(name, data.texts(records), vectors_NC, of_rows)):
+            continue
         weights = fit_blend(scores, one.terms[rows], one.accretion)
         truth = Annotations(tuple(data.ids[record] for record in records), one.terms[rows])
         values = {}

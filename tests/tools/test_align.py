@@ -67,6 +67,15 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
     assert {row[-1] for row in rows(tmp_path / "own.tsv")} == {"nan"}
 
 
+def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_path):
+    files[0].write_text(">empty\n\n" + files[0].read_text())
+    outcome = command("align", *files, "--output", tmp_path / "hits.tsv", *CLEAR)
+    assert outcome.code == 3 and not (tmp_path / "hits.tsv.partial").exists()
+    option = outcome.err.split("give ")[1].split()
+    assert command("align", *files, "--output", tmp_path / "hits.tsv", *CLEAR, *option).code == 0
+    assert [row[0] for row in rows(tmp_path / "hits.tsv")] == [f"p{n}" for n in range(9)]
+
+
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
     fasta = write_fasta(tmp_path / "long.fasta", random_sequences([3000] * 30, seed=1))
     assert command("fasta2lmdb", fasta, tmp_path / "long").code == 0
@@ -98,6 +107,11 @@ REFUSED = {
     "a limit without constants": (["queries.fasta", "--gap-open", "5"], 2, "give --evalue inf"),
     "a prefilter without embeddings": (["queries.fasta", "--prefilter", "embedding"], 2, "--query-embeddings"),
     "embeddings without a prefilter": (["queries.fasta", "--query-embeddings", "x"], 2, "--store-embeddings"),
+    "a folder without embeddings": (
+        ["queries.fasta", "--prefilter", "embedding", "--query-embeddings", "store", "--store-embeddings", "store"],
+        3,
+        "no embeddings there",
+    ),
     "a GPU and a prefilter": (["queries.fasta", "--device", "cuda", "--prefilter", "kmer"], 2, "--prefilter none"),
 }
 

@@ -115,6 +115,35 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     (tmp_path / "new.tsv.partial" / "predicted.tsv").write_text("{}\n")
     outcome = command("predict_function", trained, test, "--output", tmp_path / "new.tsv")
     assert outcome.code == 2 and "unfinished work of another" in outcome.err
+    (tmp_path / "empty.fasta").touch()
+    outcome = command("predict_function", trained, tmp_path / "empty.fasta", "--output", tmp_path / "none.tsv")
+    assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
+
+
+def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path, command):
+    fasta = trained / "sample" / "test.fasta"
+    assert command("fasta2lmdb", fasta, tmp_path / "store").code == 0
+    for source, name in (fasta, "fasta.tsv"), (tmp_path / "store", "store.tsv"):
+        outcome = command("predict_function", trained, source, "--output", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+    assert (tmp_path / "fasta.tsv").read_bytes() == (tmp_path / "store.tsv").read_bytes()
+
+
+def test_without_a_frequent_term_there_is_no_network_and_it_alone_is_refused(trained, tmp_path, command):
+    rare = ["--storage_path", tmp_path, *SMALL, "--network.min_count", 1000]
+    outcome = command("train_function", *rare)
+    assert outcome.code == 0, outcome.err
+    assert (
+        "network" not in json.loads((tmp_path / "function" / "blend.json").read_text())["biological_process"]["weights"]
+    )
+    given = [tmp_path / "function", trained / "sample" / "test.fasta", "--output", tmp_path / "out.tsv"]
+    assert command("predict_function", *given).code == 0
+    refused = [command("predict_function", *given, "--overwrite", "--part", "network")]
+    refused.append(command("train_function", *rare, "--parts", "network", "--name", "alone"))
+    classifier = ["--network.classifier", tmp_path / "absent.yaml", "--name", "classified"]
+    refused.append(command("train_function", *rare, "--parts", "network", *classifier))
+    for outcome in refused:
+        assert outcome.code == 3 and "error: " in outcome.err and "no term has network.min_count" in outcome.err
 
 
 def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command, monkeypatch):

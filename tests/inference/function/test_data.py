@@ -90,6 +90,7 @@ def test_settings_that_do_not_go_together_are_refused():
         ({("data", "since"): "2024"}, "since"),
         ({("data", "since"): "20240101", ("data", "validation"): "a"}, "exclude each other"),
         ({("parts",): ["guess"]}, "parts"),
+        ({("embeddings", "store"): "embeddings"}, "set model"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_function_config(None, given)
