@@ -10,6 +10,7 @@ Shape legend: R records of the store, M annotated proteins of an aspect, V its t
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -93,7 +94,8 @@ def prepare(folder: Path, data: FunctionDataSection) -> FunctionData:
     with conversion_bar("reading sequences") as progress:
         section = DataSection(source=sources, ingest=data.ingest)
         if (Path(sources[0]) / "manifest.json").is_file():
-            linked(folder / "sequences", ensure_store(section, folder, progress))
+            given = ensure_store(section, folder, progress)
+            _once(folder / "sequences", lambda building: shutil.copytree(given, building, dirs_exist_ok=True))
         else:
             ensure_store(section.model_copy(update={"store": str(folder / "sequences")}), folder, progress)
     store = Store(folder / "sequences")
@@ -122,13 +124,7 @@ def read(folder: Path, store: Store) -> FunctionData:
     return FunctionData(store, ids, aspects)
 
 
-def linked(target: Path, folder: str | Path) -> None:
-    """Make a link to a folder of the user's, so that the run finds it from any working directory."""
-    if not target.is_symlink():
-        target.symlink_to(Path(folder).expanduser().absolute())
-
-
-def _once(target: Path, write: Callable[[Path], None]) -> None:
+def _once(target: Path, write: Callable[[Path], object]) -> None:
     """Make a folder that is not there yet, whole or not at all."""
     with exclusive(target):
         if not target.exists():

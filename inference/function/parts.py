@@ -31,7 +31,7 @@ from inference.embedding.job import run_job
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings
 from inference.function.classifier import load_probabilities
-from inference.function.data import AspectData, FunctionData, linked
+from inference.function.data import AspectData, FunctionData
 from inference.function.network import load_network, probabilities
 from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
 from train_config.schema import IngestSection
@@ -56,7 +56,8 @@ def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, fo
     if settings.model == COMPOSITION:
         return composition([store.text(record) for record in range(len(store))])
     if settings.store is not None:
-        linked(folder, settings.store)
+        if not folder.is_symlink():
+            folder.symlink_to(Path(settings.store).expanduser().absolute())
     else:
         job = EmbeddingSettings(max_length=settings.max_length, long="crop", format="npy")
         source = [str(store.path)]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError, DataError
+from dataset.store.conversion import convert
+from dataset.store.reader import Store
 from function.sample import write_sample
-from inference.function.data import prepare
+from inference.function.data import prepare, read
 from train_config.function_schema import FunctionDataSection, FunctionSampleSection
 from train_config.loading import load_function_config
+from train_config.schema import IngestSection
 
 
 @pytest.fixture
@@ -37,6 +41,15 @@ def test_the_run_keeps_its_data_when_the_files_are_gone(files, tmp_path):
         other = again.aspects[name]
         assert (one.terms != other.terms).nnz == 0 and (one.accretion == other.accretion).all()
         assert not ((one.terms @ one.aspect.parents) > one.terms).nnz, "annotations are propagated"
+
+
+def test_the_run_keeps_a_store_that_is_given(files, tmp_path):
+    convert(files["sequences"], tmp_path / "store", IngestSection())
+    section = FunctionDataSection(**files | {"sequences": [str(tmp_path / "store")]})
+    first = prepare(tmp_path / "run", section)
+    shutil.rmtree(tmp_path / "store")
+    again = read(tmp_path / "run", Store(tmp_path / "run" / "sequences"))
+    assert held_out(first) == held_out(again) and first.store.checksum == again.store.checksum
 
 
 def test_listed_proteins_are_held_out(files, tmp_path):
