@@ -35,7 +35,7 @@ from dataset.store.reader import Store
 from train_config.schema import IngestSection
 
 if TYPE_CHECKING:
-    from function.alignment.prefilter import Prefilter
+    from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
     from function.alignment.scoring import Scoring
     from function.alignment.search import Search
 
@@ -140,7 +140,7 @@ def _align(search: Search, queries: Store, arguments: Arguments, kept: Journal) 
             bar(kept.done / len(queries), kept.done)
 
 
-def _prefilter(arguments: Arguments, store: Store) -> Prefilter | None:
+def _prefilter(arguments: Arguments, store: Store) -> EmbeddingNeighbours | SharedWords | None:
     from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
 
     if arguments.query_embeddings and arguments.store_embeddings:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from train_config.schema import IngestSection
+from train_config.schema import IngestSection, SampleSection
 from train_config.section import Channels, FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share
 
 SAMPLE = "sample"
@@ -15,15 +15,12 @@ Part = Literal["naive", "homology", "neighbours", "network"]
 _PARTS: list[Part] = ["naive", "homology", "neighbours", "network"]
 
 
-class FunctionSampleSection(Section):
-    """The embedded sample: an ontology of 500 terms, and families of sequences whose terms follow from motifs."""
+class FunctionSampleSection(SampleSection):
+    """The embedded sample: an ontology of 500 terms, and families of sequences whose terms follow from motifs.
+    A fifth of the sequences, with whole families among them, is for evaluation."""
 
-    records: Annotated[int, Field(ge=50, le=1_000_000)] = 2000
-    """Sequences to make; a fifth of them, with whole families among them, are for evaluation."""
     families: PositiveInt = 400
     """Families that sequences descend from."""
-    seed: NonNegativeInt = 0
-    """Seed of the sample."""
 
 
 class FunctionDataSection(Section):

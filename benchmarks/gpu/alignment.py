@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import WARM_UPS, Bench, Row
+from benchmarks.gpu.bench import Bench, Row
+from common.timing import median_seconds
 from model.kernels.smith_waterman import SmithWaterman
 
 LETTERS, FIRST, EXTEND = 24, 12, 1
@@ -30,17 +31,8 @@ def alignment(bench: Bench) -> Iterator[Row]:
         checked = random.choice(count, 20, replace=False)
         few = SmithWaterman([sequences[place] for place in checked], matrix, FIRST, EXTEND, "cpu")
         same = np.array_equal(few(query), align(query)[checked])
-        times_s = []
-        for _ in range(WARM_UPS):
-            start_s = time.perf_counter()
-            align(query)  # waits for the scores
-            times_s.append(time.perf_counter() - start_s)
-        gcups = 1e-9 * len(query) * align.residues / float(np.median(times_s))
-        yield {
-            "query": len(query),
-            "GCUPS": gcups,
-            "of CUDASW++4.0": gcups / CUDASW,
-            "verdict": "ok" if same else "WRONG",
-        }
+        gcups = 1e-9 * len(query) * align.residues / median_seconds(partial(align, query))
+        speed = {"GCUPS": gcups, "of CUDASW++4.0": gcups / CUDASW}
+        yield {"query": len(query), **speed, "verdict": "ok" if same else "WRONG"}
     if bench.device == "cuda":
         yield {"query": None, "peak GB": torch.cuda.max_memory_allocated() / 1e9}

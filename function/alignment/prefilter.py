@@ -2,7 +2,8 @@
 
 ``SharedWords`` ranks by words of four residues, of which related proteins share more and rarer ones;
 ``EmbeddingNeighbours`` by the cosine of embeddings that ``python -m tools embed`` made. Both lose hits, in numbers that
-docs/function.md gives; neither changes a score.
+docs/function.md gives; neither changes a score. Called with an id, a sequence and a number M, they give (M,) records,
+ascending, of few ones fewer.
 
 Shape legend: N records, M candidates, W distinct words of a record, C channels.
 """
@@ -10,7 +11,6 @@ Shape legend: N records, M candidates, W distinct words of a record, C channels.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,6 @@ from function.composition import words
 
 _WORD = 4
 _WORDS = len(AMINO_ACIDS) ** _WORD
-
-
-class Prefilter(Protocol):
-    """Candidates of a query."""
-
-    def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
-        """(M,) at most ``count`` records, ascending."""
 
 
 class SharedWords:

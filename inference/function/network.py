@@ -4,8 +4,8 @@ In: vectors of proteins, and their terms as a sparse matrix, of which a batch al
 the smallest validation loss, probabilities, a file. The loss is binary cross-entropy; a term weighs 1 plus its
 information accretion in bits, so that those that its parents imply are learnt, too.
 
-It has a loop of its own: the classifier's stores keep dense float32 targets and its trainer starts Ray and DeepSpeed,
-for a network that trains in a minute on a processor.
+It has a loop of its own: the classifier's trainer starts Ray and DeepSpeed, for a network that trains in a minute on a
+processor.
 
 Shape legend: N proteins, B of a batch, C channels, K terms that are learnt, V terms of an aspect.
 """
