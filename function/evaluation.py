@@ -25,7 +25,6 @@ from pydantic import Field
 from scipy.sparse import csr_array
 
 from common.arguments import ToolArguments
-from common.errors import DataError
 from function.annotations import Annotations
 from function.ontology import Aspect
 from function.propagation import BLOCK, Method, dense, propagate_dense
@@ -92,8 +91,8 @@ def evaluate(
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
     ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
-    (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where no score reaches a
-    threshold, there are no metrics. Raises DataError where no protein is left.
+    (partial knowledge); proteins that then have nothing left to predict leave the evaluation. Where none is left, or no
+    score reaches a threshold, there are no metrics.
     """
     settings = settings or Settings()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
@@ -107,7 +106,7 @@ def evaluate(
         left_N = actual @ weights_WV[0] > 0
         actual, scores, excluded = actual[left_N], scores[left_N], excluded[left_N]
     if not actual.shape[0]:
-        raise DataError(f"no annotation of {aspect.name} is left without the known ones; check these and the terms")
+        return Evaluation(0, 0, np.empty(0), {}, {})
     thresholds_T = np.arange(settings.step, 1, settings.step)
     hit_WTN, called_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
     sums = _sums(hit_WTN, called_WTN, (actual @ weights_WV.T).T, settings)

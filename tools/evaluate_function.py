@@ -109,9 +109,12 @@ def _evaluated(arguments: Arguments) -> dict[str, Evaluation]:
     }
     found = {name: one for name, one in found.items() if one.metrics}
     for name in sorted(truth.keys() - found.keys()):
-        log.warning("%s is left out: no score of an annotated protein reaches a threshold", name)
+        log.warning(
+            "%s is left out: nothing is left to predict, or no score of such a protein reaches a threshold", name
+        )
     if not found:
-        raise DataError(f"{arguments.predictions}: no score of an annotated protein reaches a threshold; check it")
+        problem = "no score reaches a threshold for a protein with annotations that count"
+        raise DataError(f"{arguments.predictions}: {problem}; check it, the known annotations and the terms")
     return found
 
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
+from common.text import counted
 from train_config.function_schema import FunctionConfig
 from train_config.loading import dump_config, load_function_config
 from train_config.overrides import parse_sections
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         for part, values in one["validation"].items():
             weight = f"{one['weights'][part]:.2f}" if part in one["weights"] else ""
             table.add_row(part, weight, f"{values['fmax']:.3f}", f"{values['fmax_w']:.3f}")
-        console.print(f"{name}: {one['proteins']:,} held-out proteins")
+        console.print(f"{name}: {counted(one['proteins'], 'held-out protein{s}')}")
         console.print(table)
     console.print(f"written: {Path(config.storage_path) / config.name}", markup=False)
     return 0

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import ValidationError
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
@@ -36,14 +36,16 @@ MADE_BY = "predict_function"
 _BLOCK = 1024
 
 
-def config_of(folder: Path) -> FunctionConfig:
-    """Settings of a finished run. Raises ConfigError where there is none."""
+def _finished(folder: Path) -> tuple[FunctionConfig, dict[str, Any]]:
+    """Settings and blend of a finished run. Raises ConfigError where there is none, DataError where it is damaged."""
     if not (folder / BLEND_FILE).is_file():
         raise ConfigError(f"{folder}: is no finished run of train_function; give one, or run that command again")
     try:
-        return FunctionConfig.model_validate(yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValidationError, yaml.YAMLError) as error:
-        raise DataError(f"{folder / CONFIG_FILE}: damaged ({type(error).__name__}); train again") from error
+        config, blend = ((folder / name).read_text(encoding="utf-8") for name in (CONFIG_FILE, BLEND_FILE))
+        return FunctionConfig.model_validate(yaml.safe_load(config)), json.loads(blend)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = f"{CONFIG_FILE} or {BLEND_FILE} is damaged ({type(error).__name__})"
+        raise DataError(f"{folder}: {problem}; train again") from error
 
 
 def predict(
@@ -53,25 +55,33 @@ def predict(
 
     Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
     """
-    config = config_of(run)
+    config, blend = _finished(run)
+    weights = {name: one["weights"] for name, one in blend.items()}
     if part != "blend":
-        if part not in config.parts:
-            raise ConfigError(f"--part {part}: the run has {', '.join(config.parts)}")
+        known = ", ".join(dict.fromkeys(each for one in weights.values() for each in one))
         config = config.model_copy(update={"parts": [part]})
+        if not (weights := {name: {part: 1.0} for name, one in weights.items() if part in one}):
+            raise ConfigError(f"--part {part}: the run has {known}")
     with unfinished(output) as partial:
         store = open_store(sources, ingest, partial)
         job = {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms}
         with journal(partial / "predicted.tsv", job) as kept:
-            _predict(run, config, store, partial, terms, part, kept)
+            _predict(run, config, weights, store, partial, terms, kept)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
                 file.writelines(kept.lines())
     return len(store)
 
 
 def _predict(
-    run: Path, config: FunctionConfig, store: Store, partial: Path, terms: int, part: str, kept: Journal
+    run: Path,
+    config: FunctionConfig,
+    weights: dict[str, dict[str, float]],
+    store: Store,
+    partial: Path,
+    terms: int,
+    kept: Journal,
 ) -> None:
-    """Add the lines of the blocks that are missing."""
+    """Add the lines of the blocks that are missing. ``weights``: of the parts of each aspect."""
     blocks = list(ranges(len(store), _BLOCK))[kept.done :]
     if not blocks:
         return
@@ -79,24 +89,21 @@ def _predict(
     data = read(run, Store(run / "sequences"))
     known_RC = vectors_NC = None
     if takes_vectors(config):
-        of = config.embeddings.model_copy(update={"store": None})
-        vectors_NC = vectors_of(store, ids, of, partial / "embeddings")
+        computed = config.embeddings.model_copy(update={"store": None})
+        vectors_NC = vectors_of(store, ids, computed, partial / "embeddings")
         known_RC = vectors_of(data.store, data.ids, config.embeddings, run / "embeddings")
-        if of.model != COMPOSITION:
+        if computed.model != COMPOSITION:
             _same_model(partial / "embeddings", run / "embeddings")
     parts = Parts(run, config, data, known_RC, training=False)
-    blend = json.loads((run / BLEND_FILE).read_text(encoding="utf-8"))
     with record_bar("predicting") as bar:
         for start, stop in blocks:
             texts = [store.text(record) for record in range(start, stop)]
             bits = parts.hits(texts)
             some_nC = None if vectors_NC is None else vectors_NC[start:stop]
             found = {}
-            for name in blend:
-                scores = parts.scores(name, texts, some_nC, bits)
-                weights = blend[name]["weights"] if part == "blend" else dict.fromkeys(scores, 1.0)
-                if scores:
-                    found[name] = propagate(_thousandths(blended(scores, weights)), data.aspects[name].aspect)
+            for name, of in weights.items():
+                scores = blended(parts.scores(name, texts, some_nC, bits), of)
+                found[name] = propagate(_thousandths(scores), data.aspects[name].aspect)
             kept.add(_lines(ids[start:stop], data, found, terms))
             bar(stop / len(store), stop)
 

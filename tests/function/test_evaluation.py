@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from common.errors import DataError
 from function.annotations import Annotations, information_accretion, read_annotations, read_scores
 from function.evaluation import Evaluation, Settings, evaluate
 from function.ontology import Aspect, read_ontology
@@ -122,10 +121,10 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path):
         assert found.curves["cov"][place] == (called_N > 0).mean() <= 1
 
 
-def test_nothing_left_to_predict_is_refused(tmp_path):
+def test_without_anything_left_to_predict_there_are_no_metrics(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    with pytest.raises(DataError, match=r"no annotation of .* is left without the known ones"):
-        evaluate(aspect, truth, scores, known=truth)
+    found = evaluate(aspect, truth, scores, known=truth)
+    assert found.proteins == 0 and not found.metrics
 
 
 def test_intervals_are_those_of_proteins_drawn_again(tmp_path):

@@ -74,7 +74,7 @@ def test_weights_from_annotations_and_known_ones(command, files, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "smin_w" in outcome.out
     outcome = command("evaluate_function", *files, "--known", truth, *OPTIONS)
-    assert outcome.code == 3 and "is left without the known ones" in outcome.err
+    assert outcome.code == 3 and "with annotations that count" in outcome.err
 
 
 def test_without_draws_there_are_no_intervals(command, files):
@@ -110,7 +110,7 @@ def test_a_cyclic_ontology_and_scores_that_reach_nothing_are_refused(command, fi
     assert outcome.code == 3 and "run in a circle" in outcome.err
     (tmp_path / "low.tsv").write_text("P0\tGO:0000000\t0.001\n")
     outcome = command("evaluate_function", tmp_path / "low.tsv", *files[1:], *OPTIONS)
-    assert outcome.code == 3 and "no score of an annotated protein reaches a threshold" in outcome.err
+    assert outcome.code == 3 and "no score reaches a threshold" in outcome.err
 
 
 def test_two_sources_of_weights_exclude_each_other(command, files):

@@ -115,6 +115,10 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     (tmp_path / "new.tsv.partial" / "predicted.tsv").write_text("{}\n")
     outcome = command("predict_function", trained, test, "--output", tmp_path / "new.tsv")
     assert outcome.code == 2 and "unfinished work of another" in outcome.err
+    shutil.copytree(trained, tmp_path / "damaged")
+    (tmp_path / "damaged" / "blend.json").write_text("{")
+    outcome = command("predict_function", tmp_path / "damaged", test, "--output", tmp_path / "none.tsv")
+    assert outcome.code == 3 and "blend.json is damaged" in outcome.err
     (tmp_path / "empty.fasta").touch()
     outcome = command("predict_function", trained, tmp_path / "empty.fasta", "--output", tmp_path / "none.tsv")
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
@@ -138,8 +142,9 @@ def test_without_a_frequent_term_there_is_no_network_and_it_alone_is_refused(tra
     )
     given = [tmp_path / "function", trained / "sample" / "test.fasta", "--output", tmp_path / "out.tsv"]
     assert command("predict_function", *given).code == 0
-    refused = [command("predict_function", *given, "--overwrite", "--part", "network")]
-    refused.append(command("train_function", *rare, "--parts", "network", "--name", "alone"))
+    outcome = command("predict_function", *given, "--overwrite", "--part", "network")
+    assert outcome.code == 2 and "the run has naive, homology, neighbours" in outcome.err
+    refused = [command("train_function", *rare, "--parts", "network", "--name", "alone")]
     classifier = ["--network.classifier", tmp_path / "absent.yaml", "--name", "classified"]
     refused.append(command("train_function", *rare, "--parts", "network", *classifier))
     for outcome in refused:
