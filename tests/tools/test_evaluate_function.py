@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from function.ontology import read_ontology
 from tests.conftest import REPOSITORY
 from tests.function.generated import generate
 
@@ -75,6 +76,14 @@ def test_weights_from_annotations_and_known_ones(command, files, tmp_path):
     assert "smin_w" in outcome.out
     outcome = command("evaluate_function", *files, "--known", truth, *OPTIONS)
     assert outcome.code == 3 and "with annotations that count" in outcome.err
+
+
+def test_an_aspect_with_no_term_that_counts_is_left_out(command, files, tmp_path):
+    aspects = read_ontology(Path(files[-1])).aspects
+    (tmp_path / "terms.txt").write_text("\n".join(aspects["molecular_function"].terms))
+    outcome = command("evaluate_function", *files, "--terms", tmp_path / "terms.txt", *OPTIONS)
+    assert outcome.code == 0, outcome.err
+    assert len(aspects) > 1 and outcome.out.count("with predictions") == 1
 
 
 def test_without_draws_there_are_no_intervals(command, files):
