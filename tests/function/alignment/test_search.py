@@ -118,7 +118,7 @@ def test_a_query_of_one_residue_and_one_without_a_hit(store):
     ]
 
 
-def test_a_query_of_35000_residues_is_traced_in_linear_memory(tmp_path):
+def test_a_query_of_35000_residues_is_traced(tmp_path):
     text = random_sequences([35_000])[0]
     search = Search(store_of(tmp_path, [text[:9000] + text[9100:], text[500:800]]), scoring())
     whole, part = search.hits(text.encode(), 2)
