@@ -261,6 +261,8 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(find_batch_size, "_searched", instead)
     monkeypatch.setattr(query, "Client", instead)
+    if "--network.classifier" in arguments:
+        arguments = [*arguments, "--dry-run"]
     words = {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
     try:
         return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
