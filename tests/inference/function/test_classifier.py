@@ -50,5 +50,3 @@ def test_a_backbone_learns_terms_by_lora_and_its_probabilities_are_a_part(ray_ad
     source = [str(tmp_path / "made" / "test.fasta")]
     predict(run, source, output, terms=500, part="blend", ingest=IngestSection(), overwrite=False)
     assert "EX:" in output.read_text()
-    again = subprocess.run(train, cwd=REPOSITORY, capture_output=True, text=True)
-    assert again.returncode == 0 and "blend" in again.stdout, "a finished run is not trained again"
