@@ -2,7 +2,7 @@
 
 Out: ``terms.obo`` with 500 terms in three namespaces, ``train`` and ``test`` as FASTA and as TSV of protein and term.
 Each term without children has a motif of twelve residues. A family (:mod:`dataset.store.sample`) has a term in each
-namespace, and one member in three has another one besides, so that homology does not tell everything. The test has
+namespace, and one member in three has another one besides, so that homology alone does not suffice. The test has
 every tenth family, and every tenth of the other proteins.
 
 Only uniform random numbers are drawn, as in :mod:`dataset.store.sample`, so that the sample of a seed stays the same.

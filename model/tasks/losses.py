@@ -107,7 +107,7 @@ def _class_losses(
 def _label_losses(
     logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None, gamma: float | None
 ) -> Tensor:
-    """(M, K) cross entropy or focal loss of each label by itself; of no meaning where it is not known.
+    """(M, K) cross entropy or focal loss of each label alone; of no meaning where it is not known.
 
     ``targets_MK``: (M, K) float of 0 and 1, or NaN. ``positive_weights``: (K,) fp32, how much the targets of 1 count.
     ``gamma``: of the focal loss (Lin et al. 2017, equation 5); None is cross entropy.

@@ -1,4 +1,4 @@
-"""Pooling by the kernel and by its path in torch is that of each segment by itself."""
+"""Pooling by the kernel and by its path in torch is that of each segment alone."""
 
 from __future__ import annotations
 
