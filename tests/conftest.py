@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.store.conversion import ensure_store
+from tests.clusters import TOKEN
 
 if TYPE_CHECKING:
     from tests.service.serving import Serving
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Clusters that tests start have a token of their own, and the user's file of it stays as it is.
+os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
 RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
+RAY = ExitStack()
+"""This process's cluster."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,9 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End this process's cluster after its last file: idle, it takes a twentieth of a core from what follows."""
     if nextitem is not None and item.path in RAY_FILES and nextitem.path not in RAY_FILES:
-        import ray
-
-        ray.shutdown()
+        RAY.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,18 +128,16 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """One local Ray cluster for each process of tests; runs connect to it as to any cluster."""
-    import ray
+    """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
+    from tests.clusters import started_cluster
+    from train_config.schema import RaySection
+    from training.launch.cluster import connected
 
-    context = ray.init(
-        address="local",
-        num_cpus=4,
-        object_store_memory=100 * 1024 * 1024,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
+    cluster = RAY.enter_context(started_cluster(4))
+    RAY.enter_context(connected(RaySection(address=cluster.address)))
+    os.environ.pop("RAY_AUTH_MODE")  # programs that tests start find the cluster's mode themselves
+    yield cluster.address
+    RAY.close()
 
 
 @pytest.fixture(scope="session")

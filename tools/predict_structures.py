@@ -20,11 +20,12 @@ from pydantic import Field
 
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
-from common.errors import DataError, ResourceError
+from common.errors import ConfigError, DataError, ResourceError
 from common.progress import record_bar
 from common.text import counted
 from dataset.structures.conversion import read_proteins
 from train_config.schema import RaySection
+from training.launch.placement import find
 
 
 class Arguments(ToolArguments):
@@ -51,6 +52,10 @@ class Arguments(ToolArguments):
 def main(argv: list[str]) -> int:
     """Read, predict, say what was done."""
     arguments = parse(Arguments, argv, "predict_structures", __doc__)
+    if arguments.workers is not None:
+        find(RaySection(address=arguments.address))
+    elif arguments.address is not None:
+        raise ConfigError("--address: give --workers, too: without them this process alone predicts")
     sequences = [text for text in read_proteins(arguments.input)[1] if len(text) <= arguments.max_length]
     if not sequences:
         raise DataError(f"{', '.join(arguments.input)}: no sequence of up to {arguments.max_length} residues")

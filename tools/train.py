@@ -29,6 +29,7 @@ from train_config.overrides import parse_sections
 from train_config.schema import Config
 from train_config.section import Section
 from train_config.tune_schema import TuneConfig
+from training.launch.placement import find
 
 EXPERIMENT = "train_config/esm2ae.yaml"
 SEARCH = "train_config/tune_throughput.yaml"
@@ -79,6 +80,8 @@ def start(argv: list[str], tool: str, description: str, search: str | None = Non
         return dry_run(config) if files.dry_run else train(config, _beside)
     if config.data.predictions.model is not None:
         raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
+    if not files.dry_run:
+        find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
     from tuning.run import dry_run_tune, tune
 
     settings = load_tune_config(tune_file, given["tune"])

@@ -50,7 +50,9 @@ def write_certificate(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the_signal(tmp_path: Path):
+def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the_signal(
+    tmp_path: Path, ray_address: str
+):
     export_tiny(tmp_path / "text", source="qwen2")
     (tmp_path / "hook.py").write_text(HOOK)
     text, key = new_key("mine")
@@ -64,7 +66,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
         "ingress_replicas": 2,
         "startup_hook": "hook:mark",
         "access": {"keys": str(tmp_path / "keys.yaml"), **write_certificate(tmp_path)},
-        "ray": {"address": "local"},
+        "ray": {"address": ray_address},
     }
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(settings))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 import socket
 import tempfile
 from collections import Counter
@@ -14,11 +16,13 @@ from typing import Any
 
 import ray
 from ray._private.worker import BaseContext
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from common.errors import ResourceError
 from common.publishing import exclusive
 from train_config.schema import RaySection
-from training.launch.placement import LOCAL, NodeResources, Workers, answers, find, local_resources
+from training.launch.access import authentication_mode, own_token
+from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PORTS_TRIED = 100
@@ -76,17 +80,53 @@ def connected(section: RaySection) -> Iterator[str]:
         yield ""
         return
     address = find(section)
-    try:
+    with _authenticated(address) as remark:
         try:
-            context = _start_local(section) if address == LOCAL else _join(address)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
-        _spare_processes()
-        yield context.dashboard_url or ""
-    finally:  # also when a signal breaks the start off
-        if not connected_before:
-            ray.shutdown()
+            try:
+                context = _start_local(section) if address == LOCAL else _join(address)
+            except (OSError, RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())
+                raise ResourceError(f"ray.address: no Ray cluster can be used at {address} ({reason})") from error
+            _spare_processes()
+            yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
+        finally:  # also when a signal breaks the start off
+            if not connected_before:
+                ray.shutdown()
+
+
+@contextmanager
+def _authenticated(address: str) -> Iterator[str]:
+    """Have Ray use the cluster's mode, whatever the shell says; yields a remark on the token of its dashboard.
+
+    A cluster that is started here has the token that Ray finds, else one of its own, which is written nowhere: Ray
+    (2.60) would make the file of the user's token, and with it every later 'ray start' asks for it.
+    """
+    if address != LOCAL:
+        with _environment(RAY_AUTH_MODE=authentication_mode(address)):
+            yield ""
+        return
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token" or own_token():
+        with _environment(RAY_AUTH_MODE=mode):
+            yield ""
+        return
+    with _environment(RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN=secrets.token_hex(32)):
+        yield " (for its token, run 'ray get-auth-token --generate' before)"
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Variables that Ray reads in the block, in this process and in those that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    Config.initialize("")  # Ray has read them when it was imported
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _spare_processes() -> None:
@@ -120,17 +160,13 @@ def _loopback() -> Iterator[None]:
     Ray (2.60) listens on every address, but on systems on which it makes no clusters, which this variable means; it
     takes _node_ip_address='127.0.0.1' for the machine's outer address.
     """
-    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
-    before, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
-    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+    constants = ray._private.ray_constants
+    enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        yield
+        with _environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"):
+            yield
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _free_port(preferred: int) -> int:
@@ -146,12 +182,10 @@ def _free_port(preferred: int) -> int:
 
 
 def _join(address: str) -> BaseContext:
-    _, _, port = address.rpartition(":")
-    if port.isdigit() and not answers(address):  # ray.init would try for minutes
-        raise ConnectionError("nothing answers there")
     quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     context = ray.init(**quietly)
-    if len(cluster_resources()) == 1:
+    of_job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {})
+    if len(cluster_resources()) == 1 or "working_dir" in of_job:  # 'ray job submit --working-dir' has uploaded it
         return context
     # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
     ray.shutdown()

@@ -17,7 +17,7 @@ from common.text import counted
 from train_config.processor import has_gpu_driver
 from train_config.schema import RaySection
 
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -83,14 +83,26 @@ def local_resources() -> list[NodeResources]:
 
 
 def find(section: RaySection) -> str:
-    """Address of the cluster: HOST:PORT, or ``local`` to start one."""
-    if section.address is not None:
-        return section.address
-    if os.environ.get("RAY_ADDRESS"):
-        return os.environ["RAY_ADDRESS"]
+    """Address of the cluster: HOST:PORT, or ``local`` to start one. Raises ResourceError for one that can't be used."""
+    address = _chosen(section)
+    if address != LOCAL:
+        from training.launch.access import authentication_mode  # here: it imports Ray
+
+        authentication_mode(address)
+    return address
+
+
+def _chosen(section: RaySection) -> str:
+    wanted = section.address if section.address not in (None, AUTO) else os.environ.get("RAY_ADDRESS")
+    if wanted and wanted != AUTO:
+        return wanted
     # What 'ray start' left here. A local cluster of another run is that run's own and would end with it.
     address = address_file().read_text().strip() if address_file().exists() else ""
-    return address if address and answers(address) else LOCAL
+    if address and _listens(address):
+        return address
+    if AUTO in (section.address, wanted):
+        raise ResourceError("ray.address: auto, and no cluster runs here: start one by 'ray start --head'")
+    return LOCAL
 
 
 def address_file() -> Path:
@@ -99,9 +111,8 @@ def address_file() -> Path:
     return Path(folder, "ray", "ray_current_cluster")
 
 
-def answers(address: str) -> bool:
-    """Test for something that listens at an address of a cluster."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError):

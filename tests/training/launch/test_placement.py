@@ -53,6 +53,10 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path):
     address_file().parent.mkdir()
     address_file().write_text("127.0.0.1:1\n")
     assert find(RaySection()) == LOCAL, "nothing answers there any more"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(ResourceError, match="auto, and no cluster runs here"):
+        find(RaySection(address="auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     assert find(RaySection(address=LOCAL)) == LOCAL
-    assert find(RaySection()) == "10.0.0.1:6379"
+    for address in (None, "auto"):
+        with pytest.raises(ResourceError, match=r"at 127\.0\.0\.1:2 \(nothing answers there"):
+            find(RaySection(address=address))

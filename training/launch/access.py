@@ -1,0 +1,62 @@
+"""Access to a Ray cluster: does one answer, does it ask for Ray's token, and is the token found here the right one?
+
+In: an address. Out: what ``RAY_AUTH_MODE`` has to be. For an address that is given, Ray (2.60) takes the mode from the
+shell alone; where the cluster has the other one, or another token, it tries for 20 s and logs before it fails.
+"""
+
+from __future__ import annotations
+
+import grpc
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
+
+from common.errors import ResourceError
+
+_CLIENT = "ray://"
+_GCS_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+_CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
+_TIMEOUT_S = 10.0
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def authentication_mode(address: str) -> str:
+    """The cluster's mode, ``token`` or ``disabled``, asked of the cluster at HOST:PORT or ray://HOST:PORT.
+
+    Raises ResourceError where nothing answers there, or the token that Ray finds is missing or wrong.
+    """
+    if _accepted(address, {}):
+        return "disabled"
+    token = own_token()
+    if token and _accepted(address, token):
+        return "token"
+    found = "the one found here is not its" if token else "none was found here"
+    raise ResourceError(
+        f"ray.address: the cluster at {address} asks for Ray's token, and {found}: put what 'ray get-auth-token' "
+        "prints on its head node into ~/.ray/auth_token here; RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH come before it"
+    )
+
+
+def own_token() -> dict[str, str]:
+    """The HTTP header of the token that Ray finds here; empty without one. Raises ResourceError if it is unreadable."""
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()  # it may have been made since
+    try:
+        header: dict[str, str] = loader.get_token_for_http_header(ignore_auth_mode=True)
+    except AuthenticationError as error:
+        raise ResourceError(f"Ray's token can't be read: {error.message}") from error
+    return header
+
+
+def _accepted(address: str, header: dict[str, str]) -> bool:
+    """Ask what every client asks first; False where that needs another token."""
+    question = _CLIENT_QUESTION if address.startswith(_CLIENT) else _GCS_QUESTION
+    with grpc.insecure_channel(address.removeprefix(_CLIENT), [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(question)(b"", timeout=_TIMEOUT_S, metadata=tuple(header.items()))
+        except grpc.RpcError as error:
+            if error.code() in _NO_ANSWER:
+                raise ResourceError(
+                    f"ray.address: no Ray cluster can be used at {address} (nothing answers there)"
+                ) from error
+            return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
+    return True
