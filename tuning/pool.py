@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import ray
 import torch
-import torch.distributed as dist
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from common.errors import EsmerayError, ResourceError
@@ -31,6 +30,7 @@ from training.engine.deepspeed_settings import check_precision
 from training.engine.device import choose_device
 from training.launch import cluster
 from training.launch.placement import Workers, place_workers
+from training.launch.process_group import addresses, join, listen
 from training.tasks.registry import stage
 from tuning.settings import Measurement, Settings
 from tuning.trial import FAILURES, PRUNE_MARGIN, measure_on_worker
@@ -150,13 +150,13 @@ class _Group:
     def connect(self) -> None:
         """Wait for the actors and make their process group. Raises RayError where some did not start."""
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=cluster.START_TIMEOUT_S)
-        self.most_on_a_node = max(Counter(nodes).values())
-        address = ray.get(self._actors[0].listen.remote(), timeout=cluster.START_TIMEOUT_S)
-        ranks_on: Counter[str] = Counter()
-        joining = []
-        for actor, node in zip(self._actors, nodes, strict=True):
-            joining.append(actor.join.remote(address, ranks_on[node]))
-            ranks_on[node] += 1
+        ids, own = [node for node, _ in nodes], addresses([address for _, address in nodes])
+        self.most_on_a_node = max(Counter(ids).values())
+        port = ray.get(self._actors[0].listen.remote(own[0]), timeout=cluster.START_TIMEOUT_S)
+        joining = [
+            actor.join.remote((own[0], port), own[rank], local_rank=ids[:rank].count(ids[rank]))
+            for rank, actor in enumerate(self._actors)
+        ]
         ray.get(joining, timeout=cluster.START_TIMEOUT_S)
 
     def stage(self, store_path: str, task: str, data: DataSection) -> None:
@@ -188,27 +188,23 @@ class _MeasuringActor:
     def __init__(self, rank: int, workers: Workers) -> None:
         torch.set_num_threads(workers.cpus_each)
         self._rank, self._workers = rank, workers
-        self._store: Any = None
         self._context = WorkerContext(rank, workers.count)
 
-    def node(self) -> str:
-        """Return the node's id. Loads what training needs, so that all workers do so at the same time."""
+    def node(self) -> tuple[str, str]:
+        """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
         import training.engine.deepspeed_setup
         import training.tasks.residues.experiment  # noqa: F401
 
-        return ray.get_runtime_context().get_node_id()
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def listen(self) -> tuple[str, int]:
-        """On worker 0: open the store at which the workers meet; its address."""
-        host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(host, 0, self._workers.count, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+    def listen(self, address: str) -> int:
+        """On worker 0; see :func:`~training.launch.process_group.listen`."""
+        return listen(address, self._workers.count)
 
-    def join(self, address: tuple[str, int], local_rank: int) -> None:
+    def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
         """Become part of the process group."""
         from training.engine.deepspeed_setup import prepare_deepspeed
 
-        store = self._store or dist.TCPStore(*address, self._workers.count, is_master=False)
         # Ray shows an actor its own GPU alone, as the first one.
         device = choose_device(0)
         if device.type == "cuda":
@@ -216,9 +212,7 @@ class _MeasuringActor:
         os.environ["LOCAL_RANK"] = str(device.index or 0)  # DeepSpeed asks for it
         self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=self._rank, world_size=self._workers.count, timeout=COLLECTIVE_TIMEOUT
-        )
+        join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
         prepare_deepspeed(device)  # may compile: not in the time of the first trial
 
     def stage(self, store_path: str, task: str, data: DataSection) -> None:

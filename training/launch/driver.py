@@ -240,9 +240,10 @@ def fit(trainer: Any, signals: StopSignals) -> Exception | None:
 
 def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_id: str) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     from training.launch.cluster import worker_environment
+    from training.launch.process_group import ProcessGroupConfig
     from training.launch.ray_worker import ray_train_loop
 
     # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
@@ -267,7 +268,7 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
             failure_config=FailureConfig(**failures),
             **environment,
         ),
-        torch_config=TorchConfig(backend="nccl" if workers.use_gpu else "gloo"),
+        torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
     )
 
 

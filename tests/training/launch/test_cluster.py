@@ -4,10 +4,9 @@ import sys
 
 import pytest
 
-from common.errors import ResourceError
+from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
-from train_config.schema import RaySection
-from training.launch.cluster import WATCHES, connected, missing_now
+from training.launch.cluster import WATCHES, missing_now
 from training.launch.placement import Workers
 
 
@@ -19,7 +18,6 @@ def test_busy_cluster_is_told(ray_address):
 TWO_MACHINES = """
 import os
 import ray
-from ray.cluster_utils import Cluster
 from train_config.schema import RaySection
 from training.launch.cluster import WATCHES, connected, hardware, worker_environment
 
@@ -29,31 +27,48 @@ class Probe:
         here = pathlib.Path.cwd()
         return ["runtime_resources" in here.parts, (here / "train_config" / "schema.py").exists()]
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-cluster.add_node(num_cpus=1)
-with connected(RaySection(address=cluster.address)):
+with connected(RaySection()):
     print(hardware())
     assert WATCHES not in os.environ
     probe = ray.remote(Probe).options(runtime_env=worker_environment()).remote()
     print(ray.get(probe.has_the_code.remote()))
-cluster.shutdown()
 """
 
 
 @pytest.mark.slow
-def test_code_goes_along_to_other_machines():
-    # Local clusters of other tests set it.
-    alone = {name: value for name, value in os.environ.items() if name != WATCHES}
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_MACHINES], cwd=REPOSITORY, env=alone, capture_output=True, text=True, check=False
-    )
+def test_code_goes_along_to_the_machines_of_the_cluster_that_was_started_here():
+    with started_cluster(1, 1) as cluster:
+        # Local clusters of other tests set it.
+        alone = {name: value for name, value in cluster.environment.items() if name != WATCHES}
+        program = [sys.executable, "-c", TWO_MACHINES]
+        done = subprocess.run(program, cwd=REPOSITORY, env=alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["2 x 1 CPU cores, 0 GPUs", "[True, True]"]
+    assert done.stdout.splitlines() == ["2 x 1 CPU cores, 0 GPUs", "[True, True]"]
 
 
-def test_address_where_nothing_answers_is_one_line():
-    with (
-        pytest.raises(ResourceError, match=r"no Ray cluster can be used at 127\.0\.0\.1:1"),
-        connected(RaySection(address="127.0.0.1:1")),
-    ):
-        pytest.fail("connected to nothing")
+LOCAL_RUN = """
+import psutil
+import ray
+from ray._raylet import AuthenticationMode, get_authentication_mode
+from train_config.schema import RaySection
+from training.launch.cluster import connected
+from training.launch.process_group import addresses, listen
+
+with connected(RaySection(address="local")) as dashboard:
+    print(get_authentication_mode() == AuthenticationMode.TOKEN, "ray get-auth-token --generate" in dashboard)
+    listen(addresses([ray.util.get_node_ip_address()] * 2)[0], 2)
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = [each for process in processes for each in process.net_connections() if each.status == "LISTEN"]
+    print(len(listening) > 5, {each.laddr.ip.removeprefix("::ffff:") for each in listening})
+"""
+
+
+@pytest.mark.slow
+def test_a_local_cluster_has_a_token_that_it_leaves_nowhere_and_listens_on_this_machine_alone(tmp_path):
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment = alone | {"HOME": str(tmp_path)}
+    program = [sys.executable, "-c", LOCAL_RUN]
+    done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["True True", "True {'127.0.0.1'}"]
+    assert not (tmp_path / ".ray").exists()

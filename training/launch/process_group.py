@@ -1,0 +1,72 @@
+"""The process group of workers: where they meet, and on which addresses they listen.
+
+On one machine that is 127.0.0.1, on several each node's own address. Ray Train (2.60) lets torch choose, which listens
+on every address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import ray
+import torch.distributed as dist
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
+
+LOOPBACK = "127.0.0.1"
+_stores: list[dist.TCPStore] = []
+"""Of the first worker: it lives as long as the process."""
+
+
+def addresses(nodes: list[str]) -> list[str]:
+    """The address on which each worker listens, given those of their nodes."""
+    return nodes if len(set(nodes)) > 1 else [LOOPBACK] * len(nodes)
+
+
+def listen(address: str, workers: int) -> int:
+    """On the first worker: open the store at which the workers meet, on this address alone. Returns its port."""
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port: int = listener.getsockname()[1]
+    store = dist.TCPStore(
+        address, port, workers, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    _stores[:] = [store]
+    return port
+
+
+def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backend: str, timeout: timedelta) -> None:
+    """Become part of the group that meets at an address and port."""
+    of_address = [name for name, given in psutil.net_if_addrs().items() if address in {each.address for each in given}]
+    for name in of_address[:1]:  # gloo would take what the host's name stands for; NCCL chooses well among several
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if address == LOOPBACK:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    store = _stores[0] if rank == 0 else dist.TCPStore(*meeting, workers, is_master=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)
+
+
+class ProcessGroupConfig(TorchConfig):
+    """The group of Ray Train's workers."""
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _ProcessGroup
+
+
+class _ProcessGroup(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        own = addresses(worker_group.execute(ray.util.get_node_ip_address))
+        worker_group.execute(_set_torch_distributed_env_vars)
+        meeting = own[0], worker_group.execute_single(0, listen, own[0], len(own))
+        timeout = timedelta(seconds=backend_config.timeout_s)
+        joining = [
+            worker_group.execute_single_async(
+                rank, join, meeting, rank, len(own), address, backend_config.backend, timeout
+            )
+            for rank, address in enumerate(own)
+        ]
+        ray.get(joining)
