@@ -102,7 +102,7 @@ class ServiceConfig(Section):
         for model in self.models:
             if model.max_replicas is not None and model.max_replicas < model.replicas:
                 raise ValueError(f"models: {model.name}: max_replicas is less than replicas")
-        if self.access.keys is None and not _is_loopback(self.host):
+        if self.access.keys is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host}: without access.keys the service listens on 127.0.0.1 alone; make keys with "
                 "'python -m tools make_key', or choose 127.0.0.1"
@@ -114,7 +114,8 @@ class ServiceConfig(Section):
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Test for a loopback address or its name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

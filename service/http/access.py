@@ -12,12 +12,14 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import ConfigError
 from service.http.refusals import RefusalError
+from train_config.service_schema import is_loopback
 
 PUBLIC = (
     *("/", "/page.js", "/page.css", "/docs", "/openapi.json", "/swagger-ui-bundle.js", "/swagger-ui.css"),
@@ -99,6 +101,21 @@ class Access:
     def __init__(self, keys: list[Key] | None) -> None:
         self._keys = keys
         self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def check_host(self, host: str) -> None:
+        """Refuse another host's name (421) where no key is needed: a web page may have its own name stand for us.
+
+        That is DNS rebinding; ``host`` is the header that a browser sends. Without keys the service listens on a
+        loopback address alone.
+        """
+        try:
+            local = is_loopback(urlsplit(f"//{host}").hostname or "")
+        except ValueError:
+            local = False
+        if self._keys is None and not local:
+            raise RefusalError(
+                421, "without keys the service answers as 127.0.0.1 or localhost alone; see 'make_key --help'"
+            )
 
     def key_of(self, path: str, authorization: str) -> Key:
         """The caller of a request by its header; raises RefusalError (401) where it has no key that is known."""

@@ -62,6 +62,7 @@ class Guard:
         try:
             if self._ongoing > self._limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
+            self._access.check_host(headers.get(b"host", b"").decode("latin-1"))
             key = self._access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
             self._access.charge(key, "requests", 1)

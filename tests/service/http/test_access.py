@@ -48,6 +48,16 @@ def ask(guarded: tuple[httpx.Client, dict[str, str]], name: str, path: str, body
     return client.get(path, headers=headers) if body is None else client.post(path, json=body, headers=headers)
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models"])
+def test_a_name_that_a_web_page_let_stand_for_this_machine_is_refused_without_keys(path, serving: Serving, guarded):
+    with serving.client() as client:
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.0.2.1", "[", ""):
+            assert client.get(path, headers={"Host": host}).status_code == 421, host
+        for host in ("localhost:8000", "LOCALHOST", "127.0.0.1", "[::1]:8000"):
+            assert client.get(path, headers={"Host": host}).status_code == 200, host
+    assert guarded[0].get("/health", headers={"Host": "models.example.org"}).status_code == 200
+
+
 ROUTES = [
     "/v1/embeddings",
     "/v1/encode",

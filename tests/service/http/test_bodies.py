@@ -96,7 +96,7 @@ def test_compressed_bodies_are_refused(client: httpx.Client):
 def test_paths_lead_nowhere_else(client: httpx.Client, path: str):
     host, port = client.base_url.host, client.base_url.port
     with socket.create_connection((host, port or 0), timeout=20) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         assert received(connection).startswith(b"HTTP/1.1 404")
 
 
@@ -107,7 +107,7 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-SMUGGLED = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+SMUGGLED = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ SMUGGLED = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 )
 def test_a_request_hidden_in_another_is_never_answered(client: httpx.Client, headers: str):
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
-        head = f"POST /v1/encode HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n\r\n"
+        head = f"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
         connection.sendall(head.encode() + b"0\r\n\r\n" + SMUGGLED)
         connection.shutdown(socket.SHUT_WR)
         answers = received(connection)
@@ -231,7 +231,7 @@ def test_the_schema_says_what_the_service_does(serving: Serving):
     app = serving.app()
 
     async def loaded() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             assert (await client.get("/v1/models")).is_success
 
     serving.run(loaded())
