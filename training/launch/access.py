@@ -6,7 +6,10 @@ shell alone; where the cluster has the other one, or another token, it tries for
 
 from __future__ import annotations
 
+import os
+
 import grpc
+from ray._common.tls_utils import load_certs_from_env
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
@@ -47,10 +50,18 @@ def own_token() -> dict[str, str]:
     return header
 
 
+def _channel(address: str) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return grpc.insecure_channel(address, options)
+    chain, key, authority = load_certs_from_env()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
+
+
 def _accepted(address: str, header: dict[str, str]) -> bool:
     """Ask what every client asks first; False where that needs another token."""
     question = _CLIENT_QUESTION if address.startswith(_CLIENT) else _GCS_QUESTION
-    with grpc.insecure_channel(address.removeprefix(_CLIENT), [("grpc.enable_http_proxy", 0)]) as channel:
+    with _channel(address.removeprefix(_CLIENT)) as channel:
         try:
             channel.unary_unary(question)(b"", timeout=_TIMEOUT_S, metadata=tuple(header.items()))
         except grpc.RpcError as error:

@@ -80,7 +80,9 @@ def connected(section: RaySection) -> Iterator[str]:
         yield ""
         return
     address = find(section)
-    with _authenticated(address) as remark:
+    variables = _authentication(address)
+    remark = " (for its token, run 'ray get-auth-token --generate' before)" if "RAY_AUTH_TOKEN" in variables else ""
+    with _environment(variables):
         try:
             try:
                 context = _start_local(section) if address == LOCAL else _join(address)
@@ -94,28 +96,21 @@ def connected(section: RaySection) -> Iterator[str]:
                 ray.shutdown()
 
 
-@contextmanager
-def _authenticated(address: str) -> Iterator[str]:
-    """Have Ray use the cluster's mode, whatever the shell says; yields a remark on the token of its dashboard.
+def _authentication(address: str) -> dict[str, str]:
+    """Variables by which Ray uses the cluster's mode, whatever the shell says.
 
     A cluster that is started here has the token that Ray finds, else one of its own, which is written nowhere: Ray
     (2.60) would make the file of the user's token, and with it every later 'ray start' asks for it.
     """
     if address != LOCAL:
-        with _environment(RAY_AUTH_MODE=authentication_mode(address)):
-            yield ""
-        return
+        return {"RAY_AUTH_MODE": authentication_mode(address)}
     mode = os.environ.get("RAY_AUTH_MODE", "token")
-    if mode != "token" or own_token():
-        with _environment(RAY_AUTH_MODE=mode):
-            yield ""
-        return
-    with _environment(RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN=secrets.token_hex(32)):
-        yield " (for its token, run 'ray get-auth-token --generate' before)"
+    own = {} if mode != "token" or own_token() else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {"RAY_AUTH_MODE": mode, **own}
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
+def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Variables that Ray reads in the block, in this process and in those that it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -163,7 +158,7 @@ def _loopback() -> Iterator[None]:
     constants = ray._private.ray_constants
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        with _environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"):
+        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}):
             yield
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled
