@@ -15,6 +15,7 @@ import yaml
 from transformers import AutoModel
 
 from run_folder.metrics_log import read_metrics
+from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_history, read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
@@ -186,6 +187,19 @@ def wait_until_gone(pid: int) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_lost_node_is_replaced_by_a_new_one_with_the_same_result(undisturbed, tmp_path):
+    with started_cluster(1, 1) as cluster:
+        config = tiny_config(tmp_path, **merged(SLOW_STEPS, {"training": {"max_steps": 20}}))
+        process = start(config, cluster.address)
+        wait_for(lambda: steps_done(config) >= 7, process)
+        cluster.lose(cluster.nodes[1])
+        cluster.add(1)
+        output = finish(process)
+    assert process.returncode == 0, output
+    assert events(config, "resumed"), output
+    assert_same_result(config, undisturbed[0])
 
 
 def test_ctrl_c_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
