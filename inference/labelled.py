@@ -64,6 +64,7 @@ def read_texts(
     chosen = np.ones(len(texts.ids), dtype=bool)
     if part != "all":
         chosen &= np.array([one == part for one in records.parts or []], dtype=bool)
+        texts.counts["records_of_other_parts"] = int((~chosen).sum())
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)
         if unseen := int((~known & chosen).sum()):
@@ -100,7 +101,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         texts=[store.text(record) for record in records.tolist()],
         targets=targets,
         weights=None if store.weights is None else store.weights[records],
-        counts=_left_out(store.counts),
+        counts={**_left_out(store.counts), "records_of_other_parts": len(store.store) - records.size},
         per_residue=per_residue,
     )
 

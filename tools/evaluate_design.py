@@ -1,20 +1,22 @@
-"""Evaluate a trained sequence diffusion on the held-out structures of a structure store.
+"""Evaluate a trained sequence diffusion on the structures of a structure store, all of them or a part.
 
 Prints, and writes as JSON if asked, with 95 % intervals: median recovery of native residues by the likeliest design,
-and perplexity of the native sequence, beside two baselines from the training structures: the composition alone, and
-that of each kind of secondary structure. Recovery is not designability; see docs/structdiff.md.
+and perplexity of the native sequence, beside two baselines from the store's other structures: the composition alone,
+and that of each kind of secondary structure. Recovery is not designability; see docs/structdiff.md.
 
 Examples:
-  python -m tools evaluate_design runs/structdiff --store folds_store
-  python -m tools evaluate_design runs/structdiff --store folds_store --output metrics.json
+  python -m tools evaluate_design runs/structdiff --store unseen_store
+  python -m tools evaluate_design runs/structdiff --store folds_store --part validation --output metrics.json
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
 import tyro
 from pydantic import Field
 from rich.table import Table
@@ -35,7 +37,10 @@ MADE_BY = "evaluate_design"
 class Arguments(ModelOptions):
     """What to evaluate on."""
 
-    store: Path = Field(description="Structure store, with a validation part.")
+    store: Path = Field(description="Structure store.")
+    part: Literal["all", "training", "validation"] = Field(
+        "all", description="Part of the store: validation, where the model was trained on the rest."
+    )
     predictions: Path | None = Field(None, description="Predicted structures, of a store that has none of its own.")
     steps: int = Field(20, gt=0, description="Steps of denoising.")
     output: Path | None = Field(None, description="JSON file to write.")
@@ -53,8 +58,10 @@ def main(argv: list[str]) -> int:
     design_folder(arguments.model)
     predictions = None if arguments.predictions is None else PredictedStructures(arguments.predictions)
     store = StructureStore(arguments.store, predictions=predictions)
-    if not store.validation.size:
-        raise DataError(f"{arguments.store}: holds no validation part; make it with --validation-source or a share")
+    parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
+    records = parts[arguments.part]
+    if not records.size:
+        raise DataError(f"{arguments.store}: has no {arguments.part} part; leave --part out to evaluate all of it")
     model, _ = load_model(arguments)
 
     from inference.design.evaluation import evaluate_designs
@@ -63,6 +70,7 @@ def main(argv: list[str]) -> int:
         found = evaluate_designs(
             model,
             store,
+            records,
             steps=arguments.steps,
             batch_tokens=arguments.batch_tokens,
             progress=lambda done, total: bar(done / total, done),
@@ -71,8 +79,14 @@ def main(argv: list[str]) -> int:
     for name, (value, low, high) in found.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
+    if len(store) > found.proteins:
+        elsewhere = f"{len(store) - records.size:,} outside the {arguments.part} part"
+        print(f"left out: {elsewhere}, {found.left_out:,} without a structure or a residue to recover", file=sys.stderr)
+    if arguments.part == "all" and store.training.size and store.validation.size:
+        print(f"{store.validation.size:,} of them are the store's validation part: --part validation", file=sys.stderr)
     if arguments.output is not None:
         rows = {name: {"value": value, "interval": [low, high]} for name, (value, low, high) in found.metrics.items()}
         with made_file(arguments.output, *made) as building:
-            building.write_text(json.dumps({"proteins": found.proteins, "metrics": rows}, indent=2) + "\n")
+            content = {"part": arguments.part, "proteins": found.proteins, "left_out": found.left_out, "metrics": rows}
+            building.write_text(json.dumps(content, indent=2) + "\n")
     return 0

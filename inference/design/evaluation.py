@@ -1,8 +1,8 @@
-"""What the field reports of designs on held-out structures, beside what needs no structure, or no more than its turns.
+"""What the field reports of designs on given structures, beside what needs no structure, or no more than its turns.
 
-In: a model and a structure store. Out: recovery of native residues and perplexity, of all residues and by secondary
-structure and burial, beside two baselines from the training part: the composition alone, and the composition of each
-kind of secondary structure. Intervals are of proteins drawn with replacement.
+In: a model, a structure store and records of it. Out: recovery of native residues and perplexity, of all residues and
+by secondary structure and burial, beside two baselines from the other records: the composition alone, and the
+composition of each kind of secondary structure. Intervals are of proteins drawn with replacement.
 
 Recovery is not designability: many sequences fold alike, and a high recovery may come with sequences that don't.
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import DataError
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.structures.store import Structure, StructureStore
 from inference.design.sampling import Request, generate
@@ -34,14 +35,16 @@ _DRAWS = 1000
 
 @dataclass
 class Evaluation:
-    """Metrics of the held-out proteins.
+    """Metrics of the proteins.
 
     Attributes:
         metrics: by name: value, and the ends of its 95 % interval.
         proteins: evaluated.
+        left_out: records without a structure, or without a native residue to recover.
     """
 
     proteins: int
+    left_out: int
     metrics: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
@@ -61,21 +64,31 @@ class _Protein:
 def evaluate_designs(
     model: Diffusion,
     store: StructureStore,
+    records: NDArray[np.int64],
     *,
     steps: int = 20,
     batch_tokens: int = 8192,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate the likeliest design of each structure of the validation part."""
-    shares_SA = _training_shares(store)
+    """Evaluate the likeliest design of each of these structures.
+
+    The baselines are of the store's other structures; of these themselves, which favours the baselines, where it has no
+    others. Raises DataError where no record can be evaluated.
+    """
+    others = np.setdiff1d(np.arange(len(store)), records)
+    shares_SA = _shares(store, others if others.size else records)
     proteins = []
-    total = store.validation.size
-    for number, structure in enumerate(structures_of_store(store, store.validation), 1):
+    for number, structure in enumerate(structures_of_store(store, records), 1):
+        progress(number, records.size)
+        judged = any(letter in AMINO_ACIDS for letter in structure.residues)
+        if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
+            continue
         (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, batch_tokens=batch_tokens)
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], batch_tokens=batch_tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
-        progress(number, total)
-    return _summed(proteins)
+    if not proteins:
+        raise DataError(f"{store.path}: none of {records.size} records has a structure; give --predictions")
+    return _summed(proteins, records.size - len(proteins))
 
 
 def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> Iterator[Structure]:
@@ -108,10 +121,10 @@ def _contacts(structure: Structure) -> NDArray[np.int64]:
     return np.nansum(apart < _CONTACT, axis=1) - 1
 
 
-def _training_shares(store: StructureStore) -> NDArray[np.float64]:
-    """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of the training part."""
+def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of these records."""
     counts = np.ones((len(ELEMENTS), len(AMINO_ACIDS)))
-    for structure in structures_of_store(store, store.training):
+    for structure in structures_of_store(store, records):
         letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
         judged = letters >= 0
         np.add.at(counts, (elements_of(structure)[judged], letters[judged]), 1)
@@ -137,7 +150,7 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
     )
 
 
-def _summed(proteins: list[_Protein]) -> Evaluation:
+def _summed(proteins: list[_Protein], left_out: int) -> Evaluation:
     """Medians over proteins of recovery, and perplexities; intervals by the bootstrap."""
 
     def recovery(name: str) -> Callable[[list[_Protein]], float]:
@@ -178,7 +191,7 @@ def _summed(proteins: list[_Protein]) -> Evaluation:
         "perplexity, secondary structure": (proteins, perplexity("element_loss")),
     }
     random = np.random.default_rng(0)
-    found = Evaluation(len(proteins))
+    found = Evaluation(len(proteins), left_out)
     for name, (some, value) in wanted.items():
         if some and np.isfinite(value(some)):  # there may be no buried residue
             draws = [

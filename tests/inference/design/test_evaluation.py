@@ -16,7 +16,7 @@ from tests.structures import structure_store
 
 def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
     store, model = structure_store(tmp_path / "store", 14, validation_share=0.4), trained()
-    found = evaluate_designs(model, store, steps=3)
+    found = evaluate_designs(model, store, store.validation, steps=3)
     held_out = list(structures_of_store(store, store.validation))
     assert found.proteins == len(held_out) > 2
     shares, losses = [], []
