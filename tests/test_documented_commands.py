@@ -93,7 +93,7 @@ def made(tmp_path_factory, process_group) -> Path:
     export(trained(), folder / "runs" / "structdiff" / "export")
     write_structures(folder)
     write_terms(folder)
-    assert run(esmeray, ["train_function", "--storage_path", str(folder / "runs"), *QUICK["train_function"]]) == 0
+    assert train_function(folder) == 0
     made = ["runs/function", "runs/function/sample/test.fasta", "--output", "predicted.tsv"]
     assert (
         run(
@@ -244,6 +244,12 @@ def test_every_other_command_names_what_there_is():
         else:
             assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
             assert parsed(words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
+
+
+def train_function(folder: Path) -> int:
+    config = str(REPOSITORY / "train_config" / "function.yaml")
+    options = ["--config", config, "--storage_path", str(folder / "runs"), *QUICK["train_function"]]
+    return run(esmeray, ["train_function", *options])
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -23,17 +23,20 @@ from rich.table import Table
 
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
+from common.errors import ConfigError
 from common.text import counted
 from train_config.function_schema import FunctionConfig
 from train_config.loading import dump_config, load_function_config
 from train_config.overrides import parse_sections
+
+EXPERIMENT = "train_config/function.yaml"
 
 
 class Arguments(ToolArguments):
     """The file, and what to do with it."""
 
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = Field(
-        None, description="YAML file of the settings. Default: the embedded sample."
+        None, description=f"YAML file of the settings, such as {EXPERIMENT}."
     )
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Print the resolved settings and start nothing."
@@ -47,6 +50,8 @@ def main(argv: list[str]) -> int:
         files, _ = parse(Arguments, words, "train_function", return_unknown_args=True, add_help=False)
         parse_sections(Arguments, ["--help"], "train_function", __doc__, {"": load_function_config(files.config)})
     arguments, given = parse_sections(Arguments, argv, "train_function", __doc__, {"": FunctionConfig()})
+    if arguments.config is None:
+        raise ConfigError(f"--config: no file of settings is named; for example --config {EXPERIMENT} (see --help)")
     config = load_function_config(arguments.config, given[""])
     if arguments.dry_run:
         print(dump_config(config), end="")

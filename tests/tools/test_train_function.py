@@ -20,6 +20,7 @@ from inference.function import prediction
 from tests.conftest import REPOSITORY
 from tools.__main__ import main as esmeray
 
+CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
 SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--network.epochs", "3"]
 SMALL += ["--network.hidden_size", "16", "--network.min_count", "3"]
 
@@ -27,7 +28,7 @@ SMALL += ["--network.hidden_size", "16", "--network.min_count", "3"]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("function")
-    assert run(esmeray, ["train_function", "--storage_path", str(folder), *SMALL]) == 0
+    assert run(esmeray, ["train_function", *CONFIG, "--storage_path", str(folder), *SMALL]) == 0
     return folder / "function"
 
 
@@ -49,19 +50,25 @@ def test_a_run_in_parts_gives_the_bytes_of_one_at_once(trained, tmp_path, comman
     for name in ("blend.json", "network_cellular_component.safetensors", "validation_hits.npz"):
         (folder / name).unlink()
     shutil.rmtree(folder / "data")
-    outcome = command("train_function", "--storage_path", tmp_path, *SMALL)
+    outcome = command("train_function", *CONFIG, "--storage_path", tmp_path, *SMALL)
     assert outcome.code == 0 and "blend" in outcome.out, outcome.err
     assert content(folder) == content(trained)
     assert times == {path: path.stat().st_mtime_ns for path in times}, "a finished network is not trained again"
 
 
 def test_other_settings_or_another_folder_are_refused(trained, tmp_path, command):
-    outcome = command("train_function", "--storage_path", trained.parent, *SMALL, "--seed", 3)
+    outcome = command("train_function", *CONFIG, "--storage_path", trained.parent, *SMALL, "--seed", 3)
     assert outcome.code == 2 and "other settings" in outcome.err
     (tmp_path / "function").mkdir()
     (tmp_path / "function" / "thesis.txt").touch()
-    outcome = command("train_function", "--storage_path", tmp_path)
+    outcome = command("train_function", *CONFIG, "--storage_path", tmp_path)
     assert outcome.code == 2 and "no run of train_function" in outcome.err
+
+
+def test_without_a_config_nothing_is_trained(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = command("train_function")
+    assert outcome.code == 2 and "--config train_config/function.yaml" in outcome.err and not any(tmp_path.iterdir())
 
 
 def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_path, command):
@@ -135,7 +142,7 @@ def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path
 
 def test_without_a_frequent_term_there_is_no_network_and_it_alone_is_refused(trained, tmp_path, command):
     rare = ["--storage_path", tmp_path, *SMALL, "--network.min_count", 1000]
-    outcome = command("train_function", *rare)
+    outcome = command("train_function", *CONFIG, *rare)
     assert outcome.code == 0, outcome.err
     assert (
         "network" not in json.loads((tmp_path / "function" / "blend.json").read_text())["biological_process"]["weights"]
@@ -144,9 +151,9 @@ def test_without_a_frequent_term_there_is_no_network_and_it_alone_is_refused(tra
     assert command("predict_function", *given).code == 0
     outcome = command("predict_function", *given, "--overwrite", "--part", "network")
     assert outcome.code == 2 and "the run has naive, homology, neighbours" in outcome.err
-    refused = [command("train_function", *rare, "--parts", "network", "--name", "alone")]
+    refused = [command("train_function", *CONFIG, *rare, "--parts", "network", "--name", "alone")]
     classifier = ["--network.classifier", tmp_path / "absent.yaml", "--name", "classified"]
-    refused.append(command("train_function", *rare, "--parts", "network", *classifier))
+    refused.append(command("train_function", *CONFIG, *rare, "--parts", "network", *classifier))
     for outcome in refused:
         assert outcome.code == 3 and "error: " in outcome.err and "no term has network.min_count" in outcome.err
 
@@ -155,11 +162,11 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     model = ["--embeddings.model", "esm2_t6_8M", "--embeddings.random_weights", "true", "--embeddings.max_length", 20]
     given = ["--storage_path", tmp_path, *SMALL, "--parts", "neighbours", "network", *model]
-    outcome = command("train_function", *given, "--name", "computed")
+    outcome = command("train_function", *CONFIG, *given, "--name", "computed")
     assert outcome.code == 0, outcome.err
     monkeypatch.chdir(tmp_path)
     store = ["--embeddings.store", "computed/embeddings"]
-    assert command("train_function", *given, *store, "--name", "read").code == 0
+    assert command("train_function", *CONFIG, *given, *store, "--name", "read").code == 0
     monkeypatch.chdir("/")
     blends = [json.loads((tmp_path / name / "blend.json").read_text()) for name in ("computed", "read")]
     assert blends[0] == blends[1]
