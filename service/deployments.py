@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from inference.design.request import refuse_designs
 from service.http.app import build_app
 from service.http.metrics import Metrics
 from service.http.models import Call, Models
@@ -49,6 +50,8 @@ class Ingress:
 def application(config: ServiceConfig, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = _with_absolute_paths(config)
+    for model in config.models:
+        refuse_designs(model.source)
     handles = {model.name: _deployment(model, model.device or device) for model in config.models}
     ingress = serve.deployment(
         name="ingress",

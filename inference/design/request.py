@@ -52,6 +52,15 @@ def design_folder(source: Path) -> Path:
     raise ConfigError(f"{source}: {problem}; train one with train_config/structdiff.yaml")
 
 
+def refuse_designs(source: str) -> None:
+    """Raise ConfigError for a model of sequence diffusion, whose backbone alone says little."""
+    folder = Path(source).expanduser()
+    if any((path / DIFFUSION_CONFIG).is_file() for path in (folder, folder / EXPORT_FOLDER)):
+        raise ConfigError(
+            f"models: {source}: sequence diffusion is not served; design with it by 'python -m tools generate {source}'"
+        )
+
+
 def structures_of(options: DesignOptions) -> list[Structure]:
     """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
     refused."""

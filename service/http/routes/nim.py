@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from service.http.bodies import read
 from service.http.refusals import RefusalError
-from service.http.routes.common import Service, ask, documented, rows, vectors
+from service.http.routes.common import Service, ask, documented, rows
 
 
 class NimBody(BaseModel):
@@ -42,9 +42,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         asked = ask(service, request, None, list(body.sequences), output="residues")
         if body.format == "h5":
             raise RefusalError(422, "format: h5 is not given here; choose npz")
-        means = await vectors(service, asked, "mean")
-        residues = await rows(service, asked.about.name, "residues", asked.texts)
-        files = [_npz(mean, each) for mean, each in zip(means, residues, strict=True)]
+        files = [_npz(each) for each in await rows(service, asked.about.name, "residues", asked.texts)]
         if len(files) == 1:
             return Response(files[0], media_type="application/octet-stream")
         buffer = io.BytesIO()
@@ -54,7 +52,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
         return Response(buffer.getvalue(), media_type="application/zip")
 
 
-def _npz(mean_D: NDArray[np.float32], residues_LD: NDArray[np.float32]) -> bytes:
+def _npz(residues_LD: NDArray[np.float32]) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, embeddings=mean_D[None], representations=residues_LD[None])
+    np.savez(buffer, embeddings=residues_LD.mean(axis=0, keepdims=True), representations=residues_LD[None])
     return buffer.getvalue()

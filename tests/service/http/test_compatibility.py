@@ -86,6 +86,19 @@ def test_refusals_have_the_body_of_text_embeddings_inference(client: httpx.Clien
     assert client.post("/embed", content="{").json()["error_type"] == "empty"
 
 
+def test_the_esm2_nim_runs_the_model_once(serving: Serving):
+    asked: list[object] = []
+    call = serving.calls["esm"]
+
+    async def run(output: str, *arguments: object) -> object:
+        asked.append(output)
+        return await call.run(output, *arguments)
+
+    with serving.client({**serving.calls, "esm": call._replace(run=run)}) as client:
+        assert client.post("/v1/biology/meta/esm2-650m", json={"sequences": SEQUENCES}).status_code == 200
+    assert asked == ["residues"]
+
+
 def test_the_esm2_nim_gives_npz_of_one_sequence_and_zip_of_many(client: httpx.Client):
     path, means, rows = "/v1/biology/meta/esm2-650m", vectors(client), vectors(client, "residues")
     one = np.load(io.BytesIO(client.post(path, json={"sequences": SEQUENCES[:1], "format": "npz"}).content))
