@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from dataset.store.conversion import ensure_store
 from tests.clusters import TOKEN
 
 if TYPE_CHECKING:
+    from dataset.batches.loader_process import LoaderProcess
     from tests.service.serving import Serving
     from tests.worker_pair import WorkerPair
 
@@ -105,6 +106,22 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def loader_processes(monkeypatch: pytest.MonkeyPatch) -> list[LoaderProcess]:
+    """The loader processes that a test starts."""
+    from dataset.batches import loader
+
+    started: list[LoaderProcess] = []
+
+    class Noted(loader.LoaderProcess):
+        def __init__(self, prepare: Callable[..., Any]) -> None:
+            super().__init__(prepare)
+            started.append(self)
+
+    monkeypatch.setattr(loader, "LoaderProcess", Noted)
+    return started
 
 
 @pytest.fixture(scope="session")

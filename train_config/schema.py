@@ -94,7 +94,8 @@ class DataSection(Section):
     validation_share: Share = 0.05
     """Share of distinct sequences held out, chosen by a hash of the sequence."""
     num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Loader processes per training worker; 0 loads in the worker itself."""
+    """Loader processes per training worker; 0 loads in the worker itself, as do kept features of a frozen backbone and
+    data.predictions always."""
     prefetch: Channels = 4
     """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()

@@ -153,7 +153,7 @@ def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
 
 
 def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0) -> TrainingSteps:
-    from dataset.batches.loader import ResidueSource
+    from dataset.batches.loader import Loader, ResidueSource
     from dataset.batches.preparation import PreparationSettings
     from dataset.batches.steps import TrainingSteps
     from dataset.store.reader import Store
@@ -162,7 +162,7 @@ def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0
     opened = Store(store)
     masking = MaskedLMSection(mask_share=MASK_SHARE) if masked else None
     settings = PreparationSettings(MAX_RESIDUES, seed=0, random_crops=True, masking=masking)
-    source = ResidueSource(opened, settings, num_workers, DataSection().prefetch)
+    source = Loader(ResidueSource(opened, settings), num_workers, DataSection().prefetch)
     batch = BatchSection(tokens=tokens, global_tokens=tokens)
     return TrainingSteps(source, np.arange(len(opened)), batch=batch, seed=0)
 

@@ -8,7 +8,6 @@ Shape legend: T tokens, N sequences, D channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataset.batches.labelled import LabelledSource
-from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.embeddings.cache import FeatureStore
 from dataset.packed_batch import PackedBatch
 
@@ -40,16 +39,12 @@ class FeatureSource(BatchSource):
         """(N,) tokens of each record, whether or not they are in the batch: what steps are planned by."""
         return self._source.token_lengths(records_N)
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        for request in requests:
-            yield SourceBatch(self._filler(), 0, 0) if request is None else self._batch(*request)
-
-    def _batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
         rows = list(self._features.rows(self._hashes[records_N]))
         return made._replace(batch=replace(made.batch, features=torch.from_numpy(np.concatenate(rows))))
 
-    def _filler(self) -> PackedBatch:
+    def filler(self) -> PackedBatch:
         """Rows of zeros, one for each sequence or token of a filler."""
         filler = self._source.filler()
         if self._pooled:

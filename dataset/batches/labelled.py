@@ -1,15 +1,13 @@
 """Packed batches of labelled records: slices of a token store, with the label of each sequence or token.
 
 In: the tokens of every record (:mod:`dataset.tokens.token_store`), the targets and weights of a labelled store. Out:
-what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory map, a microsecond each, so there are
-no loader processes here.
+what :mod:`dataset.batches.steps` hands out. A batch is a few slices of a memory map, a microsecond each.
 
 Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
 from dataset.batches.sparse_targets import SparseTargets
-from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
@@ -68,10 +66,6 @@ class LabelledSource(BatchSource):
     def count_cropped(self, records_N: Indices) -> CropCount:
         return count_cropped(self._tokens.lengths[records_N], self._max_length)
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        for request in requests:
-            yield SourceBatch(self.filler(), 0, 0) if request is None else self.batch(*request)
-
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
         targets: torch.Tensor | None = None
@@ -105,7 +99,6 @@ class LabelledSource(BatchSource):
         )
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """The records of one batch."""
         kept_N = self._kept(records_N)
         pieces: list[NDArray[np.generic]] = []
         targets: list[NDArray[np.generic]] = []

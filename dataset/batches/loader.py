@@ -1,7 +1,7 @@
-"""Batches of residues: the :class:`~dataset.batches.steps.BatchSource` of the tasks that learn from residues alone.
+"""Batches prepared in loader processes, and the source of those of residues.
 
-In: a store and the settings of the preparation. Out: packed batches as torch tensors, in the order in which they are
-asked for, prepared in loader processes (or here, with ``num_workers`` 0).
+In: a source of batches; for residues a store and the settings of the preparation. Out: packed batches as torch tensors,
+in the order in which they are asked for.
 
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
@@ -9,9 +9,10 @@ Shape legend: T tokens, N sequences, M tokens to predict.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import cycle, islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
-_Prepared: TypeAlias = tuple[PreparedBatch, Indices] | None
+_Prepared: TypeAlias = tuple[Any, Indices] | None
 """A prepared batch and its records; None stands for a filler."""
 
 
@@ -48,15 +49,10 @@ def filler_batch() -> PackedBatch:
 
 
 class ResidueSource(BatchSource):
-    """Batches of residues, prepared here or in loader processes that live until closed."""
+    """Batches of residues."""
 
-    def __init__(self, store: Store, settings: PreparationSettings, num_workers: int = 0, prefetch: int = 1) -> None:
-        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
+    def __init__(self, store: Store, settings: PreparationSettings) -> None:
         self._store, self._settings = store, settings
-        self._num_workers, self._prefetch = num_workers, prefetch
-        self._processes: list[LoaderProcess] = []
-        self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
-        self._turn = 0
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
@@ -64,15 +60,63 @@ class ResidueSource(BatchSource):
     def count_cropped(self, records_N: Indices) -> CropCount:
         return count_cropped(self._store.lengths[records_N], self._settings.max_length)
 
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        """Raises DataError where the store is damaged."""
+        return self.finished(prepare_batch(self._store, self._settings, epoch, records_N), records_N)
+
+    def filler(self) -> PackedBatch:
+        return filler_batch()
+
+    def preparation(self) -> Callable[[int, Indices], PreparedBatch]:
+        return partial(prepare_batch, self._store, self._settings)
+
+    def finished(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
+        cu_seqlens, positions_M = prepared.cu_seqlens, prepared.target_positions
+        batch = PackedBatch(
+            tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
+            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
+            positions=torch.from_numpy(token_positions(cu_seqlens)),
+            records=torch.from_numpy(records_N.copy()),
+            targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
+            target_positions=None if positions_M is None else torch.from_numpy(positions_M),
+        )
+        num_targets = np.count_nonzero(prepared.targets != NO_TARGET) if positions_M is None else positions_M.size
+        return SourceBatch(batch, int(num_targets), batch.num_tokens)
+
+
+class Loader(BatchSource):
+    """Batches of another source, prepared in loader processes that live until closed."""
+
+    def __init__(self, source: BatchSource, num_workers: int = 0, prefetch: int = 1) -> None:
+        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead.
+
+        Without processes the source makes them here.
+        """
+        self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
+        self._processes: list[LoaderProcess] = []
+        self._in_flight: deque[tuple[LoaderProcess, Indices] | None] = deque()  # None for a filler
+        self._turn = 0
+
+    def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
+        return self._source.token_lengths(records_N)
+
+    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+        return self._source.batch(epoch, records_N)
+
+    def filler(self) -> PackedBatch:
+        return self._source.filler()
+
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches asked for, in order.
 
-        Raises DataError where the store is damaged, LoaderProcessLost where a loader process was killed; the next
-        iteration starts a new one.
+        Raises LoaderProcessLost where a loader process was killed; the next iteration starts a new one.
         """
-        prepared = self._from_processes(iter(requests)) if self._num_workers else self._from_here(requests)
-        for made in prepared:
-            yield SourceBatch(filler_batch(), 0, 0) if made is None else _to_torch(*made)
+        if not self._num_workers:
+            yield from self._source.batches(requests)
+            return
+        for made in self._from_processes(iter(requests)):
+            yield SourceBatch(self._source.filler(), 0, 0) if made is None else self._source.finished(*made)
 
     @property
     def queue_depth(self) -> int | None:
@@ -83,10 +127,6 @@ class ResidueSource(BatchSource):
         self._in_flight.clear()
         for process in processes:
             process.close()
-
-    def _from_here(self, requests: Iterable[Request]) -> Iterator[_Prepared]:
-        for request in requests:
-            yield None if request is None else (prepare_batch(self._store, self._settings, *request), request[1])
 
     def _from_processes(self, requests: Iterator[Request]) -> Iterator[_Prepared]:
         self._turn += 1
@@ -117,7 +157,7 @@ class ResidueSource(BatchSource):
             if (asked := self._in_flight.popleft()) is not None:
                 asked[0].discard()
         while len(self._processes) < self._num_workers:
-            self._processes.append(LoaderProcess(self._store.path, self._settings))
+            self._processes.append(LoaderProcess(self._source.preparation()))
 
     def _send(self, turns: Iterator[LoaderProcess], request: Request) -> None:
         if request is None:
@@ -126,18 +166,3 @@ class ResidueSource(BatchSource):
         process = next(turns)
         process.request(*request)
         self._in_flight.append((process, request[1]))
-
-
-def _to_torch(prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
-    cu_seqlens, positions_M = prepared.cu_seqlens, prepared.target_positions
-    batch = PackedBatch(
-        tokens=torch.from_numpy(prepared.tokens.astype(np.int64)),
-        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-        max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
-        positions=torch.from_numpy(token_positions(cu_seqlens)),
-        records=torch.from_numpy(records_N.copy()),
-        targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
-        target_positions=None if positions_M is None else torch.from_numpy(positions_M),
-    )
-    num_targets = np.count_nonzero(prepared.targets != NO_TARGET) if positions_M is None else positions_M.size
-    return SourceBatch(batch, int(num_targets), batch.num_tokens)

@@ -1,16 +1,16 @@
 """A process that prepares batches for a training worker, and the worker's end of the line to it.
 
 The process is a program of its own: a fork of a worker that runs threads or has a store open is unsafe, and a
-multiprocessing child would first import the worker's main module, which is Ray's. It imports neither torch nor Ray, so
-it is ready within a fraction of a second in a few tens of megabytes. It reads pickled requests from stdin and writes
-pickled replies, in the same order, to stdout. It ends when stdin does, which the kernel sees to even when the worker is
-killed. Ctrl-C is the worker's to handle.
+multiprocessing child would first import the worker's main module, which is Ray's. It imports what the preparation that
+it unpickles needs: for residues neither torch nor Ray, so that it is ready within a fraction of a second in a few tens
+of megabytes; for labelled records and structures torch, which takes two seconds and 200 MB. It reads pickled requests
+from stdin and writes pickled replies, in the same order, to stdout. It ends when stdin does, which the kernel sees to
+even when the worker is killed. Ctrl-C is the worker's to handle.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
 import queue
@@ -21,15 +21,14 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common import errors
-from dataset.batches.preparation import PreparationSettings, PreparedBatch, prepare_batch
-from dataset.store.reader import Store
 
 _KEPT_BYTES = 32 << 20
 """The most that glibc allows to be kept (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
@@ -37,7 +36,9 @@ _KEPT_BYTES = 32 << 20
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
 
-_Reply: TypeAlias = PreparedBatch | Exception
+_Prepare: TypeAlias = Callable[[int, NDArray[np.int64]], Any]
+_Reply: TypeAlias = Any
+"""What was prepared, or an exception."""
 
 
 class LoaderProcessLost(errors.ResourceError):
@@ -49,8 +50,8 @@ class LoaderProcessLost(errors.ResourceError):
 class LoaderProcess:
     """The worker's end: hand in requests, take prepared batches in the same order."""
 
-    def __init__(self, store_path: Path, settings: PreparationSettings) -> None:
-        """Start the process; it opens the store by itself."""
+    def __init__(self, prepare: _Prepare) -> None:
+        """Start the process; it unpickles ``prepare`` and with it opens stores by itself."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "dataset.batches.loader_process"],
             stdin=subprocess.PIPE,
@@ -61,7 +62,7 @@ class LoaderProcess:
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
         threading.Thread(target=_collect, args=(self._process.stdout, self._replies), daemon=True).start()
         self._end = weakref.finalize(self, _end_process, self._process)
-        self._write((os.getpid(), store_path, settings))
+        self._write((os.getpid(), prepare))
 
     @property
     def pid(self) -> int:
@@ -77,7 +78,7 @@ class LoaderProcess:
         """Ask for a batch of these records. Raises LoaderProcessLost where the process is gone."""
         self._write((epoch, records_N))
 
-    def reply(self) -> PreparedBatch:
+    def reply(self) -> Any:
         """Wait for the batch that was asked for longest ago.
 
         Raises the EsmerayError that the process raised, RuntimeError with the traceback of a fault of the program
@@ -164,27 +165,22 @@ def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the replies
     try:
-        parent, store_path, settings = _receive(requests)
+        parent, prepare = _receive(requests)
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
         while True:
             epoch, records_N = _receive(requests)
-            _send(_answer(store_path, settings, epoch, records_N), replies)
+            _send(_answer(prepare, epoch, records_N), replies)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError):
         os._exit(0)  # the worker is gone; nothing is left to flush to
 
 
-def _answer(store_path: Path, settings: PreparationSettings, epoch: int, records_N: NDArray[np.int64]) -> _Reply:
+def _answer(prepare: _Prepare, epoch: int, records_N: NDArray[np.int64]) -> _Reply:
     try:
-        return prepare_batch(_store(store_path), settings, epoch, records_N)
+        return prepare(epoch, records_N)
     except errors.EsmerayError as error:
         return error
     except Exception:  # noqa: BLE001 - for the worker to raise: a dead process would look like a fault of the machine
         return RuntimeError(f"in a loader process:\n{traceback.format_exc()}")
-
-
-@functools.cache
-def _store(path: Path) -> Store:
-    return Store(path)
 
 
 def _exit_with_parent(parent: int) -> None:

@@ -8,7 +8,6 @@ Shape legend: T tokens, N sequences, L residues of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from dataset.batches.cropping import CropCount, count_cropped, crop_starts, crop
 from dataset.batches.loader import filler_batch
 from dataset.batches.masking import NO_TARGET, chosen_places
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
-from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
+from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import NO_LABEL, PackedBatch
 from dataset.structures.store import StructureStore
 from dataset.tokens.esm import MASK, cumulative_lengths, token_positions, tokenize_pieces
@@ -53,12 +52,7 @@ class StructureSource(BatchSource):
     def count_cropped(self, records_N: Indices) -> CropCount:
         return count_cropped(self._lengths(records_N), self._max_length)
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        for request in requests:
-            yield SourceBatch(_filler(), 0, 0) if request is None else self.batch(*request)
-
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """The records of one batch."""
         whole_N = self._lengths(records_N)
         lengths_N = cropped_lengths(whole_N, self._max_length)
         starts_N = np.zeros_like(lengths_N)
@@ -91,6 +85,17 @@ class StructureSource(BatchSource):
             seeds=torch.from_numpy((self._bits(_SEED, epoch, records_N) >> np.uint64(1)).astype(np.int64)),
         )
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
+
+    def filler(self) -> PackedBatch:
+        batch = filler_batch()
+        return replace(
+            batch,
+            weights=torch.zeros(1),
+            coordinates=torch.full((batch.num_tokens, 4, 3), torch.nan),
+            chains=torch.zeros_like(batch.tokens),
+            labels=torch.full((1,), NO_LABEL),
+            seeds=torch.zeros(1, dtype=torch.int64),
+        )
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
         """(N,) share of hidden residues, at a time drawn for each record."""
@@ -145,15 +150,3 @@ def loss_weights(shares_N: NDArray[np.float64], section: DiffusionSection) -> ND
         return np.ones_like(shares_N)
     # Means over residues hidden with share m of a uniform time: of 1 - m it is 1/3, of 1 / m it is 2.
     return 3 * (1 - shares_N) if section.weighting == "linear" else 1 / (2 * shares_N)
-
-
-def _filler() -> PackedBatch:
-    batch = filler_batch()
-    return replace(
-        batch,
-        weights=torch.zeros(1),
-        coordinates=torch.full((batch.num_tokens, 4, 3), torch.nan),
-        chains=torch.zeros_like(batch.tokens),
-        labels=torch.full((1,), NO_LABEL),
-        seeds=torch.zeros(1, dtype=torch.int64),
-    )

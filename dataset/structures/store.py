@@ -18,6 +18,7 @@ Shape legend: N records of the store, R residues of all records end to end, L re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,6 +175,10 @@ class StructureStore:
 
     def __len__(self) -> int:
         return len(self.store)
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """Another process maps the files itself."""
+        return partial(StructureStore, self.path, sequences=self.store.path, predictions=self._predictions), ()
 
     @property
     def unknown_records(self) -> NDArray[np.int64]:

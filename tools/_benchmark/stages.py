@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from common.text import counted
 from common.timing import timed
-from dataset.batches.loader import ResidueSource
+from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.plan import plan_epoch
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.steps import TrainingSteps
@@ -203,7 +203,7 @@ def _by_loaders(
 def _endless(stack: ExitStack, subject: Subject, budget: int, num_workers: int) -> Iterator[PackedBatch]:
     """Batches of one epoch after the other, as a training worker loads them, until the stack closes."""
     settings = PreparationSettings(subject.max_length, SEED, random_crops=True, masking=MaskedLMSection())
-    source = ResidueSource(subject.store, settings, num_workers, DataSection().prefetch)
+    source = Loader(ResidueSource(subject.store, settings), num_workers, DataSection().prefetch)
     batch = BatchSection(tokens=budget, global_tokens=budget)
     batches = stack.enter_context(TrainingSteps(source, subject.some_records(), batch=batch, seed=SEED))
     return (batch for epoch in count() for step in batches.epoch(epoch) for batch in step)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dataset.store.reader
-from dataset.batches.loader import ResidueSource
+from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
@@ -64,7 +64,7 @@ BATCH = BatchSection(tokens=1024, global_tokens=2048, packing_window=64)
 
 def source(store_path: Path, random_crops: bool, num_workers: int = 0) -> ResidueSource:
     settings = PreparationSettings(150, 0, random_crops, MaskedLMSection())
-    return ResidueSource(Store(store_path), settings, num_workers, prefetch=2)
+    return Loader(ResidueSource(Store(store_path), settings), num_workers, prefetch=2)
 
 
 def training(store_path: Path, num_workers: int = 0) -> TrainingSteps:

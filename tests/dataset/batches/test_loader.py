@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.batches.loader import ResidueSource, filler_batch
+from dataset.batches.loader import Loader, ResidueSource, filler_batch
 from dataset.batches.loader_process import LoaderProcessLost
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
@@ -44,7 +44,7 @@ def training(
     store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH, **others
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
-    source = ResidueSource(Store(store_path), settings, num_workers, prefetch=2)
+    source = Loader(ResidueSource(Store(store_path), settings), num_workers, prefetch=2)
     return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **others)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ DEADLINE_S = 20.0
 
 WORKER = """
 import sys, time
+from functools import partial
 import numpy as np
 from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.preparation import PreparationSettings
+from dataset.batches.preparation import PreparationSettings, prepare_batch
+from dataset.store.reader import Store
 
-process = LoaderProcess(sys.argv[1], PreparationSettings(200, 1, True, None))
+process = LoaderProcess(partial(prepare_batch, Store(sys.argv[1]), PreparationSettings(200, 1, True, None)))
 process.request(0, np.arange(5))
 process.reply()
 for _ in range(200):
@@ -44,7 +47,7 @@ def store_path(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def process(store_path):
-    process = LoaderProcess(store_path, SETTINGS)
+    process = LoaderProcess(partial(prepare_batch, Store(store_path), SETTINGS))
     yield process
     process.close()
 
@@ -124,7 +127,7 @@ def test_ctrl_c_does_not_end_the_process(process):
 
 
 def test_process_that_nobody_refers_to_ends(store_path):
-    process = LoaderProcess(store_path, SETTINGS)
+    process = LoaderProcess(partial(prepare_batch, Store(store_path), SETTINGS))
     pid = process.pid
     del process
     assert not is_running(pid)

@@ -75,6 +75,15 @@ def train(config: Config) -> tuple[Outcome, Path]:
     return train_worker(config, WorkerContext(), str(path)), path
 
 
+def test_loader_processes_give_the_same_run(process_group, table, tmp_path, loader_processes):
+    short = {"training": {"max_steps": 6, "evaluate_every_steps": 3}, "model": {"backbone": {"frozen": False}}}
+    runs = [config_of(tmp_path / str(count), table, data={"num_workers": count}, **short) for count in (0, 2)]
+    for config in runs:
+        assert train(config)[0].status == "finished"
+        assert len(loader_processes) == config.data.num_workers
+    assert train_losses(runs[0]) == train_losses(runs[1])
+
+
 def validations(config: Config) -> list[dict]:
     return [record for record in read_metrics(run_folder(config).metrics) if record["kind"] == "validation"]
 

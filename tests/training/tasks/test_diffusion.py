@@ -53,13 +53,17 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker
     assert model.section == config.model.diffusion
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, process_group):
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_with_loader_processes_too(
+    tmp_path: Path, process_group, loader_processes
+):
     own = {"model": {"diffusion": {"self_condition": True}}}
-    (whole, path), (stopped, _) = (diffusion_config(tmp_path / name, **own) for name in ("whole", "stopped"))
+    whole, path = diffusion_config(tmp_path / "whole", **own)
+    stopped, _ = diffusion_config(tmp_path / "stopped", **own, data={"num_workers": 2})
     assert train(whole, path).status == "finished"
     stop_after(stopped, path, 4)
     train(stopped, path)
     assert_same_run(stopped, whole)
+    assert len(loader_processes) == 2 * 2, "two when it was begun and two when it was resumed"
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from dataset.batches.cropping import fixed_crop
 from dataset.batches.features import FeatureSource
 from dataset.batches.labelled import LabelledSource, Labels
+from dataset.batches.loader import Loader
 from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.label_weights import read_label_weights
@@ -67,7 +68,7 @@ class ClassifierExperiment(Experiment):
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
         self.cropped = training.count_cropped(self._labelled.training)
-        self._take(training, held_out)
+        self._take(Loader(training, data.num_workers, data.prefetch), held_out)
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

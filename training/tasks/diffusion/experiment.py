@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dataset.batches.loader import Loader
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.store.staging import stage_once
 from dataset.structures.batches import StructureSource
@@ -36,8 +37,11 @@ class DiffusionExperiment(Experiment):
         section, length = config.model.diffusion, config.data.max_length
         training = StructureSource(structures, section, max_length=length, seed=config.run.seed, training=True)
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
+        # Predicted structures are waited for, and counted, where they are asked for.
+        num_workers = 0 if self._predictions is not None else config.data.num_workers
+        loader = Loader(training, num_workers, config.data.prefetch)
         self.batches = TrainingSteps(
-            training, structures.training, batch=config.batch, seed=config.run.seed, **context.place
+            loader, structures.training, batch=config.batch, seed=config.run.seed, **context.place
         )
         self.cropped = training.count_cropped(structures.training)
         self.validation = ValidationSteps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from pathlib import Path
 
-from dataset.batches.loader import ResidueSource
+from dataset.batches.loader import Loader, ResidueSource
 from dataset.batches.preparation import PreparationSettings
 from dataset.batches.splitting import split_records
 from dataset.batches.steps import TrainingSteps, ValidationSteps
@@ -37,8 +37,9 @@ class ResidueExperiment(Experiment):
         data, masking = config.data, self.masking(config.model)
         place = context.place
         settings = PreparationSettings(data.max_length, config.run.seed, random_crops=True, masking=masking)
-        source = ResidueSource(self._store, settings, data.num_workers, data.prefetch)
-        self.batches = TrainingSteps(source, training, batch=config.batch, seed=config.run.seed, **place)
+        source = ResidueSource(self._store, settings)
+        loader = Loader(source, data.num_workers, data.prefetch)
+        self.batches = TrainingSteps(loader, training, batch=config.batch, seed=config.run.seed, **place)
         self.cropped = source.count_cropped(training)
         self.validation = ValidationSteps(
             ResidueSource(self._store, PreparationSettings(data.max_length, 0, random_crops=False, masking=masking)),
