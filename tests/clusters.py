@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from common.publishing import exclusive
+
 TOKEN = "test-" + "0" * 59
 START_TIMEOUT_S = 120
 
@@ -46,18 +48,20 @@ class StartedCluster:
         log = self._folder / f"node-{len(self.nodes)}.log"
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--num-cpus={cpus}", *joined]
         memory = f"--object-store-memory={100 * 1024 * 1024}"
-        with log.open("wb") as output:
-            node = subprocess.Popen(
-                [*command, memory],
-                env=self.environment | {"RAY_AUTH_MODE": self._mode},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self.nodes.append(node)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while "Ray runtime started" not in log.read_text():
-            assert node.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+        # One after the other: two that start at once may choose the same port.
+        with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
+            with log.open("wb") as output:
+                node = subprocess.Popen(
+                    [*command, memory],
+                    env=self.environment | {"RAY_AUTH_MODE": self._mode},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            self.nodes.append(node)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while "Ray runtime started" not in log.read_text():
+                assert node.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
         return node
 
     def lose(self, node: subprocess.Popen[bytes]) -> None:

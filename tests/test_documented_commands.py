@@ -160,6 +160,7 @@ def write_structures(folder: Path) -> None:
     write_pdb(folder / "fold.pdb", pdb_lines(given[0]))
     (folder / "designs.fasta").write_text(f">native\n{given[0].residues}\n")
     structure_store(folder / "folds_store", 6, validation_share=0.4)
+    structure_store(folder / "unseen_store", 3)
     texts = random_sequences([20, 30, 25, 28])
     (folder / "peptides.fasta").write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
     options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
