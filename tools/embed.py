@@ -93,7 +93,8 @@ def _request(arguments: Arguments) -> JobRequest:
         refuse_existing(arguments.output, MADE_BY, arguments.overwrite)
     ((_, gpus),) = local_resources()
     many = (arguments.workers or 1) > 1 or (gpus > 1 and arguments.device != "cpu")
-    on_cluster = many or arguments.address or find(RaySection()) != LOCAL
+    elsewhere = find(RaySection(address=arguments.address)) != LOCAL
+    on_cluster = many or arguments.address or elsewhere
     values = {name: getattr(arguments, name) for name in EmbeddingSettings.model_fields}
     return JobRequest(
         models=models,
