@@ -79,9 +79,9 @@ def main(argv: list[str]) -> int:
     for name, (value, low, high) in found.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
-    if len(store) > found.proteins:
-        elsewhere = f"{len(store) - records.size:,} outside the {arguments.part} part"
-        print(f"left out: {elsewhere}, {found.left_out:,} without a structure or a residue to recover", file=sys.stderr)
+    evaluated = f"evaluated {found.proteins:,} of {counted(len(store), 'record{s}')}"
+    left_out = f"{len(store) - records.size:,} of other parts, {found.left_out:,} without structure or native residue"
+    print(f"{evaluated}; left out: {left_out}", file=sys.stderr)
     if arguments.part == "all" and store.training.size and store.validation.size:
         print(f"{store.validation.size:,} of them are the store's validation part: --part validation", file=sys.stderr)
     if arguments.output is not None:

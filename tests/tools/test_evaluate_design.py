@@ -19,11 +19,10 @@ def test_what_is_given_is_evaluated_and_what_is_left_out_is_counted(tmp_path: Pa
     given = ["evaluate_design", tmp_path / "export", "--store", store.path, "--steps", 2]
     whole = command(*given, "--output", tmp_path / "all.json")
     assert whole.code == 0, whole.err
-    assert "6 proteins" in whole.out and "left out" not in whole.err
+    assert "evaluated 6 of 6 records; left out: 0 of other parts, 0 without" in whole.err
     assert f"{held_out} of them are the store's validation part" in whole.err
     part = command(*given, "--part", "validation", "--output", tmp_path / "part.json")
-    assert f"{held_out} proteins" in part.out
-    assert f"left out: {6 - held_out} outside the validation part" in part.err
+    assert f"evaluated {held_out} of 6 records; left out: {6 - held_out} of other parts" in part.err
     found = [json.loads((tmp_path / name).read_text()) for name in ("all.json", "part.json")]
     assert [(each["part"], each["proteins"]) for each in found] == [("all", 6), ("validation", held_out)]
     assert found[0]["metrics"]["perplexity"]["value"] != pytest.approx(found[1]["metrics"]["perplexity"]["value"])
