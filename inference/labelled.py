@@ -89,7 +89,8 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         raise DataError(f"{', '.join(config.data.source)}: gives other labels than the model was trained for")
     check_data(RunFolder(config.run.storage_path, config.run.name), config.data, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
-    records = np.sort(np.concatenate([*parts.values()])) if part == "all" else parts[part]
+    in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
+    records = in_parts if part == "all" else parts[part]
     if not records.size:
         raise DataError(f"the run's split has no record of part {part}")
     if per_residue := space.kind == "per_residue":
@@ -101,7 +102,7 @@ def own_texts(config: Config, space: LabelSpace, part: Part, progress: ProgressC
         texts=[store.text(record) for record in records.tolist()],
         targets=targets,
         weights=None if store.weights is None else store.weights[records],
-        counts={**_left_out(store.counts), "records_of_other_parts": len(store.store) - records.size},
+        counts={**_left_out(store.counts), "records_of_other_parts": in_parts.size - records.size},
         per_residue=per_residue,
     )
 

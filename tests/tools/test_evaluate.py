@@ -178,3 +178,17 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, tmp
     assert evaluation(tmp_path / "r")["records"] == 30 - len(held_out)
     outcome = command("evaluate", model, "--part", "test")
     assert outcome.code == 3 and "no record of part test" in outcome.err
+
+
+def test_records_that_are_not_evaluated_are_counted_once_by_their_reason(command, tmp_path):
+    parts = ["train", "valid", "test"]
+    rows = [f"{text},{NAMES['multiclass'][n % 3]},{parts[n // 3]}" for n, text in enumerate(random_sequences(LENGTHS))]
+    (tmp_path / "a.csv").write_text("\n".join(["sequence,label,part", *rows, "MKTA,vacuole,valid\n"]))
+    labels = {"split": "column", "split_column": "part", "unseen_labels": "skip"}
+    config = stored_in(tmp_path, classifier_config(labels=labels, source=[str(tmp_path / "a.csv")]))
+    model = export_tiny(tmp_path / "model", config)
+    whole = command("evaluate", model, "--part", "all", "--output", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    assert "9 records, " in whole.out and "1 record unseen label" in whole.out and "other parts" not in whole.out
+    part = command("evaluate", model, "--part", "test", "--output", tmp_path / "part")
+    assert "3 records, " in part.out and "6 records of other parts" in part.out
