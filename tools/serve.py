@@ -46,6 +46,9 @@ class Arguments(ToolArguments):
     host: str | None = Field(None, description="Address to listen on.")
     port: int | None = Field(None, description="Port.")
     keys: str | None = Field(None, description="YAML file of API keys, as make_key writes it.")
+    ray_address: Annotated[str | None, tyro.conf.arg(name="ray.address", metavar="HOST:PORT")] = Field(
+        None, description="Ray cluster; local starts one. Default: RAY_ADDRESS, or one that runs here."
+    )
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Print the resolved settings and start nothing."
     )
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> int:
     if arguments.config is None and not arguments.models:
         raise ConfigError(f"--config: name a file, for example {SHIPPED}, or models by --models")
     given: dict[tuple[str, ...], Any] = {("host",): arguments.host, ("port",): arguments.port}
-    given[("access", "keys")] = arguments.keys
+    given[("access", "keys")], given[("ray", "address")] = arguments.keys, arguments.ray_address
     if arguments.models:
         random = {"random_weights": arguments.random_weights}
         given[("models",)] = [{"name": _name(source), "source": source, **random} for source in arguments.models]

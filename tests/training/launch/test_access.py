@@ -17,7 +17,7 @@ COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
     "tune": ["train_ray.py", "--config", "{config}", "--tune", "train_config/tune_throughput.yaml"],
     "find_batch_size": ["-m", "tools", "find_batch_size", "--config", "{config}"],
-    "serve": ["serve_ray.py", "--config", "train_config/serve.yaml"],
+    "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
     "embed": ["-m", "tools", "embed", "--workers=1", "--model=esm2_t6_8M", "--random-weights", "--input", "{fasta}"],
     "predict_structures": ["-m", "tools", "predict_structures", "--workers=1", "--model={folder}", "{fasta}"],
 }
@@ -26,6 +26,7 @@ COMMANDS = {
 def run(folder: Path, name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A command in an environment, on the cluster of RAY_ADDRESS there."""
     places = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
+    places["address"] = environment["RAY_ADDRESS"]
     places["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
     places["fasta"].write_text(">a\nMKTAYIAKQR\n")
     written = {"embed": ["--output={folder}/embeddings"], "predict_structures": ["--cache={folder}/predictions"]}
