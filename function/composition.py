@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.fasta.kmers import kmers
 
 _GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")
 _KINDS = ((tuple(AMINO_ACIDS), 1), (tuple(AMINO_ACIDS), 2), (_GROUPS, 3))
@@ -27,19 +28,7 @@ def composition(sequences: Sequence[str]) -> NDArray[np.float32]:
         residues, first = np.frombuffer(text.encode(), np.uint8), 0
         for groups, length in _KINDS:
             size = len(groups) ** length
-            counts = np.bincount(words(residues, groups, length), minlength=size)
+            counts = np.bincount(kmers(residues, groups, length), minlength=size)
             row_C[first : first + size] = np.sqrt(counts / max(1, counts.sum()))
             first += size
     return vectors_NC
-
-
-def words(residues: NDArray[np.uint8], groups: Sequence[str], length: int) -> NDArray[np.int64]:
-    """Number of each word of ``length`` letters of a sequence in ASCII, if all its letters are of a group."""
-    codes = np.full(256, -(len(groups) ** length), np.int64)
-    for number, group in enumerate(groups):
-        codes[np.frombuffer(group.encode(), np.uint8)] = number
-    coded, count = codes[residues], max(0, len(residues) - length + 1)
-    found = np.zeros(count, np.int64)
-    for place in range(length):
-        found = found * len(groups) + coded[place : place + count]
-    return found[found >= 0]

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import ConfigError, ResourceError
+from common.errors import ResourceError
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
 from dataset.batches.plan import longest_first
 from dataset.labels.label_space import LabelSpace, predicted_positive
@@ -27,17 +27,17 @@ from dataset.tokens.base import SequenceTokenizer
 from dataset.tokens.esm import packed_from_tokens
 from inference.exported import PipelineOptions, config_of, model_folder
 from model.backbones.lora import merge
+from model.device import DTYPES, check_device
 from model.export.classifier import load_classifier
 from model.tasks.classifier import Classifier
 from model.tasks.losses import probabilities
 from model.tasks.pooling import residue_mask
 from train_config.schema import Config
+from train_config.section import Precision
 
-AmpDtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are done and how many there are."""
 
-DTYPES: dict[AmpDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_BATCH_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
@@ -115,7 +115,7 @@ class _Encoded:
 class ClassifierPipeline:
     """A trained classifier of texts, which takes the model over: merges its adapter, casts and moves its weights.
 
-    The device is cpu, cuda, cuda:1 ...; by default CUDA where there is one. Weights and computation have ``amp_dtype``,
+    The device is cpu, cuda, cuda:1 ...; by default CUDA where there is one. Weights and computation have ``precision``,
     probabilities are fp32. ``batch_tokens`` is the budget of a batch, special tokens included; a longer text goes
     alone. Texts of more than ``max_length`` tokens, special ones left out, are cropped as ``crop`` says, and counted.
     """
@@ -126,20 +126,20 @@ class ClassifierPipeline:
         tokenizer: SequenceTokenizer,
         *,
         device: torch.device | str | None = None,
-        amp_dtype: AmpDtype = "fp32",
+        precision: Precision = "fp32",
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         max_length: int | None = None,
         crop: FixedCrop = "start",
     ) -> None:
         merge(model.backbone)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.amp_dtype: AmpDtype = amp_dtype
+        self.precision: Precision = precision
         self.tokenizer = tokenizer
         self.batch_tokens = batch_tokens
         self.max_length, self.crop = max_length, crop
         for parameter in model.parameters():  # not buffers: frequencies of rotary positions need their precision
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(DTYPES[amp_dtype])
+                parameter.data = parameter.data.to(DTYPES[precision])
         self.model = model.requires_grad_(False).eval().to(self.device)
         self._prefix = np.asarray(tokenizer.prefix, dtype=np.int32)
         self._suffix = np.asarray(tokenizer.suffix, dtype=np.int32)
@@ -151,7 +151,7 @@ class ClassifierPipeline:
             options.model,
             config=config,
             device=options.device,
-            amp_dtype=options.amp_dtype,
+            precision=options.precision,
             batch_tokens=options.batch_tokens,
         )
 
@@ -162,7 +162,7 @@ class ClassifierPipeline:
         *,
         config: Config | None = None,
         device: torch.device | str | None = None,
-        amp_dtype: AmpDtype = "fp32",
+        precision: Precision = "fp32",
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
     ) -> ClassifierPipeline:
         """The classifier that was exported to a folder, or that a run exported at its end.
@@ -179,7 +179,7 @@ class ClassifierPipeline:
             model,
             tokenizer,
             device=device,
-            amp_dtype=amp_dtype,
+            precision=precision,
             batch_tokens=batch_tokens,
             max_length=data.max_length,
             crop=fixed_crop(data.crop),
@@ -258,18 +258,6 @@ class ClassifierPipeline:
         tokens, whole = self.tokenizer.encode(texts)
         kept = whole if self.max_length is None else np.minimum(whole, self.max_length)
         return _Encoded(tokens, np.cumsum(whole), whole, kept)
-
-
-def check_device(device: torch.device | str) -> None:
-    """Raise ConfigError for a device that torch does not know or see."""
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
-        )
 
 
 def _rows_of(places: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,7 +21,8 @@ from common.timing import timed
 from dataset.packed_batch import PackedBatch
 from inference.classifier import ClassifierPipeline, Predictions, Progress
 from inference.trace import traced
-from training.engine.memory_meter import MemoryMeter, is_out_of_memory
+from model.device import is_out_of_memory
+from monitoring.sampling.memory_meter import MemoryMeter
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
 
@@ -94,7 +95,7 @@ def describe(pipeline: ClassifierPipeline) -> dict[str, Any]:
         "kind": pipeline.label_space.kind,
         "outputs": pipeline.label_space.num_outputs,
         "device": torch.cuda.get_device_name(pipeline.device) if cuda else str(pipeline.device),
-        "amp_dtype": pipeline.amp_dtype,
+        "precision": pipeline.precision,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -16,11 +16,11 @@ from torch.autograd import DeviceType
 from torch.profiler import record_function
 
 from common.timing import timed
-from inference.embedding.encoder import DTYPES
 from inference.embedding.plan import Shard
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
 from inference.trace import traced
+from model.device import DTYPES
 from monitoring.advice import Facts, advise
 from monitoring.sampling.measured_peaks import copy_bytes_per_s, product_flops_per_s
 from monitoring.sampling.peak_flops import peak_tflops

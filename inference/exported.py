@@ -17,7 +17,7 @@ from dataset.labels.label_space import LabelSpace
 from model.export.exported_folder import CONFIG_FILE, read_settings
 from train_config.loading import load_config
 from train_config.schema import Config
-from train_config.section import Overrides
+from train_config.section import Overrides, Precision
 
 Part = Literal["all", "training", "validation", "test"]
 
@@ -64,5 +64,5 @@ class PipelineOptions(ToolArguments):
         description="Exported classifier, or a run that has one."
     )
     device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
-    amp_dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the computation.")
+    precision: Precision = Field("fp32", description="Precision of the computation.")
     batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")

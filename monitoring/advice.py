@@ -43,7 +43,7 @@ class Facts:
         memory: peak share of the memory.
         memory_limits: the next larger token budget was out of memory or left no margin.
         rise: speed of the token budget relative to the next smaller one, minus 1.
-        tokens, amp_dtype, gradient_checkpointing, compile, num_workers, stage, workers: as in the config.
+        tokens, precision, gradient_checkpointing, compile, num_workers, stage, workers: as in the config.
         stage_rates: tokens/s of each stage of the pipeline alone, by name.
         compared: settings measured at two values.
         tried: keys whose other values were measured; no action offers them again.
@@ -67,7 +67,7 @@ class Facts:
     memory_limits: bool = False
     rise: float | None = None
     tokens: int | None = None
-    amp_dtype: str | None = None
+    precision: str | None = None
     gradient_checkpointing: bool | None = None
     compile: bool | None = None
     num_workers: int | None = None
@@ -166,7 +166,7 @@ def _budget(facts: Facts) -> str:
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
-_BF16 = Action("training.amp_dtype", "set training.amp_dtype: bf16", lambda facts: facts.amp_dtype == "none")
+_BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
 _MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray find_batch_size` finds the fastest)")
 _SAVE_MEMORY = (

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.connection import cluster_resources, connected
+from cluster.placement import LOCAL, find
+from cluster.signals import StopSignals
 from common.errors import ConfigError, EsmerayError, ResourceError
 from common.progress import status_line
 from service.http.access import read_keys
 from train_config.service_schema import ServiceConfig
-from training.launch.cluster import cluster_resources, connected
-from training.launch.placement import LOCAL, find
-from training.launch.signals import StopSignals
 
 KEEP_ALIVE_S = 75
 SERVE_ENVIRONMENT = {

@@ -146,9 +146,9 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
+    from cluster.connection import connected
     from tests.clusters import started_cluster
     from train_config.schema import RaySection
-    from training.launch.cluster import connected
 
     cluster = RAY.enter_context(started_cluster(4))
     RAY.enter_context(connected(RaySection(address=cluster.address)))

@@ -21,7 +21,7 @@ TINY = {
         "max_steps": 8,
         "warmup_steps": 2,
         "learning_rate": 1e-2,
-        "amp_dtype": "none",
+        "precision": "fp32",
         "evaluate_every_steps": 4,
         "evaluation_batches": 2,
     },

@@ -105,7 +105,7 @@ def test_an_unknown_option_of_a_tool_is_named(called, tool):
             "model a.fasta --output b.csv --batch-tokens x",
             "--batch-tokens: invalid literal for int() with base 10",
         ),
-        ("model a.fasta --output b.csv --amp-dtype bf", "--amp-dtype: expected one of fp32, bf16, fp16, got 'bf'; "),
+        ("model a.fasta --output b.csv --precision bf", "--precision: expected one of fp32, bf16, fp16, got 'bf'; "),
     ],
 )
 def test_a_wrong_argument_of_a_tool_is_named(called, arguments, words):

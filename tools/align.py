@@ -35,9 +35,9 @@ from dataset.store.reader import Store
 from train_config.schema import IngestSection
 
 if TYPE_CHECKING:
-    from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
-    from function.alignment.scoring import Scoring
-    from function.alignment.search import Search
+    from alignment.prefilter import EmbeddingNeighbours, SharedWords
+    from alignment.scoring import Scoring
+    from alignment.search import Search
 
 MADE_BY = "align"
 
@@ -90,8 +90,8 @@ def main(argv: list[str]) -> int:
     if arguments.device == "cuda" and arguments.prefilter != "none":
         raise ConfigError("--device cuda scores all records; give --prefilter none")
     store = Store(arguments.store)
-    from function.alignment.scoring import scoring
-    from function.alignment.search import HEADER, Search
+    from alignment.scoring import scoring
+    from alignment.search import HEADER, Search
 
     by = scoring(arguments.matrix, arguments.gap_open, arguments.gap_extend)
     if by.statistics is None and arguments.evalue < math.inf:
@@ -141,7 +141,7 @@ def _align(search: Search, queries: Store, arguments: Arguments, kept: Journal) 
 
 
 def _prefilter(arguments: Arguments, store: Store) -> EmbeddingNeighbours | SharedWords | None:
-    from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
+    from alignment.prefilter import EmbeddingNeighbours, SharedWords
 
     if arguments.query_embeddings and arguments.store_embeddings:
         return EmbeddingNeighbours(store, arguments.store_embeddings, arguments.query_embeddings)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from pydantic import Field
 
+from cluster.placement import LOCAL, find, local_resources
 from common.arguments import parse
 from common.command_line import result_console
 from common.errors import ConfigError
@@ -32,7 +33,6 @@ from common.text import counted, duration
 from inference.embedding.request import InputArguments, JobRequest
 from inference.embedding.settings import EmbeddingSettings
 from train_config.schema import RaySection
-from training.launch.placement import LOCAL, find, local_resources
 
 if TYPE_CHECKING:
     from inference.embedding.estimate import Estimate

@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
             "data": arguments.file or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
             "device": str(pipeline.device),
-            "precision": pipeline.amp_dtype,
+            "precision": pipeline.precision,
         }
         best_of = None if classifier.best_metric == "auto" else classifier.best_metric
         write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)

@@ -14,7 +14,7 @@ or as --seconds says, the start of the workers included. The first one is measur
 Examples:
   python -m tools find_batch_size --config train_config/masked_lm.yaml
   python -m tools find_batch_size --config train_config/masked_lm.yaml --workers 2 --deepspeed.stage 2
-  python -m tools find_batch_size --config train_config/masked_lm.yaml --inference --training.amp_dtype bf16
+  python -m tools find_batch_size --config train_config/masked_lm.yaml --inference --training.precision bf16
   python -m tools find_batch_size --config train_config/esm2ae.yaml --training.cpu_memory_limit_mib 4000
 """
 
@@ -34,6 +34,7 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
+from cluster.signals import StopSignals
 from common.arguments import ToolArguments
 from common.command_line import result_console
 from common.errors import ResourceError
@@ -42,7 +43,6 @@ from train_config.loading import load_config
 from train_config.overrides import parse_with_settings
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 from train_config.tune_schema import MeasurementSection
-from training.launch.signals import StopSignals
 
 if TYPE_CHECKING:
     from train_config.schema import Config
@@ -96,9 +96,9 @@ def _searched(
     arguments: Arguments, config: Config, signals: StopSignals, show: Callable[[str], None]
 ) -> tuple[str, Found, int]:
     """Return what was measured on what, the result, and the number of workers."""
+    from cluster.placement import find, place_workers
     from run_folder.paths import RunFolder
     from training.launch.driver import with_absolute_paths
-    from training.launch.placement import find, place_workers
     from training.tasks.registry import task_plan
 
     # A run folder of this search alone, beside the runs: a classifier's tokenizer has to lie in one.
@@ -114,17 +114,17 @@ def _searched(
         tokens = task.measure(store_path).data.tokens
         deadline = time.monotonic() + arguments.seconds
         show("starting Ray")
-        from training.launch import cluster  # here: Ray and torch, which no refusal of config or data waits for
+        from cluster import connection  # here: Ray and torch, which no refusal of config or data waits for
 
-        with cluster.connected(config.ray):
+        with connection.connected(config.ray):
             signals.reinstall()
-            workers = place_workers(config.ray, cluster.cluster_resources())
+            workers = place_workers(config.ray, connection.cluster_resources())
             found = _search(arguments, config, store_path, workers.count, -(-tokens // workers.count), show, deadline)
     finally:
         shutil.rmtree(run.path, ignore_errors=True)
     heading = (
         f"{config.model.backbone.source}, {config.model.task}, {'inference' if arguments.inference else 'training'} in "
-        f"{config.training.amp_dtype}: {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}, "
+        f"{config.training.precision}: {workers.count} worker{'s' if workers.count > 1 else ''} on {workers.device}, "
         f"{workers.cpus_each} CPU core{'s' if workers.cpus_each > 1 else ''} each"
     )
     return heading, found, workers.count

@@ -80,8 +80,8 @@ def main(argv: list[str]) -> int:
     places = [(fixed_positions(arguments.fix, each), tied_positions(arguments.tie, each)) for each in structures]
     model, label = load_model(arguments)
 
-    from function.alignment.scoring import scoring
-    from function.alignment.search import Search
+    from alignment.scoring import scoring
+    from alignment.search import Search
     from inference.design.novelty import nearest
     from inference.design.report import draw_logo, write_probabilities
     from inference.design.sampling import Request, generate

@@ -86,8 +86,8 @@ def main(argv: list[str]) -> int:
 def _steps_work() -> bool:
     """Train in each precision, with a line for each."""
     try:
+        from model.device import choose_device
         from tools._gpu_check.trial import Precision, precisions, single_process_group, train_two_steps
-        from training.engine.device import choose_device
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device(0)
@@ -102,8 +102,7 @@ def _steps_work() -> bool:
 
     print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
     with single_process_group(device):
-        names = {precision: "fp32" if precision == "none" else precision for precision in precisions(device)}
-        verdicts = [_report(f"{name} steps", partial(train, precision)) for precision, name in names.items()]
+        verdicts = [_report(f"{precision} steps", partial(train, precision)) for precision in precisions(device)]
     return all(verdict == "ok" for verdict in verdicts)
 
 
@@ -212,7 +211,7 @@ def check_nccl() -> Finding:
 
 def check_deepspeed() -> Finding:
     """Check DeepSpeed's version and that it computes on the device that torch computes on."""
-    from training.engine.device import choose_device
+    from model.device import choose_device
 
     device = choose_device(0).type
     with _quiet():
@@ -243,7 +242,7 @@ def check_ray() -> Finding:
     """Report what a cluster started here would offer; none is started."""
     import ray
 
-    from training.launch.placement import local_resources
+    from cluster.placement import local_resources
 
     ((cores, gpus),) = local_resources()
     seen = f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"

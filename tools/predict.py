@@ -9,7 +9,7 @@ override them.
 Examples:
   python -m tools predict runs/locations proteins.fasta.gz --output locations.csv
   python -m tools predict my-classifier proteins.csv --output out.parquet --data.labels.id_column name
-  python -m tools predict my-classifier all.fasta --output out.csv --device cuda --amp-dtype bf16 --batch-tokens 65536 \
+  python -m tools predict my-classifier all.fasta --output out.csv --device cuda --precision bf16 --batch-tokens 65536 \
 --data.ingest.duplicate_ids first
 """
 
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     seconds = time.perf_counter() - start_s
     print(
         f"{output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
-        f"({records / seconds:,.0f}/s, {pipeline.device}, {pipeline.amp_dtype})"
+        f"({records / seconds:,.0f}/s, {pipeline.device}, {pipeline.precision})"
     )
     if cropped:
         print(

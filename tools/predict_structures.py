@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from pydantic import Field
 
+from cluster.placement import find
 from common.arguments import ToolArguments, parse
 from common.command_line import result_console
 from common.errors import ConfigError, DataError, ResourceError
@@ -25,7 +26,6 @@ from common.progress import record_bar
 from common.text import counted
 from dataset.structures.conversion import read_proteins
 from train_config.schema import RaySection
-from training.launch.placement import find
 
 
 class Arguments(ToolArguments):
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         if arguments.workers is None:
             report = predict_structures(sequences, settings(torch.cuda.is_available(), None), **options)
         else:
-            from training.launch.cluster import cluster_resources, connected
+            from cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=arguments.address)):
                 of = settings(any(node.gpus for node in cluster_resources()), arguments.cpus_per_worker)

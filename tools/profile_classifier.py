@@ -12,7 +12,7 @@ probabilities on the host; a batch size that runs out of memory is a row that sa
 
 Examples:
   python -m tools profile_classifier runs/locations --data held_out.fasta
-  python -m tools profile_classifier my-classifier --data proteins.csv --batch-sizes 1 32 256 --amp-dtype bf16
+  python -m tools profile_classifier my-classifier --data proteins.csv --batch-sizes 1 32 256 --precision bf16
   python -m tools profile_classifier runs/locations --data held_out.fasta --steps trace plots
 """
 
@@ -107,5 +107,5 @@ def _subject(arguments: Arguments, folder: Path) -> dict[str, Any]:
         "weights": hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()[:16],
         "data": arguments.data,
         "device": arguments.device or "default",
-        "amp_dtype": arguments.amp_dtype,
+        "precision": arguments.precision,
     }

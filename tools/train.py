@@ -22,6 +22,7 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
+from cluster.placement import find
 from common.arguments import ToolArguments, parse, program_of
 from common.errors import ConfigError
 from train_config.loading import load_config, load_tune_config
@@ -29,7 +30,6 @@ from train_config.overrides import parse_sections
 from train_config.schema import Config
 from train_config.section import Section
 from train_config.tune_schema import TuneConfig
-from training.launch.placement import find
 
 EXPERIMENT = "train_config/esm2ae.yaml"
 SEARCH = "train_config/tune_throughput.yaml"

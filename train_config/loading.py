@@ -39,9 +39,9 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     naming file and line, or the option.
     """
     config = _load(Config, path, overrides or {}, "")
-    if "amp_dtype" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
+    if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
         return config
-    return config.model_copy(update={"training": config.training.model_copy(update={"amp_dtype": "none"})})
+    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
 
 
 def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:

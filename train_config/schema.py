@@ -20,6 +20,7 @@ from train_config.section import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Precision,
     Section,
     Share,
     Tokens,
@@ -238,9 +239,9 @@ class TrainingSection(Section):
     """AdamW's decoupled weight decay; biases and norms are left out."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
-    amp_dtype: Literal["bf16", "fp16", "none"] = "bf16"
-    """Precision of the forward and backward pass; fp16 scales the loss; none is fp32. Optimizer state is fp32 in each.
-    On a processor without instructions for bf16, and without a GPU, none is the default: bf16 is thirty times slower
+    precision: Precision = "bf16"
+    """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is fp32 in each.
+    On a processor without instructions for bf16, and without a GPU, fp32 is the default: bf16 is thirty times slower
     there."""
     tf32: bool = True
     """Use TF32 for what remains fp32 on CUDA."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -35,6 +35,7 @@ Tokens = Annotated[int, Field(gt=0, le=2**24)]
 """Tokens of a micro-batch or a sequence."""
 Channels = Annotated[int, Field(gt=0, le=2**16)]
 """Also layers, heads, processes and other sizes of which no machine holds more."""
+Precision = Literal["fp32", "bf16", "fp16"]
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
 """Name of a run or a search, in the storage path."""
 

@@ -6,10 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from train_config.section import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, Tokens
+from train_config.section import (
+    FolderName,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+    Section,
+    Share,
+    Tokens,
+)
 
-Precision = Literal["bf16", "fp16", "none"]
-_PRECISIONS: list[Precision] = ["bf16", "none"]
+_PRECISIONS: list[Precision] = ["bf16", "fp32"]
 
 
 class SpaceSection(Section):
@@ -24,7 +32,7 @@ class SpaceSection(Section):
     """Loader processes of each worker."""
     prefetch: list[PositiveInt] | None = None
     """Batches that each loader process prepares ahead."""
-    amp_dtype: list[Precision] | None = Field(_PRECISIONS)
+    precision: list[Precision] | None = Field(_PRECISIONS)
     """Precisions."""
     gradient_checkpointing: list[bool] | None = Field([False, True])
     """Recompute activations in the backward pass, or not."""

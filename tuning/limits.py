@@ -19,7 +19,7 @@ _PHASES = {
     "optimizer": "the optimizer",
     "communication": "communication",
 }
-_SETTINGS = ("tokens", "amp_dtype", "gradient_checkpointing", "compile", "num_workers", "stage", "workers")
+_SETTINGS = ("tokens", "precision", "gradient_checkpointing", "compile", "num_workers", "stage", "workers")
 """Settings that the advice names."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice that are about the configuration's step."""

@@ -28,7 +28,7 @@ from tuning.journal import Trial
 from tuning.results import Results
 from tuning.settings import NAMES, STATUSES, value_text
 
-_COLOURS = {"bf16": BLUE, "none": ORANGE, "fp16": GREEN}
+_COLOURS = {"bf16": BLUE, "fp32": ORANGE, "fp16": GREEN}
 _FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "refused": "|"}
 _THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 _FEWEST_TRIALS = 4
@@ -96,14 +96,14 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
     style(axes)
     kinds: dict[tuple[str, bool], list[Trial]] = {}
     for trial in results.measured:
-        kinds.setdefault((trial.settings.amp_dtype, bool(trial.settings.gradient_checkpointing)), []).append(trial)
+        kinds.setdefault((trial.settings.precision, bool(trial.settings.gradient_checkpointing)), []).append(trial)
     for (precision, recomputes), trials in sorted(kinds.items()):
         highest: dict[int, float] = {}
         for trial in trials:
             highest[trial.settings.tokens] = max(height(trial), highest.get(trial.settings.tokens, 0.0))
         colour, marker = _COLOURS.get(precision, GREY), "D" if recomputes else "o"
         axes.plot([t.settings.tokens for t in trials], list(map(height, trials)), marker, color=colour, alpha=0.6)
-        label = value_text("amp_dtype", precision) + (", checkpointing" if recomputes else "")
+        label = value_text("precision", precision) + (", checkpointing" if recomputes else "")
         line = "--" if recomputes else "-"
         axes.plot(*zip(*sorted(highest.items()), strict=True), line, color=colour, marker=marker, label=label)
     if (best := results.best) is not None:

@@ -21,16 +21,16 @@ import ray
 import torch
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from cluster import connection
+from cluster.placement import Workers, place_workers
+from cluster.process_group import addresses, join, listen
 from common.errors import EsmerayError, ResourceError
+from model.device import choose_device
 from monitoring.sampling.host import memory_of_this_machine
 from train_config.schema import Config, DataSection
 from train_config.tune_schema import MeasurementSection
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision
-from training.engine.device import choose_device
-from training.launch import cluster
-from training.launch.placement import Workers, place_workers
-from training.launch.process_group import addresses, join, listen
 from training.tasks.registry import stage
 from tuning.settings import Measurement, Settings
 from tuning.trial import FAILURES, PRUNE_MARGIN, measure_on_worker
@@ -84,7 +84,7 @@ class MeasuringPool:
         """
         try:
             config = settings.applied(self._config, self._keep_global_tokens)
-            workers = place_workers(config.ray, cluster.cluster_resources())
+            workers = place_workers(config.ray, connection.cluster_resources())
             if not self._inference:
                 check_precision(config.training, workers.device)
         except EsmerayError as error:
@@ -144,20 +144,20 @@ class _Group:
         self.workers = workers
         self.most_on_a_node = workers.count
         options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
-        actor: Any = ray.remote(_MeasuringActor).options(runtime_env=cluster.worker_environment(), **options)
+        actor: Any = ray.remote(_MeasuringActor).options(runtime_env=connection.worker_environment(), **options)
         self._actors: list[Any] = [actor.remote(rank, workers) for rank in range(workers.count)]
 
     def connect(self) -> None:
         """Wait for the actors and make their process group. Raises RayError where some did not start."""
-        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=cluster.START_TIMEOUT_S)
+        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=connection.START_TIMEOUT_S)
         ids, own = [node for node, _ in nodes], addresses([address for _, address in nodes])
         self.most_on_a_node = max(Counter(ids).values())
-        port = ray.get(self._actors[0].listen.remote(own[0]), timeout=cluster.START_TIMEOUT_S)
+        port = ray.get(self._actors[0].listen.remote(own[0]), timeout=connection.START_TIMEOUT_S)
         joining = [
             actor.join.remote((own[0], port), own[rank], local_rank=ids[:rank].count(ids[rank]))
             for rank, actor in enumerate(self._actors)
         ]
-        ray.get(joining, timeout=cluster.START_TIMEOUT_S)
+        ray.get(joining, timeout=connection.START_TIMEOUT_S)
 
     def stage(self, store_path: str, task: str, data: DataSection) -> None:
         """Copy the store to the disks of the nodes, however long that takes: a trial has only its timeout."""
@@ -198,7 +198,7 @@ class _MeasuringActor:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def listen(self, address: str) -> int:
-        """On worker 0; see :func:`~training.launch.process_group.listen`."""
+        """On worker 0; see :func:`~connection.process_group.listen`."""
         return listen(address, self._workers.count)
 
     def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:

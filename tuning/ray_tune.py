@@ -21,11 +21,11 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from cluster import connection
+from cluster.signals import StopSignals
 from common.errors import EsmerayError, ResourceError
 from train_config.tune_schema import TuneConfig
-from training.launch import cluster
 from training.launch.driver import fit
-from training.launch.signals import StopSignals
 from tuning.journal import Trial
 from tuning.search import Proposal, Search
 from tuning.settings import Measurement, Settings
@@ -131,7 +131,7 @@ def run_trials(
         folder: of Ray Tune's own files, which are removed in the end.
         signals: the first one ends the trial in progress.
     """
-    actor: Any = ray.remote(_PoolHost).options(num_cpus=0, runtime_env=cluster.worker_environment())
+    actor: Any = ray.remote(_PoolHost).options(num_cpus=0, runtime_env=connection.worker_environment())
     pool = actor.remote(make_pool, search)
 
     def stop() -> None:

@@ -22,6 +22,9 @@ from typing import Any
 
 from rich.console import Console
 
+from cluster import connection
+from cluster.placement import LOCAL, find, local_resources
+from cluster.signals import StopSignals
 from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar, status_line
 from common.publishing import write_atomically
@@ -30,7 +33,6 @@ from train_config.loading import dump_config, load_config, load_tune_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
 from training.checkpoints.resuming import differences, within
-from training.launch import cluster
 from training.launch.driver import (
     resources_to_plan_with,
     say,
@@ -38,8 +40,6 @@ from training.launch.driver import (
     warn,
     with_absolute_paths,
 )
-from training.launch.placement import LOCAL, find, local_resources
-from training.launch.signals import StopSignals
 from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal
 from tuning.pool import MeasuringPool
@@ -98,13 +98,13 @@ def _tune_locked(
     task = task_plan(measured)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(folder.stores, progress)
-    with cluster.connected(config.ray) as dashboard:
+    with connection.connected(config.ray) as dashboard:
         signals.reinstall()
-        here = cluster.hardware()
+        here = connection.hardware()
         if journal.trials and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
             raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")
         write_atomically(folder.hardware, f"{here}\n")
-        space = make_space(config, search, cluster.cluster_resources())
+        space = make_space(config, search, connection.cluster_resources())
         write_atomically(folder.config, dump_config(config))
         write_atomically(folder.tune, dump_config(search))
         task.write_names(folder, store_path)

@@ -20,7 +20,7 @@ Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "p
 NAMES = {
     "tokens": "token budget",
     "workers": "workers",
-    "amp_dtype": "precision",
+    "precision": "precision",
     "num_workers": "loader processes",
     "compile": "compile",
     "batch_size": "sequences a batch",
@@ -35,7 +35,7 @@ KEYS = {
     "batch_size": "batch.batch_size",
     "num_workers": "data.num_workers",
     "prefetch": "data.prefetch",
-    "amp_dtype": "training.amp_dtype",
+    "precision": "training.precision",
     "gradient_checkpointing": "model.backbone.gradient_checkpointing",
     "compile": "training.compile",
     "stage": "deepspeed.stage",
@@ -63,7 +63,7 @@ class Settings:
     batch_size: int | None
     num_workers: int
     prefetch: int
-    amp_dtype: str
+    precision: str
     gradient_checkpointing: bool | str
     compile: bool
     stage: int
@@ -150,7 +150,7 @@ def value_text(name: str, value: Value) -> str:
         return "any"
     if isinstance(value, bool):
         return "on" if value else "off"
-    if name == "amp_dtype" and value == "none":
+    if name == "precision" and value == "fp32":
         return "fp32"
     return f"{value:,}" if isinstance(value, int) else value
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.placement import NodeResources, place_workers
 from common.errors import ConfigError, ResourceError
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, Config, DataSection, RaySection
 from train_config.tune_schema import TuneConfig
-from training.launch.placement import NodeResources, place_workers
 from tuning.settings import NAMES, Settings, Value
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
@@ -117,7 +117,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
         and more.tokens >= less.tokens
         and (more.batch_size or math.inf) >= (less.batch_size or math.inf)
         and _RECOMPUTED.index(more.gradient_checkpointing) <= _RECOMPUTED.index(less.gradient_checkpointing)
-        and (more.amp_dtype == less.amp_dtype or more.amp_dtype == "none")
+        and (more.precision == less.precision or more.precision == "fp32")
     )
 
 
@@ -138,7 +138,7 @@ def _refusals(
             return "more workers than the cluster holds"
         if global_tokens % (settings.tokens * settings.workers):
             return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
-        if settings.amp_dtype == "fp16" and device == "cpu":
+        if settings.precision == "fp16" and device == "cpu":
             return "fp16, which needs a GPU"
         if settings.stage == 0 and config.deepspeed.offload_optimizer:
             return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
@@ -180,7 +180,7 @@ def _memory_order(settings: Settings) -> tuple[Any, ...]:
         -settings.workers,
         settings.tokens,
         -_RECOMPUTED.index(settings.gradient_checkpointing),
-        settings.amp_dtype == "none",
+        settings.precision == "fp32",
         -settings.stage,
         tuple(str(getattr(settings, name)) for name in NAMES),
     )

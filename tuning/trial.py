@@ -22,16 +22,17 @@ import torch
 from common.errors import DataError, EsmerayError
 from common.timing import agree
 from dataset.batches.steps import StepBatches, TrainingSteps
+from model.device import DTYPES, HostCopy, is_out_of_memory
 from model.parameter_groups import parameter_groups
+from monitoring.sampling.memory_meter import MemoryMeter
 from run_folder.paths import RunFolder
 from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.deepspeed_settings import check_precision, zero_stage
-from training.engine.device import HostCopy, apply_device_settings, prepare_layers
+from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import StepResult, TrainingEngine
-from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 from training.engine.step_clock import StepClock
 from training.loop.schedule import learning_rate
 from training.loop.stepping import Stepper
@@ -45,7 +46,6 @@ FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, the one that counts last: a crash may be no more than what another worker's failure left."""
 
 _SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
-_DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRUNE_MARGIN = SearchSection().prune_margin
 _NORM = "gradient norm"
 _LONG_RUN_STEPS = 1_000_000
@@ -110,7 +110,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
         stage = zero_stage(config.training, config.deepspeed)
         prepare_layers(model.backbone, config.training, context.device, 0 if inference else stage)
         if inference:
-            return trial.run(_Inference(config.training.amp_dtype, model, context), experiment.batches)
+            return trial.run(_Inference(config.training.precision, model, context), experiment.batches)
         work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)
         try:
             return trial.run(work, experiment.batches)
@@ -158,7 +158,7 @@ class TrainingWork:
 
     def _scale_is_falling(self, result: StepResult, totals: dict[str, torch.Tensor]) -> bool:
         """With fp16 the first steps are left out until the loss scale fits, which is no failure."""
-        searching = self._settings.amp_dtype == "fp16" and not result.lowest_scale
+        searching = self._settings.precision == "fp16" and not result.lowest_scale
         return searching and math.isfinite(float(totals["loss"]))
 
     def close(self) -> None:
@@ -166,11 +166,11 @@ class TrainingWork:
 
 
 class _Inference:
-    """Forward passes in the precision of ``training.amp_dtype``, each worker for itself."""
+    """Forward passes in the precision of ``training.precision``, each worker for itself."""
 
-    def __init__(self, amp_dtype: str, model: TaskModel, context: WorkerContext) -> None:
+    def __init__(self, precision: str, model: TaskModel, context: WorkerContext) -> None:
         self._device = context.device
-        self.model = model.requires_grad_(False).eval().to(context.device, _DTYPES[amp_dtype])
+        self.model = model.requires_grad_(False).eval().to(context.device, DTYPES[precision])
         self.clock = StepClock(1, context.device)
 
     @torch.inference_mode()

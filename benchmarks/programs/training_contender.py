@@ -20,10 +20,10 @@ from benchmarks.programs import training_workload as recipe
 from benchmarks.programs.processes import MemoryMeter
 from benchmarks.programs.training_runs import NEVER
 from benchmarks.programs.training_workload import StepLine, Workload, write_step
+from model.device import choose_device
 from run_folder.paths import RunFolder
 from train_config.schema import Config
 from training.engine.context import WorkerContext
-from training.engine.device import choose_device
 from training.loop.building import build
 from training.loop.restoring import restore
 from training.loop.worker import loop
@@ -71,7 +71,7 @@ def run_config(workload: Workload, folder: Path) -> Config:
                 "betas": recipe.BETAS,
                 "weight_decay": recipe.WEIGHT_DECAY,
                 "gradient_clipping": recipe.CLIPPING,
-                "amp_dtype": "bf16",
+                "precision": "bf16",
                 "evaluate_every_steps": NEVER,
             },
             "checkpoint": {"every_steps": NEVER},

@@ -66,10 +66,10 @@ def _train_alone(config_path: str) -> int:
     """Run the training loop in this process without Ray, its data prepared as the driver does; return the exit code."""
     import torch.distributed as dist
 
+    from model.device import choose_device
     from run_folder.paths import RunFolder
     from train_config.loading import load_config
     from training.engine.context import WorkerContext
-    from training.engine.device import choose_device
     from training.loop.worker import train_worker
     from training.tasks.registry import task_plan
 

@@ -79,7 +79,7 @@ def _settings(setting: Setting, table: Path, steps: int, cached: bool) -> dict[s
         },
         "batch": {"tokens": tokens, "global_tokens": tokens},
         "model": {"task": "classifier", "backbone": backbone | (TOY if setting.quick else {})},
-        "training": {"max_steps": steps, "amp_dtype": "none", "evaluate_every_steps": NEVER},
+        "training": {"max_steps": steps, "precision": "fp32", "evaluate_every_steps": NEVER},
         "checkpoint": {"every_steps": NEVER},
         "wandb": {"mode": "disabled"},
     }

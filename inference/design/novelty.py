@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from function.alignment.search import Search
+from alignment.search import Search
 
 
 class Nearest(NamedTuple):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import ray
 
+from cluster.actor_pool import ActorPool
 from common.errors import ResourceError
 from dataset.store.reader import Store
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import EmbeddingSettings, ModelFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
-from training.launch.actor_pool import ActorPool
 
 log = logging.getLogger(__name__)
 

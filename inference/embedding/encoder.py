@@ -36,6 +36,7 @@ from model.backbones.lora import merge
 from model.backbones.residues import residue_tokenizer
 from model.backbones.source import SOURCE_KEY, is_drawn, source_type
 from model.cost.flops import forward_flops
+from model.device import DTYPES
 from model.export.classifier import load_classifier
 from model.export.exported_folder import CONFIG_FILE as CLASSIFIER_FILE
 from model.tasks.autoencoder import CONFIG_FILE as AUTOENCODER_FILE
@@ -44,7 +45,6 @@ from model.tasks.embedding import optimize_for_inference
 from model.tasks.pooling import first_token, max_over_residues, mean_over_residues, residue_mask
 from train_config.schema import BackboneSection
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Features: TypeAlias = dict[int | str, Tensor]
 """(T, C) by layer, or by ``logits`` and ``latents``."""
 
@@ -201,7 +201,7 @@ class Encoder:
             self.tokenizer.fingerprint,
             settings.max_length,
             "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}",
-            settings.precision if settings.precision in ("bf16", "fp16") else "none",
+            settings.precision or "fp32",
         )
         per_token, per_pair = forward_flops(backbone)
         return ModelFacts(

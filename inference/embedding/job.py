@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cluster.placement import local_resources
 from common.errors import ConfigError, ResourceError
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
@@ -27,7 +28,6 @@ from dataset.store.conversion import open_store
 from inference.embedding.model_job import JOB_FILE, ModelJob, other_job
 from inference.embedding.report import report_name
 from inference.embedding.request import JobRequest
-from training.launch.placement import local_resources
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
         complete = []
     with _locked(request.partial), _logging(request.partial), ExitStack() as stack:
         if request.cluster is not None:
-            from training.launch.cluster import connected
+            from cluster.connection import connected
 
             stack.enter_context(connected(request.cluster))
         request = resolved(request)
@@ -72,7 +72,7 @@ def resolved(request: JobRequest) -> JobRequest:
     """The request with its device and workers chosen, from the cluster where there is one."""
     nodes = local_resources()
     if request.cluster is not None:
-        from training.launch.cluster import cluster_resources
+        from cluster.connection import cluster_resources
 
         nodes = cluster_resources()
     device = request.device or ("cuda" if any(node.gpus for node in nodes) else "cpu")

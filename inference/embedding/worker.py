@@ -29,13 +29,10 @@ from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
 from inference.embedding.settings import ModelFacts, Output
 from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
-from training.engine.device import HostCopy
-from training.engine.memory_meter import is_out_of_memory
+from model.device import DTYPES, HostCopy, is_out_of_memory
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""
-
-_TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
 class ShardWorker:
@@ -135,7 +132,7 @@ class ShardWorker:
             with record_function("copy to device"):
                 batch = batch.to(self.encoder.device, non_blocking=True)
             rows = self.encoder.encode(batch)
-        dtype = _TORCH_DTYPES[self.encoder.settings.dtype]
+        dtype = DTYPES.get(self.encoder.settings.dtype, torch.float32)
         per = {output.name: output.per for output in self.encoder.facts.outputs}
         return {name: row if per.get(name, "protein") == "protein" else row.to(dtype) for name, row in rows.items()}
 

@@ -24,7 +24,7 @@ from dataset.structures.predictions import FAILURE_FILE, PredictedStructures, ha
 from inference.folding.predictors import predictor
 
 if TYPE_CHECKING:
-    from training.launch.actor_pool import ActorPool
+    from cluster.actor_pool import ActorPool
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def actors(
     ended: threading.Event | None = None,
 ) -> ActorPool:
     """Actors that predict, each with so many cores and, on CUDA, GPUs. Ray is connected."""
-    from training.launch.actor_pool import ActorPool  # here: it imports Ray
+    from cluster.actor_pool import ActorPool  # here: it imports Ray
 
     def same(first: str, other: str) -> None:
         if first != other:
@@ -141,7 +141,7 @@ def predict_structures(
     """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
 
     ``plan`` gives the places of each batch. ``cache_bytes`` bounds the cache, None does not. ``pool`` makes an
-    :class:`~training.launch.actor_pool.ActorPool` of :class:`Folder`; None computes here.
+    :class:`~cluster.actor_pool.ActorPool` of :class:`Folder`; None computes here.
     """
     distinct = list(dict.fromkeys(sequences))
     workers: Any = Folder(of) if pool is None else pool(of)

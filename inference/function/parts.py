@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from alignment.prefilter import SharedWords
+from alignment.scoring import scoring
+from alignment.search import Search
 from common.errors import DataError
 from dataset.embeddings.format import parts as ranges
 from dataset.embeddings.reader import open_vectors
 from dataset.store.reader import Store
-from function.alignment.prefilter import SharedWords
-from function.alignment.scoring import scoring
-from function.alignment.search import Search
 from function.composition import composition
 from function.predictors import naive, nearest, transferred
 from function.propagation import propagate

@@ -39,7 +39,7 @@ def features_fingerprint(
     tokenizer: str,
     max_length: int | None,
     crop: str,
-    amp_dtype: str,
+    precision: str,
     pooling: str,
 ) -> str:
     """Identity of features: weights and tokenizer by their fingerprints, architecture, cropping, precision, pooling."""
@@ -48,7 +48,7 @@ def features_fingerprint(
         "config": architecture(backbone),
         "tokenizer": tokenizer,
         "crop": [max_length, crop],
-        "dtype": amp_dtype,
+        "dtype": precision,
         "pooling": pooling,
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()

@@ -146,14 +146,14 @@ def _head_parameters(section: ClassifierSection, channels: int, outputs: int) ->
 
 
 def estimate_memory(
-    count: ParameterCount, *, stage: int, world_size: int, amp_dtype: str, offload_optimizer: bool = False
+    count: ParameterCount, *, stage: int, world_size: int, precision: str, offload_optimizer: bool = False
 ) -> MemoryEstimate:
     """Bytes of weights, gradients and optimizer state under ZeRO.
 
-    ``stage``: ZeRO stage, 0 to 3. ``amp_dtype``: ``bf16``, ``fp16`` or ``none``, as in the training section.
+    ``stage``: ZeRO stage, 0 to 3. ``precision``: ``bf16``, ``fp16`` or ``fp32``, as in the training section.
     """
     total, trainable = count
-    mixed = amp_dtype != "none"
+    mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
     optimizer_element_bytes = _ADAM_MOMENT_BYTES + (_MASTER_WEIGHT_BYTES if mixed else 0)
 

@@ -2,7 +2,7 @@
 
 Sequences are sorted by length and padded in groups of ``LANES``, whose scores are computed side by side: by a Triton
 kernel on CUDA (:mod:`model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for tests; a
-CPU is faster with parasail (:mod:`function.alignment.search`).
+CPU is faster with parasail (:mod:`alignment.search`).
 
 Shape legend: N sequences, P sequences of a group, W places of its longest, L residues of the query, S letters.
 """

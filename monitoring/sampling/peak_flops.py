@@ -72,11 +72,11 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
     return None
 
 
-def matrix_precision(amp_dtype: str, tf32: bool) -> Precision:
-    """The precision of matrix products under ``training.amp_dtype`` and ``training.tf32``."""
-    if amp_dtype == "none":
+def matrix_precision(precision: str, tf32: bool) -> Precision:
+    """The precision of matrix products under ``training.precision`` and ``training.tf32``."""
+    if precision == "fp32":
         return "tf32" if tf32 else "fp32"
-    return "bf16" if amp_dtype == "bf16" else "fp16"
+    return "bf16" if precision == "bf16" else "fp16"
 
 
 def flops_utilization(

@@ -47,13 +47,13 @@ class Utilization:
     Attributes:
         flops_per_token: of forward and backward pass; None where it is not known.
         peak_tflops: of one device; None for that of this GPU's data sheet.
-        amp_dtype, tf32: as in section training.
+        precision, tf32: as in section training.
         world_size: workers, one a device.
     """
 
     flops_per_token: float | None = None
     peak_tflops: float | None = None
-    amp_dtype: str = "bf16"
+    precision: str = "bf16"
     tf32: bool = True
     world_size: int = 1
 
@@ -61,7 +61,7 @@ class Utilization:
         """Fill in the peak of this GPU where it is known."""
         if self.peak_tflops is not None or device.type != "cuda":
             return self
-        known = peak_tflops(torch.cuda.get_device_name(device), matrix_precision(self.amp_dtype, self.tf32))
+        known = peak_tflops(torch.cuda.get_device_name(device), matrix_precision(self.precision, self.tf32))
         return replace(self, peak_tflops=known)
 
     def share(self, step: Mapping[str, float]) -> Values:

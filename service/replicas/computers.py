@@ -29,10 +29,10 @@ from inference.embedding.encoder import Encoder
 from inference.embedding.settings import EmbeddingSettings
 from inference.exported import config_of, model_folder
 from model.backbones.fingerprint import weights_fingerprint
+from model.device import is_out_of_memory
 from model.tasks.pooling import residue_mask
 from service.replicas.batcher import Item
 from train_config.service_schema import ServedModel
-from training.engine.memory_meter import is_out_of_memory
 
 MASKED, DECODED, CLASSES = "masked", "decoded", "classes"
 """Outputs besides those of :mod:`inference.embedding.settings`: logits of the masked tokens of a sequence (M, K), those
@@ -193,7 +193,7 @@ class _ClassifierComputer:
         precision = model.precision or "fp32"
         tokens = {} if model.batch_tokens is None else {"batch_tokens": model.batch_tokens}
         self._pipeline = pipeline = ClassifierPipeline.load(
-            folder, config=config_of(folder), device=device, amp_dtype=precision, **tokens
+            folder, config=config_of(folder), device=device, precision=precision, **tokens
         )
         space = pipeline.label_space
         self.about = About(

@@ -81,12 +81,12 @@ def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
     assert found.probabilities.shape == (0, 3) and found.labels() == [] and len(found) == 0
 
 
-@pytest.mark.parametrize(("amp_dtype", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
-def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(amp_dtype, tolerance):
-    found = pipeline(amp_dtype=amp_dtype).predict(PROTEINS).probabilities
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
+def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(precision, tolerance):
+    found = pipeline(precision=precision).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, shared().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
-    buffers = dict(pipeline("qwen2", amp_dtype=amp_dtype).model.named_buffers())
+    buffers = dict(pipeline("qwen2", precision=precision).model.named_buffers())
     assert {buffer.dtype for name, buffer in buffers.items() if "inv_freq" in name} == {torch.float32}
 
 

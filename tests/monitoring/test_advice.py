@@ -27,13 +27,13 @@ def test_memory_limits_only_while_speed_still_rises_with_the_budget():
 
 
 def test_settings_that_are_on_or_were_tried_are_not_offered():
-    off = what_limits(Facts(forward=0.3, backward=0.6, amp_dtype="none", compile=False))
-    on = what_limits(Facts(forward=0.3, backward=0.6, amp_dtype="bf16", compile=True))
+    off = what_limits(Facts(forward=0.3, backward=0.6, precision="fp32", compile=False))
+    on = what_limits(Facts(forward=0.3, backward=0.6, precision="bf16", compile=True))
     tried = what_limits(
-        Facts(forward=0.3, backward=0.6, amp_dtype="none", compile=False, tried=frozenset({"training.amp_dtype"}))
+        Facts(forward=0.3, backward=0.6, precision="fp32", compile=False, tried=frozenset({"training.precision"}))
     )
     assert [[action.key for action in found.actions] for found in (off, on, tried) if found] == [
-        ["training.amp_dtype", "training.compile", "ray.num_workers"],
+        ["training.precision", "training.compile", "ray.num_workers"],
         ["ray.num_workers"],
         ["training.compile", "ray.num_workers"],
     ]
@@ -44,7 +44,7 @@ def test_advice_is_ordered_by_cost():
 
 
 def test_a_compared_setting_is_advised_only_where_its_whole_interval_says_so():
-    faster, noise = (Comparison("training.amp_dtype", "none", "bf16", 2.0, low, 2.2) for low in (1.9, 0.9))
+    faster, noise = (Comparison("training.precision", "fp32", "bf16", 2.0, low, 2.2) for low in (1.9, 0.9))
     assert "2.00 times (1.90 to 2.20)" in str(advise(Facts(compared=(faster,)))[0])
     assert advise(Facts(compared=(noise,))) == []
 

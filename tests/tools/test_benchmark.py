@@ -42,7 +42,7 @@ def test_every_stage_is_measured_and_kept_in_the_folder(command, store, tiny_mod
     before = {path: path.read_bytes() for path in store.iterdir()}
     outcome = command("benchmark", store, "--model", tiny_model, "--seconds", 1)
     assert outcome.code == 0, outcome.err
-    for words in ("in order", "amp_dtype none, 1,024 tokens", "What is slow", "Advice", "% waiting for data"):
+    for words in ("in order", "precision fp32, 1,024 tokens", "What is slow", "Advice", "% waiting for data"):
         assert words in outcome.out, words
     folder = tmp_path / "benchmark-store"
     facts = json.loads((folder / "benchmark.json").read_text())
@@ -84,7 +84,7 @@ def test_an_unknown_model_is_a_usage_error(command, store, tmp_path):
 
 
 def forward(budget: int, precision: str, *rates: float) -> Row:
-    return Row("", {"batch.tokens": budget, "training.amp_dtype": precision}, {"tokens/s": [*rates]})
+    return Row("", {"batch.tokens": budget, "training.precision": precision}, {"tokens/s": [*rates]})
 
 
 def workers(number: int, *rates: float) -> Row:
@@ -98,8 +98,8 @@ def packed(window: int, filled: float) -> Row:
 FORWARD = [
     forward(2048, "bf16", 30.0, 31.0, 29.0),
     forward(8192, "bf16", 20.0, 20.0, 20.0),
-    forward(2048, "none", 60.0, 62.0, 58.0),
-    forward(8192, "none", 9.0, 9.0, 9.0),
+    forward(2048, "fp32", 60.0, 62.0, 58.0),
+    forward(8192, "fp32", 9.0, 9.0, 9.0),
 ]
 
 
@@ -116,7 +116,7 @@ def test_faster_settings_and_the_slowest_stage_are_advised_by_the_keys_and_value
         reading=[Row("", {}, {"tokens/s": [30.0]})],
     )
     for words in (
-        "training.amp_dtype none has 2.00 times (2.00 to 2.00) the speed of bf16: set training.amp_dtype: none",
+        "training.precision fp32 has 2.00 times (2.00 to 2.00) the speed of bf16: set training.precision: fp32",
         "batch.tokens 2048 has 6.67 times (6.44 to 6.89) the speed of 8192: set batch.tokens: 2048",
         "data.num_workers 2 has 1.50 times (1.40 to 1.60) the speed of 1: set data.num_workers: 2",
         "batch.packing_window 8192 has 1.10 times (1.10 to 1.10) the speed of 2048: set batch.packing_window: 8192",

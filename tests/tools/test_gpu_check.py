@@ -80,7 +80,7 @@ class TestFailingSteps:
     @pytest.fixture(autouse=True)
     def few_parts(self, monkeypatch):
         monkeypatch.setattr(gpu_check, "check_kernels", lambda: Finding("ok", ""))
-        monkeypatch.setattr(trial, "precisions", lambda device: ["none"])
+        monkeypatch.setattr(trial, "precisions", lambda device: ["fp32"])
 
     @pytest.mark.parametrize(
         ("result", "problem"),

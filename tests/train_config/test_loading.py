@@ -75,14 +75,14 @@ def test_none_clears_an_optional_setting_and_empties_a_list(file):
 
 def test_none_is_a_precision_and_null_keeps_that_of_the_experiment():
     for text, values in (("none", ["none"]), ("null", None)):
-        assert load_search(None, "--tune.space.amp_dtype", text).space.amp_dtype == values
+        assert load_search(None, "--tune.space.precision", text).space.precision == values
 
 
 def test_a_single_value_in_a_file_is_a_list_of_one(file):
     config = load(file("data:\n  source: a.fasta\nmodel:\n  autoencoder:\n    hidden_sizes: 64\n"))
     assert (config.data.source, config.model.autoencoder.hidden_sizes) == (["a.fasta"], [64])
-    search = load_search(file("space:\n  tokens: 4096\n  amp_dtype: none\n"))
-    assert (search.space.tokens, search.space.amp_dtype) == ([4096], ["none"])
+    search = load_search(file("space:\n  tokens: 4096\n  precision: fp32\n"))
+    assert (search.space.tokens, search.space.precision) == ([4096], ["fp32"])
 
 
 SIZES = "model:\n  backbone:\n    source: esm2_t6_8M\n    layers: 2\n    hidden_size: 64\n    heads: 4\n"
@@ -146,7 +146,7 @@ def test_mistakes_in_the_file_of_a_search(file):
         (["--batch.tokens", "1", "2"], r"unexpected argument 2; usage: "),
         (["--batch.tokens", "x"], r"^--batch\.tokens: .*integer.*'x'"),
         (["--tune.space.stage", "5"], r"^--tune\.space\.stage: .*less than or equal to 3, got '5'"),
-        (["--training.amp_dtype", "fp8"], r"^--training\.amp_dtype: .*'bf16', 'fp16' or 'none'"),
+        (["--training.precision", "fp8"], r"^--training\.precision: .*'bf16', 'fp16' or 'fp32'"),
         (
             ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"],
             r"^--training\.cudnn_benchmark --training\.deterministic: cudnn_benchmark chooses",
@@ -200,16 +200,16 @@ def test_every_setting_says_what_it_is_in_the_page():
 
 
 @pytest.mark.parametrize(
-    ("flags", "options", "amp_dtype"),
+    ("flags", "options", "precision"),
     [
-        ("avx2 avx512f", [], "none"),
+        ("avx2 avx512f", [], "fp32"),
         ("amx_bf16", [], "bf16"),
-        ("avx2", ["--training.amp_dtype", "bf16"], "bf16"),
+        ("avx2", ["--training.precision", "bf16"], "bf16"),
         ("avx2", ["--ray.address", "head:6379"], "bf16"),
     ],
 )
-def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(tmp_path, monkeypatch, flags, options, amp_dtype):
+def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(tmp_path, monkeypatch, flags, options, precision):
     (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "has_gpu_driver", lambda: False)
-    assert load(None, *options).training.amp_dtype == amp_dtype
+    assert load(None, *options).training.precision == precision

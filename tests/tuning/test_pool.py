@@ -117,7 +117,7 @@ def test_settings_that_can_not_run_are_refused_without_a_worker(ray_address, sto
     with MeasuringPool(config, store_path) as pool:
         for change, reason in [
             ({"tokens": 300}, "must be a multiple of tokens"),
-            ({"amp_dtype": "fp16"}, "fp16 needs a GPU"),
+            ({"precision": "fp16"}, "fp16 needs a GPU"),
             ({"workers": 100}, "ask for at most"),
         ]:
             result = pool.measure(replace(settings, **change), QUICK)

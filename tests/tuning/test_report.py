@@ -27,7 +27,7 @@ SPACE = SearchSpace(
     {
         "tokens": (1024, 2048, 4096),
         "workers": (1,),
-        "amp_dtype": ("bf16", "none"),
+        "precision": ("bf16", "fp32"),
         "num_workers": (0, 1),
         "compile": (False,),
         "batch_size": (None,),
@@ -56,10 +56,10 @@ def failed(number: int, status: str, reason: str = "why", **changes) -> Trial:
 TRIALS = [
     ok(1, 8000.0),
     ok(2, 12_000.0, 700, tokens=4096, shares=COMPUTING | {"data_wait": 0.3}),
-    failed(3, "out_of_memory", "out of memory: the peak passed <1 GiB>", tokens=4096, amp_dtype="none"),
+    failed(3, "out_of_memory", "out of memory: the peak passed <1 GiB>", tokens=4096, precision="fp32"),
     failed(4, "crash", "worker 0 was killed by signal 9", tokens=1024),
-    failed(5, "timeout", "no answer for 300 s", amp_dtype="none"),
-    failed(6, "nan", "loss was not finite in step 1", tokens=1024, amp_dtype="none"),
+    failed(5, "timeout", "no answer for 300 s", precision="fp32"),
+    failed(6, "nan", "loss was not finite in step 1", tokens=1024, precision="fp32"),
     ok(7, 3000.0, status="pruned", tokens=4096, num_workers=0),
 ]
 
@@ -134,9 +134,9 @@ def test_memory_limits_where_the_next_budget_did_not_fit_and_speed_was_rising():
 
 def test_importances_name_the_setting_that_decides():
     trials = [
-        ok(number, 100.0 * (1 + (precision == "bf16")) + number, tokens=tokens, amp_dtype=precision)
+        ok(number, 100.0 * (1 + (precision == "bf16")) + number, tokens=tokens, precision=precision)
         for number, (tokens, precision) in enumerate(
-            (tokens, precision) for tokens in (1024, 2048, 4096) for precision in ("bf16", "none")
+            (tokens, precision) for tokens in (1024, 2048, 4096) for precision in ("bf16", "fp32")
         )
     ]
     shares = importances(results_of(trials))

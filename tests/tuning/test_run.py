@@ -24,7 +24,7 @@ from tuning.pool import MeasuringPool
 from tuning.run import SearchFolder, tune
 from tuning.settings import Measurement
 
-SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "amp_dtype": ["none"], "gradient_checkpointing": [False]}
+SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
 """Answers of the pool below for some budgets and loader processes."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.placement import NodeResources
 from tests.runs import merged, tiny_config
 from train_config.tune_schema import TuneConfig
-from training.launch.placement import NodeResources
 from tuning.search import Search, most_trials
 from tuning.settings import Measurement, Settings
 from tuning.space import SearchSpace, make_space, needs_at_least
@@ -22,9 +22,9 @@ LARGE = {
     "data": {"max_length": 254, "num_workers": 1},
     "batch": {"tokens": 1024, "global_tokens": 16384},
     "ray": {"num_workers": 1},
-    "training": {"amp_dtype": "none"},
+    "training": {"precision": "fp32"},
 }
-ONE_LADDER = {"num_workers": [1], "amp_dtype": ["none"], "gradient_checkpointing": [False]}
+ONE_LADDER = {"num_workers": [1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 
 
 def a_space(own: dict | None = None, keep: bool = True, **values: list) -> SearchSpace:
@@ -55,12 +55,12 @@ class Machine:
 
     def speed(self, s: Settings) -> float:
         away = (math.log2(s.tokens) - math.log2(self.best_tokens)) / self.width
-        speed = 10_000 * math.exp(-(away**2)) * (self.bf16 if s.amp_dtype == "bf16" else 1.0)
+        speed = 10_000 * math.exp(-(away**2)) * (self.bf16 if s.precision == "bf16" else 1.0)
         speed *= self.loader_limit[s.num_workers] * (self.checkpointing if s.gradient_checkpointing else 1.0)
         return speed * (self.compiled if s.compile else 1.0)
 
     def peak(self, s: Settings) -> int:
-        kept = (0.3 if s.gradient_checkpointing else 1.0) * (0.6 if s.amp_dtype != "none" else 1.0)
+        kept = (0.3 if s.gradient_checkpointing else 1.0) * (0.6 if s.precision != "fp32" else 1.0)
         return int(self.state_bytes + self.bytes_a_token * kept * s.tokens)
 
     def measure(self, s: Settings, to_beat: float | None = None) -> Measurement:
@@ -148,11 +148,11 @@ def test_every_kind_of_failure_at_once_leaves_the_right_answer():
             lambda s: s.tokens >= 8192: "out_of_memory",
             lambda s: s.tokens == 4096 and s.num_workers == 2: "crash",
             lambda s: s.gradient_checkpointing: "timeout",
-            lambda s: s.amp_dtype == "bf16": "nan",
+            lambda s: s.precision == "bf16": "nan",
         },
     )
     searcher, _ = run(a_space(), settings_for(), machine)
-    assert searcher.best() == Settings(2048, None, 1, 4, "none", False, False, 2, 1)
+    assert searcher.best() == Settings(2048, None, 1, 4, "fp32", False, False, 2, 1)
     assert {"out_of_memory", "timeout", "nan"} <= {t.status for trials in searcher.results.values() for t in trials}
 
 

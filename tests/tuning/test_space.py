@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.placement import NodeResources
 from common.errors import ConfigError, ResourceError
 from tests.runs import merged, tiny_config
 from train_config.tune_schema import TuneConfig
-from training.launch.placement import NodeResources
 from tuning.settings import NAMES, Settings
 from tuning.space import SearchSpace, make_space, needs_at_least
 
@@ -50,12 +50,12 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
 
 
 def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
-    values = {"workers": [1, 2, 8], "prefetch": [2, 4], "amp_dtype": ["bf16", "fp16", "none"], "stage": [0, 2]}
+    values = {"workers": [1, 2, 8], "prefetch": [2, 4], "precision": ["bf16", "fp16", "fp32"], "stage": [0, 2]}
     space = space_of(tmp_path, values)
     by_default = (space.values["tokens"], space.values["num_workers"], space.values["gradient_checkpointing"])
     combinations = math.prod(map(len, [*values.values(), *by_default]))
     assert len(space) + sum(space.left_out.values()) == combinations
-    assert (space.values["workers"], space.values["amp_dtype"]) == ((1, 2), ("bf16", "none"))
+    assert (space.values["workers"], space.values["precision"]) == ((1, 2), ("bf16", "fp32"))
     for name in NAMES:
         assert set(space.values[name]) == {getattr(settings, name) for settings in space.settings}
     assert any("more workers" in reason for reason in space.left_out)
@@ -64,9 +64,9 @@ def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
 
 
 def test_on_gpus_fp16_and_a_worker_for_each_are_allowed(tmp_path):
-    space = space_of(tmp_path, {"workers": [1, 4, 8], "amp_dtype": ["fp16"]}, nodes=GPUS)
+    space = space_of(tmp_path, {"workers": [1, 4, 8], "precision": ["fp16"]}, nodes=GPUS)
     assert {settings.workers for settings in space.settings} == {1, 4}
-    assert {settings.amp_dtype for settings in space.settings} == {"fp16"}
+    assert {settings.precision for settings in space.settings} == {"fp16"}
 
 
 def test_what_makes_no_difference_or_can_not_be_is_left_out(tmp_path):
@@ -80,8 +80,8 @@ def test_what_makes_no_difference_or_can_not_be_is_left_out(tmp_path):
 
 
 def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_path):
-    assert space_of(tmp_path).default == Settings(256, None, 0, 4, "none", False, False, 2, 1)
-    space = space_of(tmp_path, {"tokens": [64, 512], "num_workers": [1, 3], "amp_dtype": ["bf16"]})
+    assert space_of(tmp_path).default == Settings(256, None, 0, 4, "fp32", False, False, 2, 1)
+    space = space_of(tmp_path, {"tokens": [64, 512], "num_workers": [1, 3], "precision": ["bf16"]})
     assert space.default == Settings(512, None, 1, 4, "bf16", False, False, 2, 1)
     space = space_of(tmp_path, {"workers": [1, 2]})
     largest = replace(space.default, tokens=512)
@@ -99,12 +99,12 @@ BASE = Settings(1024, None, 1, 4, "bf16", True, False, 2, 2)
 NEEDS_MORE = [
     {"tokens": 2048},
     {"gradient_checkpointing": False},
-    {"amp_dtype": "none"},
+    {"precision": "fp32"},
     {"num_workers": 0, "prefetch": 1},
 ]
 MAY_NEED_LESS = [
     {"tokens": 512},
-    {"amp_dtype": "fp16"},
+    {"precision": "fp16"},
     {"workers": 1},
     {"workers": 4},
     {"batch_size": 8},

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from dataset.batches.steps import StepBatches
+from monitoring.sampling.memory_meter import MemoryMeter
 from tests.runs import tiny_config
 from train_config.tune_schema import MeasurementSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
-from training.engine.memory_meter import MemoryMeter
 from training.engine.step_clock import StepClock
 from tuning import trial as module
 from tuning.settings import Measurement, Settings
@@ -141,7 +141,7 @@ def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(proc
 
 def test_inference_takes_no_gradients(process_group, store_path, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TrainingEngine", None)
-    config = tiny_config(tmp_path, training={"amp_dtype": "bf16"}, batch={"tokens": 512})
+    config = tiny_config(tmp_path, training={"precision": "bf16"}, batch={"tokens": 512})
     result = measured(config, store_path, inference=True)
     assert result.status == "ok"
     assert result.shares["forward"] > 0

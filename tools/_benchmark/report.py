@@ -67,9 +67,9 @@ def adviser_facts(stages: Stages) -> Facts:
     forward = stages["inference"].rows
     best = fastest(forward).settings
     same_budget = [row for row in forward if row.settings["batch.tokens"] == best["batch.tokens"]]
-    same_precision = [row for row in forward if row.settings["training.amp_dtype"] == best["training.amp_dtype"]]
+    same_precision = [row for row in forward if row.settings["training.precision"] == best["training.precision"]]
     compared = [
-        *_compared(same_budget, "training.amp_dtype", TrainingSection().amp_dtype),
+        *_compared(same_budget, "training.precision", TrainingSection().precision),
         *_compared(same_precision, "batch.tokens", reference_budget(forward)),
         *_compared(stages["pipeline"].rows, "data.num_workers", DataSection().num_workers),
         *_compared(stages["packing"].rows, "batch.packing_window", BatchSection().packing_window, FILLED),

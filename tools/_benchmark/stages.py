@@ -36,8 +36,8 @@ from tools._benchmark.subject import END_SHARES, LEAST_ROUNDS, SEED, Row, StageR
 from train_config.schema import BatchSection, DataSection, MaskedLMSection
 
 TOKENS, WAITING, FILLED = "tokens/s", "% waiting for data", "% filled"
-PRECISIONS = {"none": torch.float32, "bf16": torch.bfloat16}
-"""By their names in training.amp_dtype."""
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""By their names in training.precision."""
 
 _FORWARD_BUDGETS = {"cpu": (1_024, 32_768), "cuda": (4_096, 131_072)}
 _PACKING_WINDOWS = (BatchSection().packing_window, 4 * BatchSection().packing_window)
@@ -71,8 +71,8 @@ def run_stages(subject: Subject) -> Iterator[StageResult]:
     budget = reference_budget(forward.rows)
     yield _by_loaders(subject, "loading", f"Loading batches of {budget:,} tokens", budget, _load)
     best = fastest(forward.rows).settings
-    precision, budget = str(best["training.amp_dtype"]), int(best["batch.tokens"])
-    title = f"Whole pipeline: store, loader, forward (amp_dtype {precision}, {budget:,} tokens)"
+    precision, budget = str(best["training.precision"]), int(best["batch.tokens"])
+    title = f"Whole pipeline: store, loader, forward (precision {precision}, {budget:,} tokens)"
     yield _by_loaders(subject, "pipeline", title, budget, partial(_pipe, subject, models[precision]))
 
 
@@ -145,8 +145,8 @@ def inference(subject: Subject, models: dict[str, PackedBackbone]) -> StageResul
     tokens = float(subject.tokens_of(records).sum())
     variants = [
         Variant(
-            f"amp_dtype {precision}, {budget:,} tokens",
-            {"batch.tokens": budget, "training.amp_dtype": precision},
+            f"precision {precision}, {budget:,} tokens",
+            {"batch.tokens": budget, "training.precision": precision},
             partial(_rate, tokens, partial(_forward, backbone, batches[budget])),
         )
         for precision, backbone in models.items()
@@ -162,7 +162,7 @@ def _affordable_budgets(subject: Subject, models: dict[str, PackedBackbone]) -> 
     batch = _batch(subject, subject.plan(subject.some_records(), wanted[0]).batch_records(0))
     seconds_per_token = 0.0
     for precision, backbone in models.items():
-        subject.show(f"amp_dtype {precision}: trying the smallest budget")
+        subject.show(f"precision {precision}: trying the smallest budget")
         _forward(backbone, [batch])  # compiles and allocates
         seconds_per_token += timed(partial(_forward, backbone, [batch]))[1] / batch.num_tokens
     round_s = subject.left_s(END_SHARES["inference"]) / (LEAST_ROUNDS + 1)

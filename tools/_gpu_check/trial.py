@@ -24,7 +24,7 @@ from train_config.schema import BackboneSection, DeepSpeedSection, ModelSection,
 from training.engine.device import apply_device_settings
 from training.engine.engine import TrainingEngine
 
-Precision = Literal["bf16", "fp16", "none"]
+Precision = Literal["bf16", "fp16", "fp32"]
 
 _STEPS = 2
 _MOST_ATTEMPTS = 20
@@ -41,7 +41,7 @@ _MASKED_EVERY = 7
 
 def precisions(device: torch.device) -> tuple[Precision, ...]:
     """Return the half precisions for a GPU; bf16 and fp32 for the CPU, where DeepSpeed has no fp16."""
-    return ("bf16", "fp16") if device.type == "cuda" else ("bf16", "none")
+    return ("bf16", "fp16") if device.type == "cuda" else ("bf16", "fp32")
 
 
 def train_two_steps(precision: Precision, device: torch.device) -> str:
@@ -49,7 +49,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 
     Raises ResourceError where a step did not train, RuntimeError of torch's, DeepSpeed's or CUDA's.
     """
-    training = TrainingSection(amp_dtype=precision, learning_rate=_LEARNING_RATE)
+    training = TrainingSection(precision=precision, learning_rate=_LEARNING_RATE)
     apply_device_settings(training)
     model, batch = MaskedLM.build(_MODEL, seed=0), _masked_batch()
     with torch.no_grad():

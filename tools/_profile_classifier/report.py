@@ -51,7 +51,7 @@ def summary_lines(profile: Mapping[str, Any]) -> list[str]:
         f"Profile of {profile['subject']['model']}",
         f"{model['architecture']}, {model['parameters']:,} parameters, {model['model_size_mb']:,.1f} MB, "
         f"{model['kind']} with {model['outputs']} outputs",
-        f"on {model['device']} in {model['amp_dtype']}, {model['threads']} threads, torch {model['torch']}",
+        f"on {model['device']} in {model['precision']}, {model['threads']} threads, torch {model['torch']}",
         f"data: {profile['subject']['data']}, {counted(profile['data']['samples'], 'sample{s}')}, "
         f"{profile['data']['tokens_per_sample']:,.0f} tokens each on average",
         "",

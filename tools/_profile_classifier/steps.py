@@ -88,7 +88,7 @@ def do_steps(
         steps["trace"] = {"batch_size": size, "runs": TRACED_RUNS, "bottlenecks": bottlenecks}
     if "plots" in wanted:
         measured, model = steps["batch_sizes"], profile["model"]
-        title = f"{profile['subject']['model']} on {model['device']}, {model['amp_dtype']}"
+        title = f"{profile['subject']['model']} on {model['device']}, {model['precision']}"
         plots = output / "plots"
         draw_comparison(plots / "batch_size_comparison.png", measured["rows"], measured["unit"], title)
         draw_heatmap(plots / "metrics_heatmap.png", measured["rows"], measured["unit"], title)

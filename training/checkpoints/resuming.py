@@ -26,7 +26,7 @@ FIXED = (
     "data.validation_share",
     "batch",
     "model",
-    "training.amp_dtype",
+    "training.precision",
     "deepspeed.stage",
     "deepspeed.offload_optimizer",
 )

@@ -35,8 +35,8 @@ LOWEST_LOSS_SCALE = 1.0
 
 def check_precision(training: TrainingSection, device_type: str) -> None:
     """Raise ResourceError for fp16 on the CPU, for which DeepSpeed has no kernels."""
-    if training.amp_dtype == "fp16" and device_type == "cpu":
-        raise ResourceError("training.amp_dtype fp16 needs a GPU: use bf16 or none on the CPU")
+    if training.precision == "fp16" and device_type == "cpu":
+        raise ResourceError("training.precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
 
 
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         zero["offload_optimizer"] = {"device": "cpu"}
     if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
         zero["overlap_comm"] = False
-    if stage == 0 or training.amp_dtype == "none":  # stage 0 knows no gradient dtype but the model's
+    if stage == 0 or training.precision == "fp32":  # stage 0 knows no gradient dtype but the model's
         settings.pop("data_types", None)
     settings.setdefault("timers", {"throughput": {"enabled": False}})  # it waits for the device, twice a batch
     return settings | {
@@ -65,9 +65,9 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         "gradient_clipping": training.gradient_clipping,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": training.amp_dtype == "bf16"},
+        "bf16": {"enabled": training.precision == "bf16"},
         "fp16": {
-            "enabled": training.amp_dtype == "fp16",
+            "enabled": training.precision == "fp16",
             "initial_scale_power": 16,
             "min_loss_scale": LOWEST_LOSS_SCALE,
         },

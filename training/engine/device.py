@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from common.compiled_code import cache_folder
 from common.errors import ConfigError, ResourceError
@@ -18,11 +16,6 @@ from train_config.schema import TrainingSection
 _FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
 """Workspaces with which cuBLAS gives the same result each time (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
-
-
-def choose_device(local_rank: int) -> torch.device:
-    """The GPU of this rank on its node, or the CPU."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def apply_device_settings(training: TrainingSection) -> None:
@@ -47,8 +40,8 @@ def prepare_layers(backbone: PackedBackbone, training: TrainingSection, device: 
     if training.compile and stage == 3:
         raise ConfigError("training.compile: ZeRO-3 gathers weights in hooks that torch can't compile; set it to false")
     if training.fp8:
-        if training.amp_dtype != "bf16":
-            raise ConfigError("training.fp8 needs training.amp_dtype bf16")
+        if training.precision != "bf16":
+            raise ConfigError("training.fp8 needs training.precision bf16")
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
             raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8, Hopper or later: set it to false")
         use_fp8(backbone)
@@ -74,19 +67,3 @@ class BatchCopies:
         reader.wait_stream(self._stream)
         copied.keep_for(reader)
         return copied
-
-
-class HostCopy:
-    """Tensors on their way to the host: reading them waits for these copies, not for what the device does after."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
-        self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors.values()) else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def read(self) -> dict[str, Tensor]:
-        """The tensors in host memory."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return dict(self._tensors)

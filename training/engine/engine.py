@@ -68,17 +68,17 @@ class TrainingEngine:
 
         self.device, self.world_size = device, torch.distributed.get_world_size()
         self.stage: int = settings["zero_optimization"]["stage"]
-        if self.stage == 1 and training.amp_dtype == "bf16":  # its checkpoints would hold no fp32 weights
+        if self.stage == 1 and training.precision == "bf16":  # its checkpoints would hold no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
         optimizer = ClippingAdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
-        if self.stage == 0 and training.amp_dtype == "none":  # else DeepSpeed would clip before the norm is taken
+        if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
         model.to(device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
         )
         zero: Any = self._engine.optimizer
-        if self.stage in (1, 2) and training.amp_dtype != "fp16" and not deepspeed_section.offload_optimizer:
+        if self.stage in (1, 2) and training.precision != "fp16" and not deepspeed_section.offload_optimizer:
             clip_on_device(zero, optimizer, training.gradient_clipping)
             if self.world_size == 1:
                 add_up_in_place(zero)

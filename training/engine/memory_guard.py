@@ -15,9 +15,9 @@ from pathlib import Path
 from common.errors import ResourceError
 from common.publishing import write_atomically
 from dataset.packed_batch import PackedBatch
+from monitoring.sampling.memory_meter import MemoryMeter
 from train_config.monitoring_schema import MemoryGuardSection
 from training.engine.collective import ControlGroup
-from training.engine.memory_meter import MemoryMeter
 
 REMEDY = (
     "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "

@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from cluster.signals import StopSignals
 from common.errors import DataError, ResourceError
 from common.progress import conversion_bar
 from common.publishing import refuse_existing, write_atomically, writing
@@ -41,9 +43,7 @@ from training.checkpoints.resuming import (
     locked,
 )
 from training.engine.deepspeed_settings import check_precision, settings_path
-from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from training.launch.planning import Plan, check_warm_up, make_plan
-from training.launch.signals import StopSignals
 from training.tasks.plan import TaskPlan, TaskSize
 from training.tasks.registry import task_plan
 
@@ -182,13 +182,13 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
 def _train_on_cluster(
     config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals, beside: Beside
 ) -> int:
-    from training.launch import cluster  # here: it imports Ray, and the work that needs it begins
+    from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
-    with cluster.connected(config.ray) as dashboard:
+    with connection.connected(config.ray) as dashboard:
         signals.reinstall()
-        workers = place_workers(config.ray, cluster.cluster_resources())
+        workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)
-        if remark := cluster.missing_now(workers):
+        if remark := connection.missing_now(workers):
             warn(remark)
         plan = make_plan(config, workers, size)
         _check_plan(plan, config, run)
@@ -242,8 +242,8 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    from training.launch.cluster import worker_environment
-    from training.launch.process_group import ProcessGroupConfig
+    from cluster.connection import worker_environment
+    from cluster.process_group import ProcessGroupConfig
     from training.launch.ray_worker import ray_train_loop
 
     # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.

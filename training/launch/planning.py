@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.placement import Workers
 from common.errors import ConfigError
 from common.text import counted
 from dataset.fasta.counts import UNCHANGED, count_lines
 from model.cost.memory import MemoryEstimate, estimate_memory
 from train_config.schema import BatchSection, Config, TrainingSection
 from training.engine.deepspeed_settings import check_precision, zero_stage
-from training.launch.placement import Workers
 from training.tasks.plan import DataSize, TaskSize
 
 
@@ -25,7 +25,7 @@ class Plan:
     total_is_exact: bool
     batch: BatchSection
     stage: int
-    amp_dtype: str
+    precision: str
     memory: MemoryEstimate
 
     def lines(self) -> list[str]:
@@ -35,7 +35,7 @@ class Plan:
         host_bytes = memory.host_optimizer_bytes
         return [
             f"workers          {self.workers.count} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
-            f"precision        {'fp32' if self.amp_dtype == 'none' else self.amp_dtype}",
+            f"precision        {self.precision}",
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in self._changed()),
@@ -78,12 +78,12 @@ def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
         total_steps=training.max_steps or training.epochs * steps_per_epoch,
         batch=batch,
         stage=stage,
-        amp_dtype=training.amp_dtype,
+        precision=training.precision,
         memory=estimate_memory(
             size.parameters,
             stage=stage,
             world_size=workers.count,
-            amp_dtype=training.amp_dtype,
+            precision=training.precision,
             offload_optimizer=config.deepspeed.offload_optimizer,
         ),
     )

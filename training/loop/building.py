@@ -14,6 +14,7 @@ import torch
 
 from model.cost.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
+from monitoring.sampling.memory_meter import MemoryMeter
 from monitoring.sampling.sampler import Sampler, Utilization
 from run_folder.metrics_log import RunLog
 from run_folder.paths import RunFolder, sample_file
@@ -26,7 +27,6 @@ from training.engine.deepspeed_settings import zero_stage
 from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
-from training.engine.memory_meter import MemoryMeter
 from training.tasks.experiment import Experiment
 from training.tasks.registry import open_experiment
 
@@ -141,7 +141,7 @@ def _start_sampler(worker: Worker, flops_per_token: float) -> Sampler:
         utilization=Utilization(
             flops_per_token=flops_per_token,
             peak_tflops=config.monitoring.peak_tflops,
-            amp_dtype=config.training.amp_dtype,
+            precision=config.training.precision,
             tf32=config.training.tf32,
             world_size=context.world_size,
         ),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dataset.packed_batch import PackedBatch
+from model.device import HostCopy
 from training.checkpoints.checkpoint import Position
 from training.engine.collective import MetricSums
-from training.engine.device import HostCopy
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock
 from training.loop.building import Worker
@@ -81,7 +81,7 @@ class StepResults:
 
     def _is_fault(self, taken: _Taken, totals: dict[str, Tensor]) -> bool:
         """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
-        if self._worker.config.training.amp_dtype != "fp16" or taken.lowest_scale:
+        if self._worker.config.training.precision != "fp16" or taken.lowest_scale:
             return True
         return not math.isfinite(float(totals["loss"]))
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
+from model.device import is_out_of_memory
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.device import BatchCopies
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard, parts_of
-from training.engine.memory_meter import is_out_of_memory
 from training.engine.step_clock import StepClock
 
 

@@ -6,11 +6,11 @@ import biotite.sequence as seq
 import pytest
 from biotite.sequence.align import SubstitutionMatrix, align_optimal
 
+from alignment.scoring import scoring
+from alignment.search import Search
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.conversion import convert
 from dataset.store.reader import Store
-from function.alignment.scoring import scoring
-from function.alignment.search import Search
 from inference.design.novelty import nearest
 from tests.model.support import random_sequences
 from train_config.schema import IngestSection

@@ -123,7 +123,7 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
 
 @pytest.mark.slow
 def test_actors_give_the_same_cache(esmfold: Path, tmp_path: Path, ray_address: str):
-    from training.launch.actor_pool import ActorPool
+    from cluster.actor_pool import ActorPool
 
     predict(esmfold, tmp_path / "here")
 

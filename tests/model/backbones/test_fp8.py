@@ -56,7 +56,7 @@ def test_layers_with_fp8_are_one_graph():
     ("settings", "stage", "error", "reason"),
     [
         ({"fp8": True}, 2, ResourceError, "training.fp8 needs an NVIDIA GPU"),
-        ({"fp8": True, "amp_dtype": "none"}, 2, ConfigError, "needs training.amp_dtype bf16"),
+        ({"fp8": True, "precision": "fp32"}, 2, ConfigError, "needs training.precision bf16"),
         ({"compile": True}, 3, ConfigError, "ZeRO-3 gathers weights"),
     ],
 )

@@ -13,7 +13,7 @@ from model.kernels.smith_waterman import LANES, SmithWaterman
 from tests.conftest import REPOSITORY
 
 parasail = pytest.importorskip("parasail")
-from function.alignment.scoring import Scoring, scoring  # noqa: E402 - it needs parasail
+from alignment.scoring import Scoring, scoring  # noqa: E402 - it needs parasail
 
 LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWYBUZOX", np.uint8)
 CASES = [("BLOSUM62", 11, 1), ("BLOSUM45", 14, 2), ("PAM250", 5, 5), ("BLOSUM80", 0, 1)]

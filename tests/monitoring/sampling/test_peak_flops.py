@@ -32,11 +32,11 @@ def test_older_gpus_have_no_tf32():
 
 
 @pytest.mark.parametrize(
-    ("amp_dtype", "tf32", "precision"),
-    [("bf16", True, "bf16"), ("fp16", False, "fp16"), ("none", True, "tf32"), ("none", False, "fp32")],
+    ("precision", "tf32", "expected"),
+    [("bf16", True, "bf16"), ("fp16", False, "fp16"), ("fp32", True, "tf32"), ("fp32", False, "fp32")],
 )
-def test_precision_of_matrix_products_follows_the_settings(amp_dtype, tf32, precision):
-    assert matrix_precision(amp_dtype, tf32) == precision
+def test_precision_of_matrix_products_follows_the_settings(precision, tf32, expected):
+    assert matrix_precision(precision, tf32) == expected
 
 
 def test_utilization_is_a_share_of_all_devices():

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from model.device import HostCopy
 from tests.model.support import masked_batch, random_sequences
-from training.engine.device import BatchCopies, HostCopy
+from training.engine.device import BatchCopies
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

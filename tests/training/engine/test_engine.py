@@ -32,8 +32,8 @@ def batch_with_targets():
     return type(batch)(batch.tokens, batch.cu_seqlens, batch.max_seqlen, batch.positions, batch.records, targets)
 
 
-def make_engine(stage: int, amp_dtype: str = "none", task: str = "masked_lm") -> TrainingEngine:
-    config = tiny_config(Path("unused"), model={"task": task}, training={"amp_dtype": amp_dtype})
+def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm") -> TrainingEngine:
+    config = tiny_config(Path("unused"), model={"task": task}, training={"precision": precision})
     model = build_model(config.model, seed=0)
     groups = parameter_groups(model, 0.01)
     return TrainingEngine(model, groups, config.training, DeepSpeedSection(stage=stage), CPU)
@@ -47,14 +47,14 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
     return float(output.loss_sum.detach()), engine.step(learning_rate=1e-2)
 
 
-@pytest.mark.parametrize("amp_dtype", ["bf16", "none"])
-def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, amp_dtype, monkeypatch):
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, precision, monkeypatch):
     """With training's own batches: none looks for targets, reads a value or copies one from the host."""
     from deepspeed.accelerator import get_accelerator
 
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
     config = tiny_config(tmp_path)
-    engine = make_engine(2 if amp_dtype == "bf16" else 0, amp_dtype)
+    engine = make_engine(2 if precision == "bf16" else 0, precision)
     settings = PreparationSettings(config.data.max_length, 0, random_crops=True, masking=MaskedLMSection())
     batches = TrainingSteps(ResidueSource(Store(store), settings), np.arange(3), batch=config.batch, seed=0)
     with batches:
@@ -76,12 +76,12 @@ def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
 
 
 @pytest.mark.parametrize(
-    ("stage", "amp_dtype"), [(0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"), (2, "bf16"), (3, "none")]
+    ("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32")]
 )
 def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
-    process_group, tmp_path, stage, amp_dtype
+    process_group, tmp_path, stage, precision
 ):
-    engine = make_engine(stage, amp_dtype)
+    engine = make_engine(stage, precision)
     train_step(engine)
     folder = save(engine, tmp_path)
     state = full_precision_state(folder)
@@ -89,14 +89,14 @@ def test_checkpoint_holds_the_weights_and_training_resumes_from_it_bit_for_bit(
         assert value.dtype == torch.float32
         assert torch.equal(state[name], value), name
     expected = [train_step(engine)[0] for _ in range(2)]
-    resumed = make_engine(stage, amp_dtype)
+    resumed = make_engine(stage, precision)
     resumed.load_shards(folder.path)
     assert [train_step(resumed)[0] for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize(("stage", "amp_dtype"), [(0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"), (3, "none")])
-def test_nan_step_changes_no_weight(process_group, stage, amp_dtype):
-    engine = make_engine(stage, amp_dtype)
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (3, "fp32")])
+def test_nan_step_changes_no_weight(process_group, stage, precision):
+    engine = make_engine(stage, precision)
     train_step(engine)
     before = engine.full_precision_state()
     _, result = train_step(engine, spoil=True)

@@ -99,16 +99,16 @@ class TestRun:
         assert "out of memory before" in events(longer, "memory_guard")[-1]["message"]
 
     @pytest.mark.parametrize(
-        ("stage", "amp_dtype", "offload"),
-        [(0, "none", False), (0, "bf16", False), (1, "bf16", False), (2, "none", True)],
+        ("stage", "precision", "offload"),
+        [(0, "fp32", False), (0, "bf16", False), (1, "bf16", False), (2, "fp32", True)],
     )
     def test_broken_backward_pass_leaves_nothing_behind(
-        self, stage, amp_dtype, offload, store_path, tmp_path, monkeypatch
+        self, stage, precision, offload, store_path, tmp_path, monkeypatch
     ):
         """To the last bit what a run gives that takes every batch in two parts from the start."""
         changes = {
             "deepspeed": {"stage": stage, "offload_optimizer": offload},
-            "training": {"max_steps": 3, "evaluate_every_steps": 100, "amp_dtype": amp_dtype},
+            "training": {"max_steps": 3, "evaluate_every_steps": 100, "precision": precision},
         }
         in_parts, guarded = (config_for(tmp_path / name, **changes) for name in ("parts", "guarded"))
         run_folder(in_parts).path.mkdir(parents=True)

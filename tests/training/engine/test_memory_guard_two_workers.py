@@ -13,7 +13,7 @@ from train_config.schema import Config
 from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 
-ENGINES = [(1, "none", False), (2, "bf16", True)]
+ENGINES = [(1, "fp32", False), (2, "bf16", True)]
 """ZeRO stage, precision, and whether the optimizer is offloaded."""
 
 pytestmark = pytest.mark.slow
@@ -48,13 +48,13 @@ def config_for(folder, **changes) -> Config:
 def trained(worker_pair, store_path, tmp_path_factory) -> dict[str, Config]:
     folder = tmp_path_factory.mktemp("trained")
     runs = [("undisturbed", {}, None), ("forward", {}, "forward")]
-    for stage, amp_dtype, offload in ENGINES:
+    for stage, precision, offload in ENGINES:
         changes = {
             "deepspeed": {"stage": stage, "offload_optimizer": offload},
-            "training": {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "amp_dtype": amp_dtype},
+            "training": {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "precision": precision},
         }
-        runs.append((f"{stage} {amp_dtype} in parts", changes, None))
-        runs.append((f"{stage} {amp_dtype} guarded", changes, "backward"))
+        runs.append((f"{stage} {precision} in parts", changes, None))
+        runs.append((f"{stage} {precision} guarded", changes, "backward"))
     configs = {name: config_for(folder / name, **changes) for name, changes, _ in runs}
     for name, config in configs.items():
         if "in parts" in name:
@@ -73,9 +73,9 @@ def test_running_out_on_one_worker_halves_on_both_and_changes_no_loss(trained):
     assert parts(trained["forward"]) == [(1, 2)]
 
 
-@pytest.mark.parametrize(("stage", "amp_dtype", "offload"), ENGINES)
-def test_broken_off_step_leaves_nothing_behind_on_either_worker(stage, amp_dtype, offload, trained):
+@pytest.mark.parametrize(("stage", "precision", "offload"), ENGINES)
+def test_broken_off_step_leaves_nothing_behind_on_either_worker(stage, precision, offload, trained):
     """To the last bit what a run gives that takes every batch in two parts from the start."""
-    guarded, in_parts = trained[f"{stage} {amp_dtype} guarded"], trained[f"{stage} {amp_dtype} in parts"]
+    guarded, in_parts = trained[f"{stage} {precision} guarded"], trained[f"{stage} {precision} in parts"]
     assert parts(guarded) == parts(in_parts) == [(0, 2)]
     assert_same_bits(guarded, in_parts)

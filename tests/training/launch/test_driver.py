@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster import connection
 from common.errors import CheckpointError, ConfigError, DataError, ResourceError
 from dataset.store.conversion import ensure_store
 from run_folder.paths import RunFolder
@@ -18,7 +19,6 @@ from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training.engine.context import WorkerContext
-from training.launch import cluster
 from training.launch.driver import dry_run, train, with_absolute_paths
 from training.loop.worker import train_worker
 
@@ -58,7 +58,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("Ray was started")
         yield ""
 
-    monkeypatch.setattr(cluster, "connected", refused)
+    monkeypatch.setattr(connection, "connected", refused)
 
 
 def content(run: RunFolder) -> dict[str, str]:

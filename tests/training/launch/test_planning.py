@@ -1,10 +1,10 @@
 import pytest
 
+from cluster.placement import Workers
 from common.errors import ConfigError
 from dataset.store.conversion import ensure_store
 from dataset.store.reader import Store
 from tests.runs import tiny_config
-from training.launch.placement import Workers
 from training.launch.planning import check_warm_up, make_plan
 from training.tasks.registry import task_plan
 from training.tasks.residues.plan import estimate_size, size_of_store

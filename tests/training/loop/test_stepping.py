@@ -6,9 +6,9 @@ import torch
 from common.errors import ResourceError
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch
+from monitoring.sampling.memory_meter import MemoryMeter
 from train_config.monitoring_schema import MemoryGuardSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
-from training.engine.memory_meter import MemoryMeter
 from training.engine.step_clock import StepClock
 from training.loop.stepping import Stepper
 

@@ -274,7 +274,7 @@ def test_no_step_of_training_waits_for_the_device(store_path, tmp_path, monkeypa
 
         return call
 
-    config = tiny_config(tmp_path, training={"amp_dtype": "bf16"})
+    config = tiny_config(tmp_path, training={"precision": "bf16"})
     monkeypatch.setattr(Stepper, "forward_backward", guarded(Stepper.forward_backward))
     monkeypatch.setattr(TrainingEngine, "step", guarded(TrainingEngine.step))
     context = WorkerContext(device=torch.device("cuda", 0))

@@ -373,25 +373,25 @@ def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_w
     assert size.sequences
 
 
-@pytest.mark.parametrize(("pooling", "amp_dtype"), [("mean", "bf16"), ("light_attention", "none")])
+@pytest.mark.parametrize(("pooling", "precision"), [("mean", "bf16"), ("light_attention", "fp32")])
 def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
-    table, tmp_path, process_group, pooling, amp_dtype
+    table, tmp_path, process_group, pooling, precision
 ):
     runs = {}
     for cached in (True, False):
         changes = {
             "data": {"crop": "ends"},
             "model": {"backbone": {"frozen": True, "cache_features": cached}, "classifier": {"pooling": pooling}},
-            "training": {"max_steps": 8, "amp_dtype": amp_dtype},
+            "training": {"max_steps": 8, "precision": precision},
         }
         runs[cached] = config_of(tmp_path / str(cached), table, **changes)
         outcome, path = train(runs[cached])
         assert outcome.status == "finished"
         assert (path.parent / "features").exists() is cached
-    tolerance = 1e-5 if amp_dtype == "none" else 2e-2
+    tolerance = 1e-5 if precision == "fp32" else 2e-2
     assert train_losses(runs[True]) == pytest.approx(train_losses(runs[False]), rel=tolerance)
     kept, computed = (validations(runs[cached])[-1] for cached in (True, False))
-    assert kept["accuracy"] == pytest.approx(computed["accuracy"], abs=1e-6 if amp_dtype == "none" else 0.05)
+    assert kept["accuracy"] == pytest.approx(computed["accuracy"], abs=1e-6 if precision == "fp32" else 0.05)
 
 
 def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp_path, process_group, monkeypatch):

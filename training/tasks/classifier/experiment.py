@@ -103,15 +103,15 @@ class ClassifierExperiment(Experiment):
                 "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
                 "to false"
             )
-        amp_dtype, hashes = self._config.training.amp_dtype, self._labelled.store.sequence_hashes
+        precision, hashes = self._config.training.precision, self._labelled.store.sequence_hashes
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
             self._held_out,
             np.concatenate([self._labelled.training, self._labelled.validation]),
             hashes,
-            self._features / fingerprint(model, self._tokenizer, data, amp_dtype)[:24],
-            amp_dtype=amp_dtype,
+            self._features / fingerprint(model, self._tokenizer, data, precision)[:24],
+            precision=precision,
             max_tokens=self._config.batch.tokens,
             context=context,
             control=control,

@@ -20,6 +20,7 @@ from dataset.batches.plan import longest_first
 from dataset.embeddings.cache import FeatureStore, write_shard
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
+from model.device import DTYPES
 from model.tasks.classifier import Classifier
 from train_config.schema import DataSection
 from training.engine.collective import ControlGroup
@@ -28,20 +29,18 @@ from training.engine.context import WorkerContext
 SHARD_BYTES = 128 << 20
 """Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "none": torch.float32}
-
 
 def is_pooled(model: Classifier) -> bool:
     """Test for a head that needs one vector a sequence, as it pools without weights of its own."""
     return not model.per_residue and model.light_attention is None
 
 
-def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, amp_dtype: str) -> str:
+def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, precision: str) -> str:
     """Identity of what is computed, hex: weights, architecture, tokens, cropping, precision and pooling."""
     pooling = model.section.pooling if is_pooled(model) else "tokens"
     weights = weights_fingerprint(model.backbone)
     return features_fingerprint(
-        model.backbone, weights, tokenizer.fingerprint, data.max_length, data.crop, amp_dtype, pooling
+        model.backbone, weights, tokenizer.fingerprint, data.max_length, data.crop, precision, pooling
     )
 
 
@@ -52,7 +51,7 @@ def ensure_features(
     hashes: NDArray[np.uint64],
     path: Path,
     *,
-    amp_dtype: str,
+    precision: str,
     max_tokens: int,
     context: WorkerContext,
     control: ControlGroup,
@@ -72,7 +71,7 @@ def ensure_features(
         wanted = records[first][missing]
         # The longest first, and neighbours to different workers, so that all have about as much to do.
         wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
-        backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[amp_dtype]).eval()
+        backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
         for places in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):

@@ -18,13 +18,13 @@ import ray
 from ray._private.worker import BaseContext
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+from cluster.access import authentication_mode, own_token
+from cluster.placement import LOCAL, NodeResources, Workers, find, local_resources
 from common.errors import ResourceError
 from common.publishing import exclusive
 from train_config.schema import RaySection
-from training.launch.access import authentication_mode, own_token
-from training.launch.placement import LOCAL, NodeResources, Workers, find, local_resources
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 PORTS_TRIED = 100
 START_TIMEOUT_S = 300
 """Seconds that workers may take to get their place and import what they need."""

@@ -22,10 +22,10 @@ import numpy as np
 import parasail
 from numpy.typing import NDArray
 
+from alignment.scoring import Scoring
 from common import compiled_code
 from common.errors import DataError
 from dataset.store.reader import Store
-from function.alignment.scoring import Scoring
 
 HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
 """Columns of BLAST's output format 6; positions count from 1, and both ends belong to the alignment."""

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from training.launch import signals
-from training.launch.signals import Interrupted, StopSignals
+from cluster import signals
+from cluster.signals import Interrupted, StopSignals
 
 
 def send(signum: int) -> None:

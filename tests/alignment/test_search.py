@@ -10,13 +10,13 @@ import numpy as np
 import parasail
 import pytest
 
+from alignment.prefilter import EmbeddingNeighbours, SharedWords
+from alignment.scoring import Scoring, scoring
+from alignment.search import Hit, Search
 from common import compiled_code
 from common.errors import DataError
 from dataset.store.conversion import convert
 from dataset.store.reader import Store
-from function.alignment.prefilter import EmbeddingNeighbours, SharedWords
-from function.alignment.scoring import Scoring, scoring
-from function.alignment.search import Hit, Search
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 from train_config.schema import IngestSection

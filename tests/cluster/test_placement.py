@@ -1,9 +1,9 @@
 import pytest
 from ray._common.utils import get_ray_address_file
 
+from cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
 from common.errors import ResourceError
 from train_config.schema import RaySection
-from training.launch.placement import LOCAL, NodeResources, address_file, find, place_workers
 
 
 @pytest.mark.parametrize(

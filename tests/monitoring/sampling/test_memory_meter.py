@@ -4,8 +4,9 @@ import psutil
 import pytest
 import torch
 
+from model.device import is_out_of_memory
+from monitoring.sampling.memory_meter import MemoryMeter
 from training.engine import memory_meter
-from training.engine.memory_meter import MemoryMeter, is_out_of_memory
 
 CPU = torch.device("cpu")
 MIB = 2**20

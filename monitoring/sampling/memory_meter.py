@@ -22,15 +22,6 @@ PROC = Path("/proc/self")
 RESET_PEAK = "5"
 """Value for ``clear_refs`` that sets the peak of resident memory to the present value (Linux 4.0, man 5 proc)."""
 
-OUT_OF_MEMORY_TEXTS = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Cuda failure 2",
-)
-"""Errors of what allocates beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
-
 
 class MemoryMeter:
     """Peak and total memory of what a worker computes on.
@@ -86,12 +77,6 @@ class MemoryMeter:
         elif _malloc_trim is not None:
             _malloc_trim(0)
         self.reset_peak()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def mib(size_bytes: float) -> str:

@@ -86,7 +86,7 @@ def find(section: RaySection) -> str:
     """Address of the cluster: HOST:PORT, or ``local`` to start one. Raises ResourceError for one that can't be used."""
     address = _chosen(section)
     if address != LOCAL:
-        from training.launch.access import authentication_mode  # here: it imports Ray
+        from cluster.access import authentication_mode  # here: it imports Ray
 
         authentication_mode(address)
     return address

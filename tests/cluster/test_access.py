@@ -56,7 +56,7 @@ def test_a_missing_token_is_one_line(ray_address: str, tmp_path: Path):
 
 CONNECT = """
 from train_config.schema import RaySection
-from training.launch.cluster import connected, hardware
+from cluster.connection import connected, hardware
 
 with connected(RaySection()):
     print(hardware())
@@ -65,7 +65,7 @@ OTHER_VERSION = """
 import json
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from train_config.schema import RaySection
-from training.launch.cluster import connected
+from cluster.connection import connected
 
 with connected(RaySection()):
     of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}

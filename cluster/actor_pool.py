@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from cluster.connection import worker_environment
 from common.errors import EsmerayError, ResourceError
-from training.launch.cluster import worker_environment
 
 
 class ActorPool:

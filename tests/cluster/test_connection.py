@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
+from cluster.connection import WATCHES, missing_now
+from cluster.placement import Workers
 from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
-from training.launch.cluster import WATCHES, missing_now
-from training.launch.placement import Workers
 
 
 def test_busy_cluster_is_told(ray_address):
@@ -19,7 +19,7 @@ TWO_MACHINES = """
 import os
 import ray
 from train_config.schema import RaySection
-from training.launch.cluster import WATCHES, connected, hardware, worker_environment
+from cluster.connection import WATCHES, connected, hardware, worker_environment
 
 class Probe:
     def has_the_code(self):
@@ -51,8 +51,8 @@ import psutil
 import ray
 from ray._raylet import AuthenticationMode, get_authentication_mode
 from train_config.schema import RaySection
-from training.launch.cluster import connected
-from training.launch.process_group import addresses, listen
+from cluster.connection import connected
+from cluster.process_group import addresses, listen
 
 with connected(RaySection(address="local")) as dashboard:
     print(get_authentication_mode() == AuthenticationMode.TOKEN, "ray get-auth-token --generate" in dashboard)

@@ -1,6 +1,6 @@
 """Prefilters of a search: the records that are worth an exact alignment with a query.
 
-``SharedWords`` ranks by words of four residues, of which related proteins share more and rarer ones;
+``SharedWords`` ranks by 4-mers, of which related proteins share more and rarer ones;
 ``EmbeddingNeighbours`` by the cosine of embeddings that ``python -m tools embed`` made. Both lose hits, in numbers that
 docs/function.md gives; neither changes a score. Called with an id, a sequence and a number M, they give (M,) records,
 ascending, of few ones fewer.
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from dataset.embeddings.reader import open_vectors
 from dataset.fasta.alphabet import AMINO_ACIDS
+from dataset.fasta.kmers import kmers
 from dataset.store.reader import Store
-from function.composition import words
 
 _WORD = 4
 _WORDS = len(AMINO_ACIDS) ** _WORD
@@ -73,7 +73,7 @@ class EmbeddingNeighbours:
 
 def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int32]:
     """(W,) the words of a sequence, ascending."""
-    return np.unique(words(letters, AMINO_ACIDS, _WORD)).astype(np.int32)
+    return np.unique(kmers(letters, AMINO_ACIDS, _WORD)).astype(np.int32)
 
 
 def _largest(values_N: NDArray, count: int) -> NDArray[np.int64]:

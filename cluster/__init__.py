@@ -1,0 +1,1 @@
+"""Ray: connect to a cluster or start one, place workers on it, hear signals, run pools of actors."""

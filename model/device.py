@@ -1,0 +1,61 @@
+"""Devices and precisions: which there are, how they are named, and what running out of one's memory looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""torch's type of each ``precision``."""
+
+OUT_OF_MEMORY_TEXTS = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2",
+)
+"""Errors of what allocates beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """The GPU of this rank on its node, or the CPU."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise ConfigError for a device that torch does not know or see."""
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+
+
+class HostCopy:
+    """Tensors on their way to the host: reading them waits for these copies, not for what the device does after."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
+        self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors.values()) else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> dict[str, Tensor]:
+        """The tensors in host memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return dict(self._tensors)
