@@ -113,9 +113,7 @@ def _given(annotation: Any, values: list[str]) -> _Given:
         raise ValueError("a value is missing")
     optional = type(None) in typing.get_args(annotation)
     sequence = list_type(annotation)
-    # 'none' is also a precision: where it is a value of the list, only 'null' clears the setting.
-    words = {"none", "null"} - set(typing.get_args(typing.get_args(sequence)[0]) if sequence else ())
-    if (optional or sequence) and len(values) == 1 and values[0].lower() in words:
+    if (optional or sequence) and len(values) == 1 and values[0].lower() in ("none", "null"):
         return _Given(None if optional else [])
     return _Given(values if sequence else values[0])
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from model.device import is_out_of_memory
+from monitoring.sampling import memory_meter
 from monitoring.sampling.memory_meter import MemoryMeter
-from training.engine import memory_meter
 
 CPU = torch.device("cpu")
 MIB = 2**20
