@@ -37,6 +37,8 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 def decode_record(line: bytes) -> Record:
     """Return the record of a line. Raises ValueError where it is none."""
     record = json.loads(line)
+    if isinstance(record, dict) and "figures" in record:
+        record["metrics"] = record.pop("figures")  # samples written by earlier versions
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)):
         raise ValueError("not an object with kind and step")
     if record["kind"] in _TIMED and not isinstance(record.get("time"), int | float):

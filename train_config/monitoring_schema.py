@@ -12,7 +12,7 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class AlertsSection(Section):
-    """Warnings. Each comes once, and again only after its cause was over."""
+    """Warnings of a NaN, an idle GPU and nearly full memory; each comes again only after its cause was over."""
 
     enabled: bool = True
     """Warn at the terminal and in W&B."""
@@ -22,10 +22,6 @@ class AlertsSection(Section):
     """Seconds that it has to stay under it."""
     memory_percent: Percent = 95.0
     """Share of a device's or the host's memory in use, percent."""
-    leak_percent_per_epoch: PositiveFloat = 2.0
-    """Growth of a worker's peak memory from epoch to epoch that counts as a leak, percent."""
-    silent_worker_s: PositiveFloat = 120.0
-    """Seconds without a sample after which a worker is reported."""
 
 
 class MonitoringSection(Section):

@@ -1,7 +1,7 @@
 """Thread that samples a worker while it trains, and on one worker of each machine the machine and its GPUs.
 
 A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
-noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``figures``: values by the names of
+noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``: values by the names of
 :mod:`monitoring.sampling.metric_names`. Nothing here raises into the run or waits for a GPU's kernels: what fails is
 one warning, and the rest is sampled.
 """
@@ -187,7 +187,7 @@ class Sampler:
             "time": self._clock(),
             "host": self._host_name,
             "worker": self._worker,
-            "figures": values,
+            "metrics": values,
         }
         record |= {"gpu": self._uuid} if self._uuid is not None else {}
         record |= {"gpus": self._uuids} if self._uuids else {}

@@ -290,7 +290,7 @@ def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, flo
     node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
     return {
         (node + name if name.startswith(NODE_NAMESPACES) else name): value
-        for name, value in record["figures"].items()
+        for name, value in record["metrics"].items()
         if value is not None and not name.startswith("train/")
     }
 

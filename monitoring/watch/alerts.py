@@ -1,127 +1,26 @@
-"""Alerts of a run: each is raised once, and again only after what it reports was over.
+"""Alerts of a run: a loss that is not finite, a GPU that idles, memory that is nearly full.
 
-:mod:`monitoring.watch.alert_rules` finds what holds in a record; here is how long it must last. :class:`AlertSink`
-appends alerts to the run's alerts.jsonl, which whoever shows or sends them follows.
+:class:`AlertSink` appends them to the run's alerts.jsonl, which whoever shows or sends them follows. Each is raised
+once, and again only after its cause was over.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
-from monitoring.watch.alert_rules import Finding, OwnGpus, Rule, rules
+from monitoring.advice import advise
+from monitoring.watch.pace import Pace
 from run_folder.metrics_log import MetricsLog, Record
 from run_folder.tail import RecordTail
 from train_config.monitoring_schema import AlertsSection
 
-SILENT_WORKER = "silent_worker"
-MISSED_SAMPLES = 3
-"""Samples that may be missing before a worker counts as silent or a span of time as not watched."""
-ENDS = frozenset({"finished", "stopped", "failed", "diverged"})
-"""Events after which workers fall silent as they should."""
-
-
-@dataclass(frozen=True)
-class Alert:
-    """A warning (by its rule's name or SILENT_WORKER) about a GPU, machine or worker, or that its cause is over.
-
-    ``step``: last logged; ``time``: Unix seconds.
-    """
-
-    name: str
-    subject: str
-    state: Literal["raised", "cleared"]
-    message: str
-    step: int
-    time: float
-
-
-@dataclass
-class _Latch:
-    """Raised once something has lasted, cleared once its end has; silent in between."""
-
-    raised: bool = False
-    _since_s: float | None = None
-    _seen_s: float = -math.inf
-
-    def update(self, time_s: float, holds: bool | None, lasts_s: float, gap_s: float) -> bool:
-        """Take a look at ``time_s``; return whether this changes it.
-
-        It must hold, or be over, for ``lasts_s``; ``holds`` is None between the thresholds. Of a longer time than
-        ``gap_s`` between two looks nobody knows what was in between.
-        """
-        if time_s - self._seen_s > gap_s or holds is None or holds == self.raised:
-            self._since_s = None
-        self._seen_s = time_s
-        if holds is None or holds == self.raised:
-            return False
-        if self._since_s is None:
-            self._since_s = time_s
-        if time_s - self._since_s < lasts_s:
-            return False
-        self.raised, self._since_s = holds, None
-        return True
-
-
-class Alerts:
-    """Turns records into alerts; samples come every ``interval_s``. ``clock`` gives seconds; for tests."""
-
-    def __init__(self, settings: AlertsSection, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rules: list[Rule] = rules(settings)
-        self._missed_s = MISSED_SAMPLES * interval_s
-        self._silence_s = max(settings.silent_worker_s, self._missed_s)
-        self._clock = clock
-        self._latches: dict[tuple[str, str], _Latch] = {}
-        self._heard: dict[str, tuple[float, int]] = {}  # by worker: when, and its step
-        self._gpus = OwnGpus()
-        self._step = 0
-
-    def take(self, record: Record) -> list[Alert]:
-        """Return the alerts that a record causes."""
-        if record["kind"] == "alert":
-            return []
-        self._step = max(int(record["step"]), 0)
-        alerts = self._listen(record)
-        record = self._gpus.only(record)
-        for rule in self._rules:
-            for finding in rule.take(record):
-                lasts_s = rule.clears_after_s if self._latch(rule.name, finding).raised else rule.raises_after_s
-                alerts += self._note(rule.name, finding, record["time"], lasts_s)
-        return alerts
-
-    def tick(self) -> list[Alert]:
-        """Return the alerts that silence causes. To be called every now and then."""
-        alerts = []
-        for worker, (heard_s, step) in self._heard.items():
-            silent_s = self._clock() - heard_s
-            if silent_s >= self._silence_s:
-                reason = "its process hangs or is gone, see its file in the run's logs"
-                message = f"{worker} has not reported for {silent_s:.0f} s, since step {step}: {reason}"
-                alerts += self._note(SILENT_WORKER, Finding(worker, True, message), time.time())
-        return alerts
-
-    def _listen(self, record: Record) -> list[Alert]:
-        if record["kind"] == "event" and record["event"] in ENDS:
-            self._heard.clear()
-        if record["kind"] != "sample":
-            return []
-        worker = f"worker {record['worker']}"
-        self._heard[worker] = (self._clock(), record["step"])
-        return self._note(SILENT_WORKER, Finding(worker, False, f"{worker} reports again"), record["time"])
-
-    def _latch(self, name: str, finding: Finding) -> _Latch:
-        return self._latches.setdefault((name, finding.subject), _Latch())
-
-    def _note(self, name: str, finding: Finding, time_s: float, lasts_s: float = 0.0) -> list[Alert]:
-        latch = self._latch(name, finding)
-        if not latch.update(time_s, finding.holds, lasts_s, gap_s=max(lasts_s, self._missed_s)):
-            return []
-        state: Literal["raised", "cleared"] = "raised" if latch.raised else "cleared"
-        return [Alert(name, finding.subject, state, finding.message, self._step, time_s)]
+BAND_PERCENT = 5.0
+"""Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""
+FINITE_LOSSES = 3
+"""Finite losses in a row after which the loss counts as finite again."""
+_GIB = 2.0**30
 
 
 class AlertSink:
@@ -130,28 +29,128 @@ class AlertSink:
     ``path`` is made with the first alert. What an earlier start of the run left raised is cleared.
     """
 
-    def __init__(self, path: Path, settings: AlertsSection, interval_s: float) -> None:
-        self._path = path
+    def __init__(self, path: Path, settings: AlertsSection) -> None:
+        self._path, self._settings = path, settings
         self._log: MetricsLog | None = None
-        self._alerts = Alerts(settings, interval_s)
-        last = {(record.get("name"), record.get("subject")): record for record in RecordTail(path).poll()}
-        over = {"state": "cleared", "message": "the run was started again", "time": time.time()}
-        self._append(record | over for record in last.values() if record.get("state") == "raised")
+        self._pace = Pace()
+        self._raised: set[tuple[str, str]] = set()
+        self._idle_since_s: dict[str, float] = {}  # by GPU
+        self._worked: set[str] = set()
+        self._own_gpus: dict[str, set[str]] = {}  # UUIDs, by machine
+        self._finite_losses = 0
+        self._clear_earlier()
 
     def write(self, record: Record) -> None:
         """Take one record."""
-        self._append({"kind": "alert", **vars(alert)} for alert in self._alerts.take(record))
-
-    def tick(self) -> None:
-        """Look for silent workers."""
-        self._append({"kind": "alert", **vars(alert)} for alert in self._alerts.tick())
+        self._pace.take(record)
+        if record["kind"] == "train" and "loss" in record:
+            self._check_loss(record)
+        elif record["kind"] == "sample":
+            self._check_host(record)
+            for index, values in self._gpus(record).items():
+                self._check_gpu(f"GPU {index} on {record['host']}", values, record)
+        elif record["kind"] == "event" and record["event"] in ("started", "resumed"):
+            self._idle_since_s.clear()  # a GPU rests between two attempts
 
     def close(self) -> None:
         """Close the file."""
         if self._log is not None:
             self._log.close()
 
-    def _append(self, alerts: Iterable[Record]) -> None:
-        for alert in alerts:
-            self._log = self._log or MetricsLog(self._path)
-            self._log.append(alert)
+    def _check_loss(self, record: Record) -> None:
+        step = record["step"]
+        self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
+        if record["loss"] is None:
+            remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
+            message = f"the loss is not finite at step {step}: {remedy}"
+            self._set("nonfinite_loss", "loss", True, message, record)
+        elif self._finite_losses >= FINITE_LOSSES:
+            self._set("nonfinite_loss", "loss", False, f"finite again at step {step}", record)
+
+    def _check_host(self, record: Record) -> None:
+        remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
+        used, total = (record["metrics"].get(f"mem/host_{name}_bytes") for name in ("used", "total"))
+        self._check_memory(f"host {record['host']}", used, total, remedy, record)
+
+    def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
+        remedy = "lower batch.tokens or set model.backbone.gradient_checkpointing"
+        self._check_memory(gpu, values.get("mem_used_bytes"), values.get("mem_total_bytes"), remedy, record)
+        if "util" in values and record["step"] >= 1:
+            self._check_idle(gpu, values["util"], record)
+
+    def _check_idle(self, gpu: str, percent: float, record: Record) -> None:
+        """A GPU that never did anything counts as another's."""
+        if percent > 0:
+            self._worked.add(gpu)
+        threshold = self._settings.utilization_percent
+        if ("low_utilization", gpu) in self._raised:
+            threshold = min(100.0, threshold + BAND_PERCENT)
+        if percent >= threshold:
+            self._idle_since_s.pop(gpu, None)
+            self._set("low_utilization", gpu, False, f"{gpu}: utilisation is {percent:.0f} % again", record)
+        elif gpu in self._worked:
+            window_s = self._settings.utilization_window_s
+            if record["time"] - self._idle_since_s.setdefault(gpu, record["time"]) >= window_s:
+                state = f"{gpu}: utilisation under {threshold:g} % for {window_s:g} s, now {percent:.0f} %"
+                self._set("low_utilization", gpu, True, f"{state}: {self._reason()}", record)
+
+    def _check_memory(self, subject: str, used: float | None, total: float | None, remedy: str, record: Record) -> None:
+        if used is None or not total:
+            return
+        percent = 100 * used / total
+        threshold = self._settings.memory_percent
+        if ("memory", subject) in self._raised:
+            threshold -= BAND_PERCENT
+        state = f"{subject}: {used / _GIB:.1f} of {total / _GIB:.1f} GiB of memory in use ({percent:.0f} %)"
+        if percent >= threshold:
+            self._set("memory", subject, True, f"{state}: {remedy}", record)
+        else:
+            self._set("memory", subject, False, state, record)
+
+    def _reason(self) -> str:
+        """The part of a step for which the GPUs wait most."""
+        facts = self._pace.facts()
+        waits = [advice for advice in advise(facts) if advice.topic in ("loading", "communication", "checkpoints")]
+        if waits:
+            return f"{waits[0].finding}: {waits[0].actions[0].text}"
+        if facts.data_wait is None:
+            return "how a step's time is spent is not known"
+        return f"data is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give it more work"
+
+    def _gpus(self, record: Record) -> dict[str, dict[str, float]]:
+        """Known values of each GPU of a sample on which the run computes, by number and last part of the name.
+
+        NVML shows those of other jobs too. All count where the workers' UUIDs match none, as with MIG slices.
+        """
+        own_uuids = self._own_gpus.setdefault(record["host"], set())
+        if "gpu" in record:
+            own_uuids.add(record["gpu"])
+        uuids: Mapping[str, str] = record.get("gpus", {})
+        known = own_uuids & set(uuids.values())
+        gpus: dict[str, dict[str, float]] = {}
+        for name, value in record["metrics"].items():
+            if value is not None and name.startswith("gpu/"):
+                _, index, metric = name.split("/")
+                if not known or uuids.get(index) in known:
+                    gpus.setdefault(index, {})[metric] = value
+        return gpus
+
+    def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:
+        """Write an alert where its state changes."""
+        key = (name, subject)
+        if holds == (key in self._raised):
+            return
+        self._raised ^= {key}
+        state = "raised" if holds else "cleared"
+        self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
+
+    def _clear_earlier(self) -> None:
+        last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}
+        for record in last.values():
+            if record.get("state") == "raised":
+                over = {"state": "cleared", "message": "the run was started again", "time": time.time()}
+                self._append(record | over, record)
+
+    def _append(self, alert: Record, record: Record) -> None:
+        self._log = self._log or MetricsLog(self._path)
+        self._log.append({"kind": "alert", "step": max(record["step"], 0), "time": record["time"], **alert})

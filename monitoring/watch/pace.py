@@ -1,13 +1,16 @@
-"""Speed of a run's last logged steps, for the progress line and the live view."""
+"""Speed of a run's last logged steps and what their time is spent on."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
+from monitoring.advice import Facts
 from run_folder.metrics_log import Record
 
 _STEPS = 50
 """Logged steps over which everything is averaged."""
+_STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
 
 
 class Pace:
@@ -50,3 +53,12 @@ class Pace:
         if step_s is None or total_steps is None:
             return None
         return max(0.0, step_s * (total_steps - self._steps[-1]["step"]))
+
+    def facts(self) -> Facts:
+        """Return the shares of a step that its parts take, as far as they are known."""
+        step_s = self.mean("step_s")
+        if not step_s:
+            return Facts()
+        seconds = {name: self.mean(f"{name}_s") for name in _STEP_PARTS}
+        shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
+        return Facts(**shares)

@@ -189,7 +189,7 @@ class RunState:
             self.steps.pop()
 
     def _take_sample(self, record: Record) -> None:
-        known = {name: value for name, value in record["figures"].items() if isinstance(value, int | float)}
+        known = {name: value for name, value in record["metrics"].items() if isinstance(value, int | float)}
         host, rank = str(record["host"]), record["worker"]
         self.workers[rank] = Worker(rank, host, record["step"], record["time"], known)
         there = {worker.host for worker in self.workers.values()}

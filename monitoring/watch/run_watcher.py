@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 class Sink(Protocol):
     """Receiver of a run's records.
 
-    A sink gets only what is written while it listens, repeated steps included. It may also have a method ``tick()``,
-    which is called at every look at the files, whether anything is new or not.
+    A sink gets only what is written while it listens, repeated steps included.
     """
 
     def write(self, record: Record) -> None:
@@ -74,9 +73,6 @@ class RunWatcher:
             more = True
             for sink in list(self._sinks):
                 self._guarded(sink, sink.write, record)
-        for sink in list(self._sinks):
-            if (tick := getattr(sink, "tick", None)) is not None:
-                self._guarded(sink, tick)
         return more
 
     def _close_sinks(self) -> None:

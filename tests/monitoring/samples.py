@@ -11,7 +11,7 @@ GIB = 1024**3
 BEGAN_S = 1_700_000_000.0
 
 
-def sample(worker: int, time_s: float, step: int = 1, epoch: int = 0, host: str = "a", **figures: float) -> Record:
+def sample(worker: int, time_s: float, step: int = 1, epoch: int = 0, host: str = "a", **metrics: float) -> Record:
     """A sample ``time_s`` seconds after the run began; in names, ``__`` stands for a slash."""
     return {
         "kind": "sample",
@@ -20,7 +20,7 @@ def sample(worker: int, time_s: float, step: int = 1, epoch: int = 0, host: str 
         "time": BEGAN_S + time_s,
         "host": host,
         "worker": worker,
-        "figures": {name.replace("__", "/"): value for name, value in figures.items()},
+        "metrics": {name.replace("__", "/"): value for name, value in metrics.items()},
     }
 
 

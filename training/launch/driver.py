@@ -30,7 +30,7 @@ from monitoring.watch.run_watcher import RunWatcher, Sink
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
-from train_config.monitoring_schema import MonitoringSection
+from train_config.monitoring_schema import AlertsSection
 from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.resuming import (
@@ -204,7 +204,7 @@ def _train_on_cluster(
             run_id = _wandb_run_id(run)
         say("starting the workers ...")
         signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-        watcher = _watch(config.monitoring, config.training.gpu_log_interval, run, plan.total_steps)
+        watcher = _watch(config.monitoring.alerts, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
             with beside(config, store_path) as of_workers:
@@ -272,10 +272,10 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     )
 
 
-def _watch(monitoring: MonitoringSection, interval_s: float, run: RunFolder, total_steps: int) -> RunWatcher:
+def _watch(alerts: AlertsSection, run: RunFolder, total_steps: int) -> RunWatcher:
     sinks: list[Sink] = [ProgressSink(total_steps)]
-    if monitoring.alerts.enabled:
-        sinks.append(AlertSink(run.alerts, monitoring.alerts, interval_s))
+    if alerts.enabled:
+        sinks.append(AlertSink(run.alerts, alerts))
     return RunWatcher(run, sinks, warn=warn)
 
 

@@ -105,7 +105,7 @@ def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
     sampler.note(8, 1, STEP)
     sampler.sample()
     record = only_sample(path)
-    figures = record["figures"]
+    values = record["metrics"]
     assert {name: record[name] for name in ("kind", "step", "epoch", "time", "worker")} == {
         "kind": "sample",
         "step": 8,
@@ -113,12 +113,12 @@ def test_sample_holds_the_process_and_the_last_noted_step(make, path, warnings):
         "time": 1234.5,
         "worker": 3,
     }
-    assert figures["worker/3/rss_bytes"] > 10 << 20
-    assert figures["worker/3/forward_s"] == 1.0
-    assert figures["worker/3/loader_queue_depth"] == 2
-    assert figures["worker/3/feature_cache_hit_rate"] == 0.75
-    assert all(find(name) is not None for name in figures)
-    assert {name.split("/")[0] for name in figures} == {"worker"}
+    assert values["worker/3/rss_bytes"] > 10 << 20
+    assert values["worker/3/forward_s"] == 1.0
+    assert values["worker/3/loader_queue_depth"] == 2
+    assert values["worker/3/feature_cache_hit_rate"] == 0.75
+    assert all(find(name) is not None for name in values)
+    assert {name.split("/")[0] for name in values} == {"worker"}
     assert warnings == []
 
 
@@ -126,8 +126,8 @@ def test_worker_0_tells_of_the_run(make, path):
     sampler = make(worker=0, utilization=Utilization(2e9, 10.0, world_size=2))
     sampler.note(8, 1, STEP)
     sampler.sample()
-    figures = only_sample(path)["figures"]
-    assert {name: value for name, value in figures.items() if not name.startswith("worker/")} == {
+    values = only_sample(path)["metrics"]
+    assert {name: value for name, value in values.items() if not name.startswith("worker/")} == {
         "perf/tokens_per_s": 1000.0,
         "perf/step_s": 4.0,
         "perf/padding_share": 0.03,
@@ -143,24 +143,24 @@ def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypat
     monkeypatch.setattr(sampler_module, "NvmlDevices", lambda warn: devices)
     sampler = make(node=True).start()
     sampler.close()
-    figures = read_metrics(path)[-1]["figures"]
-    assert {name: value for name, value in figures.items() if name.startswith("gpu/")} == {
+    values = read_metrics(path)[-1]["metrics"]
+    assert {name: value for name, value in values.items() if name.startswith("gpu/")} == {
         "gpu/0/util": 50.0,
         "gpu/0/power_w": 300.0,
         "gpu/1/util": 51.0,
         "gpu/1/power_w": 300.0,
     }
-    assert figures["mem/host_rss_bytes"] == figures["worker/3/rss_bytes"]
-    assert figures["mem/host_total_bytes"] > figures["mem/host_available_bytes"]
-    assert all(find(name) is not None for name in figures)
+    assert values["mem/host_rss_bytes"] == values["worker/3/rss_bytes"]
+    assert values["mem/host_total_bytes"] > values["mem/host_available_bytes"]
+    assert all(find(name) is not None for name in values)
     assert closed == [True]
     assert warnings == []
 
 
 def test_torch_figures_are_those_of_the_workers_gpu(make, path, cuda):
     make(device=GPU).sample()
-    figures = only_sample(path)["figures"]
-    assert {name.removeprefix("worker/3/torch_"): v for name, v in figures.items() if "torch" in name} == {
+    values = only_sample(path)["metrics"]
+    assert {name.removeprefix("worker/3/torch_"): v for name, v in values.items() if "torch" in name} == {
         "allocated_bytes": 600,
         "reserved_bytes": 800,
         "peak_bytes": 900,
@@ -180,7 +180,7 @@ def test_peaks_begin_anew_with_each_epoch_and_the_last_one_of_an_epoch_is_told(m
     sampler.note(3, 1, STEP)
     sampler.new_epoch()
     sampler.sample()
-    peaks = [(record["epoch"], record["figures"]["worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
+    peaks = [(record["epoch"], record["metrics"]["worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
     assert peaks == [(0, 900), (0, 1500), (1, 600), (1, 600), (1, 600)]
 
 
@@ -211,9 +211,9 @@ def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monke
     told = [record for record in records if record["kind"] == "event"]
     assert [(event["event"], event["message"]) for event in told] == [("warning", f"worker 3: {warnings[0]}")]
     for record in (record for record in records if record["kind"] == "sample"):
-        assert record["figures"]["worker/3/step_s"] == 4.0
-        assert "mem/host_used_bytes" in record["figures"]
-        assert "worker/3/rss_bytes" not in record["figures"]
+        assert record["metrics"]["worker/3/step_s"] == 4.0
+        assert "mem/host_used_bytes" in record["metrics"]
+        assert "worker/3/rss_bytes" not in record["metrics"]
 
 
 def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings):

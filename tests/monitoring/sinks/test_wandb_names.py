@@ -13,7 +13,7 @@ def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis()
     rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
     records = [
         train(1, 0),
-        *(sample(w, 5 + w, host="ab"[w]) | {"figures": {m.of(w): float(w) for m in METRICS}} for w in (0, 1)),
+        *(sample(w, 5 + w, host="ab"[w]) | {"metrics": {m.of(w): float(w) for m in METRICS}} for w in (0, 1)),
         {"kind": "alert", "step": 1, "time": BEGAN_S + 9, "name": "memory", "state": "raised", "message": ""},
         {"kind": "event", "step": 1, "time": BEGAN_S + 9, "event": "finished"},
     ]

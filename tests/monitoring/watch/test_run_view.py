@@ -42,7 +42,7 @@ class Run:
     def sample(self, worker: int, figures: dict[str, float], *, time: float, step: int = 1, host: str = "node") -> Run:
         folder = self.path / "monitoring"
         folder.mkdir(exist_ok=True)
-        record = {"kind": "sample", "step": step, "time": time, "host": host, "worker": worker, "figures": figures}
+        record = {"kind": "sample", "step": step, "time": time, "host": host, "worker": worker, "metrics": figures}
         with (folder / f"worker-{worker:05d}.jsonl").open("ab") as file:
             file.write(encode_record(record))
         return self

@@ -74,12 +74,9 @@ def test_what_a_sink_writes_as_an_alert_reaches_the_others_even_at_the_end(run):
     assert recorder.steps == [1, 101]
 
 
-def test_samples_of_all_workers_reach_the_sinks_and_silence_is_heard(run):
-    sink, ticks = Recorder(), []
-    sink.tick = lambda: ticks.append(1)
-    watcher = RunWatcher(run, [sink], poll_s=0.01)
-    wait_until(lambda: len(ticks) > 2)
-    assert sink.steps == [] and len(ticks) > 2
+def test_samples_of_all_workers_reach_the_sinks(run):
+    sink = Recorder()
+    watcher = RunWatcher(run, [sink], poll_s=60.0)
     append(sample_file(run.monitoring, 0), sample(0, 1, step=3), sample(0, 2, step=3))
     append(sample_file(run.monitoring, 1), sample(1, 1, step=4))
     watcher.close()
