@@ -1,16 +1,20 @@
 """Maps of proteins: a PNG, and a page of HTML that needs nothing else.
 
-In: a table of points with columns id, length, label, x and y, a title, the names of both axes and of the label.
+In: points, a title, the names of both axes and of the label.
+
+Shape legend: P points.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from common.figure_style import BLUE, GREEN, GRID, INK, MAGENTA, ORANGE, RED, new_figure, save, style
 
@@ -33,7 +37,33 @@ box.oninput = () => {
 """A box that stars the points whose ids have its text: the last trace of the page."""
 
 
-def draw(path: Path, points: pd.DataFrame, title: str, x: str, y: str, label: str) -> None:
+class Points(NamedTuple):
+    """P proteins.
+
+    Attributes:
+        ids: (P,) strings.
+        lengths: (P,) residues.
+        labels: (P,) numbers with NaN, or names with an empty one, where there is no label.
+        xy: (P, 2) places.
+    """
+
+    ids: NDArray
+    lengths: NDArray[np.integer]
+    labels: NDArray
+    xy: NDArray[np.floating]
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether labels are numbers."""
+        return self.labels.dtype.kind != "U"
+
+    @property
+    def are_labelled(self) -> NDArray[np.bool_]:
+        """(P,) points that have a label."""
+        return ~np.isnan(self.labels) if self.are_numbers else self.labels != ""
+
+
+def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
     """Write the PNG."""
     figure = new_figure(9.5, 7, title)
     axes = figure.subplots()
@@ -41,32 +71,34 @@ def draw(path: Path, points: pd.DataFrame, title: str, x: str, y: str, label: st
     axes.grid(color=GRID, linewidth=0.8)
     axes.set(xlabel=x, ylabel=y)
     handles = []
-    for name, some, colour in _groups(points, label):
+    for name, rows, colour in _groups(points, label):
         look = {"color": colour} if isinstance(colour, str) else {"c": colour}
-        drawn = axes.scatter(some["x"], some["y"], s=np.clip(20_000 / len(points), 5, 30), linewidths=0, **look)
+        area = np.clip(20_000 / len(points.ids), 5, 30)
+        drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, **look)
+        text = name.replace("$", r"\$")
         if isinstance(colour, str):
-            text = name.replace("$", r"\$")
             handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))
         else:
-            figure.colorbar(drawn, label=name.replace("$", r"\$"), shrink=0.6).outline.set_visible(False)
+            figure.colorbar(drawn, label=text, shrink=0.6).outline.set_visible(False)
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
     save(figure, path)
 
 
-def write_page(path: Path, points: pd.DataFrame, title: str, x: str, y: str, label: str) -> None:
+def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
     """Write the page."""
     import plotly.graph_objects as go
 
     layout = {"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y}
     figure = go.Figure(layout=layout)
-    for name, some, colour in _groups(points, label):
+    shown_labels = np.where(points.are_labelled, points.labels.astype(object), "no label")
+    for name, rows, colour in _groups(points, label):
         is_class = isinstance(colour, str)
         scale = {} if is_class else {"colorscale": "Viridis", "colorbar": {"title": name, "len": 0.8, "y": 0.4}}
         figure.add_scattergl(
-            x=some["x"].round(4).tolist(),
-            y=some["y"].round(4).tolist(),
-            text=some["id"].tolist(),
-            customdata=some[["length", "label"]].astype(object).fillna("no label"),
+            x=points.xy[rows, 0].round(4).tolist(),
+            y=points.xy[rows, 1].round(4).tolist(),
+            text=points.ids[rows].tolist(),
+            customdata=list(zip(points.lengths[rows].tolist(), shown_labels[rows].tolist(), strict=True)),
             hovertemplate=f"%{{text}}<br>%{{customdata[0]}} residues<br>{label}: %{{customdata[1]}}<extra></extra>",
             mode="markers",
             marker={"color": colour, "size": 6, **scale},
@@ -79,16 +111,18 @@ def write_page(path: Path, points: pd.DataFrame, title: str, x: str, y: str, lab
     path.write_text(page, encoding="utf-8")
 
 
-def _groups(points: pd.DataFrame, label: str) -> Iterator[tuple[str, pd.DataFrame, str | pd.Series]]:
-    """Name, points and colour of each class, as they are drawn one over the other; of numbers the colours are these."""
-    labels = points["label"]
-    if labels.isna().any():
-        yield f"no label ({labels.isna().sum():,})", points[labels.isna()], "#c9cdd3"
-    if pd.api.types.is_numeric_dtype(labels) and not pd.api.types.is_bool_dtype(labels):
-        yield label, points[labels.notna()], labels.dropna()
+def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_], str | NDArray]]:
+    """Name, rows and colour of each class, as they are drawn one over the other; of numbers the colours are these."""
+    labels, labelled = points.labels, points.are_labelled
+    if not labelled.all():
+        yield f"no label ({(~labelled).sum():,})", ~labelled, "#c9cdd3"
+    if points.are_numbers:
+        yield label, labelled, labels[labelled]
         return
-    largest = labels.value_counts().index[: len(COLOURS)]
-    if (other := labels.notna() & ~labels.isin(largest)).any():
-        yield f"other ({other.sum():,})", points[other], INK
-    for name, colour in zip(largest, COLOURS, strict=False):
-        yield f"{name} ({(labels == name).sum():,})", points[labels == name], colour
+    counts = Counter(labels[labelled].tolist()).most_common()
+    largest, others = counts[: len(COLOURS)], counts[len(COLOURS) :]
+    if others:
+        number = sum(count for _, count in others)
+        yield f"other ({number:,})", np.isin(labels, [name for name, _ in others]), INK
+    for (name, count), colour in zip(largest, COLOURS, strict=False):
+        yield f"{name} ({count:,})", labels == name, colour

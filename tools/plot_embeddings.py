@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +26,8 @@ from common.errors import ConfigError, DataError
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from dataset.embeddings.reader import Embeddings, Values, open_vectors
+from dataset.labels.values import text_of
+from dataset.table import Table
 
 MADE_BY = "plot_embeddings"
 SEED = 0
@@ -59,47 +62,49 @@ def main(argv: list[str]) -> int:
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
         raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
-    import pandas as pd
+    from inference.embedding_map import Points, draw, write_page  # here: it loads Matplotlib
 
-    from inference.embedding_map import draw, write_page  # here: it loads Matplotlib
-
-    table = pd.DataFrame({"id": embeddings.ids, "length": embeddings.lengths, "label": embeddings.lengths})
+    labels: NDArray = embeddings.lengths
     if arguments.labels:
-        table["label"] = _labels(arguments.labels, arguments.id_column, arguments.label_column, embeddings)
-    points = table.sample(min(arguments.max_points, records), random_state=SEED).sort_index()
+        labels = _labels(arguments.labels, arguments.id_column, arguments.label_column, embeddings)
     chosen_N = np.zeros(records, dtype=bool)
-    chosen_N[points.index] = True
+    size = min(arguments.max_points, records)
+    chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
     blocks = embeddings.finite_blocks()
     vectors_PC = np.concatenate([block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in blocks])
-    points[["x", "y"]], axes = _projected(vectors_PC, arguments.method)
+    xy_P2, axes = _projected(vectors_PC, arguments.method)
+    ids_N = np.array(embeddings.ids, dtype=object)
+    points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
-    drawn = number if len(points) == records else f"a random sample of {len(points):,} of {number}"
+    drawn = number if size == records else f"a random sample of {size:,} of {number}"
     texts = f"{embeddings.name}: {drawn}", *axes, arguments.label_column if arguments.labels else "residues"
     with made_folder(output.absolute(), *made) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
-    print(f"{output}: embeddings.png and embeddings.html of {drawn}, {points['label'].isna().sum():,} without a label")
+    print(
+        f"{output}: embeddings.png and embeddings.html of {drawn}, {size - points.are_labelled.sum():,} without a label"
+    )
     return 0
 
 
 def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:
-    """(N,) labels of a table. Raises DataError for one that can't be read, repeats ids or has none of them."""
-    import pandas as pd
+    """(N,) labels of a table: numbers, NaN where there is none, or names, empty where there is none.
 
-    try:
-        if path.suffix == ".parquet":
-            table = pd.read_parquet(path, columns=[id_column, label_column])
-        else:
-            table = pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", dtype={id_column: str})
-        labels = table.set_index(id_column)[label_column]
-    except (OSError, ValueError, KeyError) as error:
-        columns = f"columns {id_column!r} and {label_column!r}"
-        raise DataError(f"{path}: can't be read as a table with {columns}: {error}") from error
-    if labels.index.has_duplicates:
-        raise DataError(f"{path}: id {labels.index[labels.index.duplicated()][0]!r} repeats; leave one row of it")
-    if not labels.index.isin(embeddings.ids).any():
+    Raises DataError for a table that can't be read, repeats ids or has none of the embeddings'.
+    """
+    columns = Table(path, {id_column: "id-column", label_column: "label-column"}).columns()
+    ids = [text_of(value) for value in columns[id_column]]
+    if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
+        raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
+    by_id = dict(zip(ids, map(text_of, columns[label_column]), strict=True))
+    labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
+    if not by_id.keys() & set(embeddings.ids):
         raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.folder}")
-    return labels.reindex(embeddings.ids).to_numpy()
+    labels_N[labels_N == "nan"] = ""
+    try:
+        return np.where(labels_N == "", "nan", labels_N).astype(float)
+    except ValueError:
+        return labels_N
 
 
 def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], tuple[str, str]]:

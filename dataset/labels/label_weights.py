@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from dataset.labels.label_space import LabelSpace
 from dataset.labels.values import weight
+from dataset.table import line_batches
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
@@ -18,19 +19,16 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
     Raises DataError where the file can't be read, names a label twice or one that the label space does not hold, or has
     a weight that is no finite number of 0 or more.
     """
-    try:
-        lines = path.expanduser().read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read ({error}); model.classifier.label_weights names a TSV") from error
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)
-    for number, line in enumerate(lines, start=1):
-        name, _, value = line.partition("\t")
-        try:
-            weights_C[codes.pop(name.strip())] = weight(value)
-        except KeyError:
-            problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
-            raise DataError(f"{path}: line {number}: the label {name!r} {problem}; remove the line") from None
-        except ValueError as error:
-            raise DataError(f"{path}: line {number}: {error}") from None
+    for first, lines in line_batches(path.expanduser()):
+        for number, line in enumerate(lines.to_pylist(), first):
+            name, _, value = line.partition("\t")
+            try:
+                weights_C[codes.pop(name.strip())] = weight(value)
+            except KeyError:
+                problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
+                raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: {error}") from None
     return weights_C

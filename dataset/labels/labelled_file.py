@@ -35,11 +35,11 @@ from dataset.labels.parts import (
     texts_of,
 )
 from dataset.labels.residues import ResidueLabels
-from dataset.labels.table import is_table_name
 from dataset.labels.values import Label, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
 from dataset.store.format import SampleSource
 from dataset.store.ingest import Ingest
+from dataset.table import is_table_name
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection, SampleSection
 

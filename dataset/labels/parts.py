@@ -20,10 +20,10 @@ from dataset.fasta.reader import FastaSource, RecordBatch
 from dataset.fasta.records import Lines, Records, hashes_of, lengths_of
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.samples import located_records, message_records
-from dataset.labels.table import Table, TablePart, is_table_name
 from dataset.labels.values import text_of
 from dataset.store.conversion import sample_batches
 from dataset.store.ingest import CleanBlock
+from dataset.table import Table, TablePart, is_table_name
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import SampleSection
 

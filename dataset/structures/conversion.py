@@ -7,8 +7,6 @@ named together, the first ten with what is wrong.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +55,7 @@ from dataset.structures.store import (
     arrays_checksum,
     write_structures,
 )
+from dataset.table import Table
 from train_config.diffusion_schema import StructuresSection
 from train_config.schema import DataSection, IngestSection
 
@@ -238,8 +237,9 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
     by_id: dict[str, str] = {}
-    for record, label in _label_rows(Path(section.labels)):
-        if by_id.setdefault(record, label) != label:
+    rows = Table(Path(section.labels), {"id": "", "label": ""}).columns()
+    for record, label in zip(rows["id"], rows["label"], strict=True):
+        if label and by_id.setdefault(record, label) != label:
             raise DataError(f"{section.labels}: {record} has two labels; remove one")
     names = sorted({by_id[each.id] for each in structures if each.id in by_id})
     if not names:
@@ -247,19 +247,6 @@ def _labels(structures: list[Structure], section: StructuresSection) -> tuple[li
     numbers = {name: number for number, name in enumerate(names)}
     labels = [numbers[by_id[each.id]] if each.id in by_id else -1 for each in structures]
     return names, np.array(labels, dtype=np.int64)
-
-
-def _label_rows(path: Path) -> Iterator[tuple[str, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            if not {"id", "label"} <= set(rows.fieldnames or ()):
-                raise DataError(f"{path}: needs the columns id and label")
-            for row in rows:
-                if row["label"]:
-                    yield row["id"], row["label"]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read ({error})") from error
 
 
 def _described(path: Path) -> SourceFile:

@@ -125,7 +125,7 @@ def test_mistakes_are_one_line(command, here, monkeypatch):
         (["vectors", "--output", "there"], 2, "there: exists already"),
         (["vectors", "--output", "plot", "--method", "umap"], 2, "pip install umap-learn"),
         (["vectors", "--output", "plot", "--labels", "none.csv"], 3, "none.csv: can't be read"),
-        (["vectors", "--output", "plot", "--labels", "broken.parquet"], 3, "broken.parquet: can't be read"),
+        (["vectors", "--output", "plot", "--labels", "broken.parquet"], 3, "broken.parquet: not Parquet"),
         (["vectors", "--output", "plot", "--labels", "others.csv"], 3, "has none of the ids of vectors"),
         (["vectors", "--output", "plot", "--labels", "twice.csv"], 3, "id 'sp|P000' repeats"),
         (["vectors", "--output", "plot", "--labels", "others.csv", "--label-column", "place"], 3, "'place'"),

@@ -45,7 +45,7 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model,
 def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, proteins, tmp_path, monkeypatch):
     assert command("predict", model, proteins, "--output", tmp_path / "a.parquet").code == 0
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.labels.table.PART_ROWS", 2)
+    monkeypatch.setattr("dataset.table.PART_ROWS", 2)
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
     outcome = command(
@@ -95,7 +95,7 @@ def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, m
 
 def test_what_fails_half_way_leaves_what_was_there(command, model, tmp_path, monkeypatch):
     monkeypatch.setattr("tools.predict.CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr("dataset.labels.table.PART_ROWS", 1)
+    monkeypatch.setattr("dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
     assert command("predict", model, tmp_path / "good.csv", "--output", tmp_path / "out.csv").code == 0

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from dataset.labels.table import PART_ROWS, Table
+from dataset.table import PART_ROWS, Table
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
 rows_of_text = st.lists(st.tuples(any_text, any_text), min_size=1, max_size=20)
@@ -83,10 +83,11 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
         ("text,label\nwell, no,b\n", "in.csv, row 1: 3 fields where the header has 2"),
-        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, line 4: not CSV: unexpected end of data"),
-        ('text,label\n"a" b,c\n', "in.csv, line 2: not CSV: ',' expected after '\"'"),
-        (b"text,label\na,b\ncaf\xe9,b\n", "byte 0xe9 is not UTF-8"),
-        ("text,label\na,b\n".encode("utf-16"), "in.csv, after line 0: byte 0xff is not UTF-8; save"),
+        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: 1 fields where the header has 2; complete the row or its"),
+        ('text,label\na,b\nd,"open', "in.csv, line 3: not CSV: unexpected end of data"),
+        ('text,label\n"open,c\nd,e\n"f",g\n', "in.csv, line 4: not CSV: ',' expected after '\"'"),
+        (b"text,label\na,b\ncaf\xe9,b\n", "in.csv, row 2: not UTF-8; save the file as UTF-8"),
+        ("text,label\na,b\n".encode("utf-16"), "in.csv, row 2: not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_a_bad_csv_is_refused_with_the_place(tmp_path, content, message):

@@ -1,0 +1,236 @@
+"""Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
+
+In: a path and the wanted columns. Out: :class:`TablePart`, values as they stand in the file: strings of CSV and TSV,
+Python's own types of Parquet. Rows count from 1, without the header and blank lines. A quote
+where none may be is an error where it would swallow rows. Files of lines that are split at blanks or tabs,
+without header or quotes, come by :func:`line_batches`.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from common.errors import DataError
+from common.publishing import file_xxh128
+from dataset.fasta.counts import SourceFile
+from dataset.fasta.read_ahead import ReadAhead, TextStream
+from dataset.fasta.reader import COMPRESSIONS
+
+_PARQUET = ".parquet"
+_SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)
+
+PART_ROWS = 4096
+_BLOCK_BYTES = 1 << 25
+"""Read at a time, and the longest row."""
+_NOWHERE = "\x1f"
+"""A delimiter that no line has."""
+
+Columns = dict[str, Sequence[Any]]
+"""The values of some rows by column; None is a missing one."""
+
+
+class TablePart(NamedTuple):
+    """Some rows of a table, with the number of the first."""
+
+    first_row: int
+    columns: Columns
+
+
+def is_table_name(path: Path) -> bool:
+    """Return whether the name ends like a table's."""
+    return path.name.lower().endswith(_SUFFIXES)
+
+
+class Table:
+    """One table, read once from first to last row.
+
+    Args:
+        path: the file.
+        wanted: for each column to read, the setting that names it, for messages; empty where none does.
+
+    Attributes:
+        finished: the file as it was read, once it was.
+    """
+
+    def __init__(self, path: Path, wanted: Mapping[str, str]) -> None:
+        self.finished: SourceFile | None = None
+        self._path = path
+        self._wanted = wanted
+        self._opened: ReadAhead | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file on disk that were read so far."""
+        return self._opened.bytes_read if self._opened else 0
+
+    def parts(self) -> Iterator[TablePart]:
+        """Yield the rows in order.
+
+        Raises DataError where the file can't be read, lacks a column, has no rows or rows of different lengths.
+        """
+        is_parquet = self._path.name.lower().endswith(_PARQUET)
+        num_rows = 0
+        try:
+            for batch in self._parquet() if is_parquet else self._text():
+                for start in range(0, batch.num_rows, PART_ROWS):
+                    yield TablePart(num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict())
+                num_rows += batch.num_rows
+        except OSError as error:
+            raise DataError(f"{self._path}: can't be read: {error.strerror or error}") from error
+        if not num_rows:
+            raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
+
+    def columns(self) -> Columns:
+        """All rows at once, of a small table; raises as :meth:`parts`."""
+        columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
+        for part in self.parts():
+            for name, values in part.columns.items():
+                columns[name] += values
+        return dict(columns)
+
+    def _text(self) -> Iterator[pa.RecordBatch]:
+        suffixes = [suffix.lower() for suffix in self._path.suffixes]
+        with ReadAhead(self._path) as raw:
+            self._opened = raw
+            for batch in text_batches(
+                io.BufferedReader(_EndedText(raw)), self._path, "\t" if ".tsv" in suffixes else ","
+            ):
+                self._check_columns(batch.schema.names)
+                yield batch.select(list(self._wanted))
+            self.finished = raw.source_file()
+
+    def _parquet(self) -> Iterator[pa.RecordBatch]:
+        try:
+            status = self._path.stat()
+            with pq.ParquetFile(self._path) as file:
+                self._check_columns(file.schema_arrow.names)
+                yield from file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
+        self.finished = SourceFile(
+            path=str(self._path.resolve()),
+            bytes=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            xxh128=file_xxh128(self._path),
+        )
+
+    def _check_columns(self, header: list[str]) -> None:
+        for name, setting in self._wanted.items():
+            if header.count(name) > 1:
+                where = f" ({setting})" if setting else ""
+                raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
+            if name not in header:
+                free = [column for column in header if column not in self._wanted] or header
+                near = (difflib.get_close_matches(name, free, n=1) or free)[0]
+                remedy = f": set {setting}, as --{setting} {shlex.quote(near)}" if setting else "; rename one"
+                raise DataError(f"{self._path}: no column {name!r}; it has {', '.join(map(repr, header))}{remedy}")
+
+
+def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:
+    """Batches of rows of a CSV or TSV, every column of strings; the first batch may be empty and has the header.
+
+    ``path`` is for messages. Raises DataError for rows of different lengths, a stray quote, and what is not UTF-8.
+    """
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    is_checked = False
+    for batch in _read(text, path, parse, has_header=True):
+        # Of a stray quote pyarrow makes a value that goes on to the next quote, over the ends of rows.
+        if not is_checked and _holds_line_breaks(batch):
+            _refuse_stray_quotes(path, delimiter)
+            is_checked = True
+        yield batch
+
+
+def line_batches(path: Path) -> Iterator[tuple[int, pa.StringArray]]:
+    """Number of the first line, from 1, and (n,) lines of a file, plain or compressed, without their ends.
+
+    Raises DataError where the file can't be read, or is not UTF-8.
+    """
+    parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
+    first = 1
+    try:
+        with ReadAhead(path) as raw:
+            for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
+                yield first, batch.column(0)
+                first += batch.num_rows
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+class _EndedText(TextStream):
+    """A file's text and one more line break, which a quote that is never closed then holds."""
+
+    _is_ended = False
+
+    def readinto(self, buffer) -> int:
+        size = super().readinto(buffer)
+        if not size and not self._is_ended:
+            buffer[:1], size, self._is_ended = b"\n", 1, True
+        return size
+
+
+def _read(
+    text: BinaryIO | io.BufferedIOBase, path: Path, parse: pacsv.ParseOptions, has_header: bool
+) -> Iterator[pa.RecordBatch]:
+    wrong_rows = []
+
+    def refuse(row: Any) -> str:
+        wrong_rows.append(row)
+        return "error"
+
+    parse.invalid_row_handler = refuse
+    read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=not has_header)
+    convert = pacsv.ConvertOptions(strings_can_be_null=False, null_values=[], default_column_type=pa.string())
+    try:
+        with pacsv.open_csv(text, read, parse, convert) as reader:
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+            yield from reader
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        if "Empty CSV" in str(error):
+            return
+        what = "row" if has_header else "line"
+        if wrong_rows and "\0" not in wrong_rows[0].text:
+            row = wrong_rows[0]
+            raise DataError(
+                f"{path}, row {row.number - 1}: {row.actual_columns} fields where the header has "
+                f"{row.expected_columns}; complete the row or its quotes, or put a text that holds the "
+                "separator in quotes"
+            ) from error
+        if "straddling" in str(error):
+            raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
+        found = re.search(r"Row #(\d+)", str(error))
+        place = f", {what} {int(found[1]) - has_header}" if found else ""
+        raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
+
+
+def _holds_line_breaks(batch: pa.RecordBatch) -> bool:
+    return any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
+
+
+def _refuse_stray_quotes(path: Path, delimiter: str) -> None:
+    """Read the file by Python's strict reader, which says where a quote is wrong."""
+    csv.field_size_limit(_BLOCK_BYTES)  # of the process; 131,072 characters by default, and texts may be longer
+    with ReadAhead(path) as raw:
+        text = io.TextIOWrapper(io.BufferedReader(TextStream(raw)), encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            for _ in reader:
+                pass
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: not CSV: {error}; a text that holds quotes stands in quotes, and "
+                "each quote in it is written twice"
+            ) from error
