@@ -50,7 +50,6 @@ class PackedBatch:
             special tokens. None in batches without structures.
         chains: (T,) int64, the chain of a structure that each token belongs to.
         labels: (N,) int64, the class that a sequence is conditioned on; -1 for none.
-        seeds: (N,) int64, of what a model draws for each sequence.
     """
 
     tokens: Tensor
@@ -65,7 +64,6 @@ class PackedBatch:
     coordinates: Tensor | None = None
     chains: Tensor | None = None
     labels: Tensor | None = None
-    seeds: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -151,7 +149,6 @@ class PackedBatch:
             coordinates=filled(self.coordinates, torch.nan),
             chains=filled(self.chains),
             labels=filled(self.labels, NO_LABEL),
-            seeds=filled(self.seeds),
         )
 
     def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
@@ -176,7 +173,6 @@ class PackedBatch:
             coordinates=None if self.coordinates is None else self.coordinates[by_token],
             chains=None if self.chains is None else self.chains[by_token],
             labels=None if self.labels is None else self.labels[by_sequence],
-            seeds=None if self.seeds is None else self.seeds[by_sequence],
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:

@@ -1,10 +1,9 @@
 """Generate sequences for backbone structures, by a trained sequence diffusion.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better; a model of
-latents has none, but a confidence), their recovery of the native residues, fixed ones included, and, with --known, the
-share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
-logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
-compare.
+For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their recovery
+of the native residues, fixed ones included, and, with --known, the share of residues in which they differ from the
+nearest known sequence; probabilities of each position as a table; and a logo beside the native sequence. A high
+recovery is not designability: fold the sequences with a folding model and compare.
 
 Positions of --fix and --tie count from 1, along the chain; in a complex, CHAIN:POSITION. Fixed ones keep the
 structure's residue. --tie A,B gives two chains of a complex the same residues.
@@ -104,8 +103,7 @@ def main(argv: list[str]) -> int:
             scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
-                    name, value = ("score", score) if np.isfinite(score) else ("confidence", design.confidence)
-                    values = {name: f"{value:.3f}"}
+                    values = {"score": f"{score:.3f}"}
                     if len(structure.chain_names) > 1:
                         lengths = np.bincount(structure.chains)
                         values["chains"] = ",".join(map("{}:{}".format, structure.chain_names, lengths))

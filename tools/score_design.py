@@ -55,8 +55,6 @@ def main(argv: list[str]) -> int:
         lengths = ", ".join(f"{each.id} {len(each.residues)}" for each in structures[:3])
         raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
     model, label = load_model(arguments)
-    if model.section.space == "latents":
-        raise ConfigError(f"{arguments.model}: a model of latents gives no likelihood; score by one of tokens")
 
     from inference.design.scoring import log_likelihoods, recovery
 

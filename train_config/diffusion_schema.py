@@ -78,13 +78,6 @@ class DiffusionSection(Section):
     """Masked diffusion of sequences (Sahoo et al. 2024, MDLM; Wang et al. 2024, DPLM): at time t in (0, 1] each residue
     is hidden with a probability that the schedule gives, and all are predicted at once."""
 
-    space: Literal["tokens", "latents"] = "tokens"
-    """What is noised. tokens: residues are hidden, as below; latents: Gaussian noise on the latents of an autoencoder,
-    with v-prediction (Salimans and Ho 2022)."""
-    autoencoder: str | None = None
-    """Run of the task autoencoder, or its export: whose latents. It is not trained further."""
-    self_condition: bool = False
-    """Give the model its own guess of the step before; in training for every second sequence (Chen et al. 2022)."""
     schedule: Literal["linear", "cosine"] = "linear"
     """Share of hidden residues at time t. linear: t; cosine: 1 - cos(t pi / 2)."""
     weighting: Literal["none", "linear", "elbo"] = "linear"
@@ -99,9 +92,3 @@ class DiffusionSection(Section):
     adapter_size: Channels = 256
     """Channels of the adapter's feed-forward (LM-Design, Zheng et al. 2023)."""
     encoder: StructureEncoderSection = StructureEncoderSection()
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> DiffusionSection:
-        if (self.space == "latents") != (self.autoencoder is not None):
-            raise ValueError("space latents and autoencoder go together: set both, or neither")
-        return self

@@ -26,7 +26,7 @@ from dataset.tokens.esm import MASK, cumulative_lengths, token_positions, tokeni
 from train_config.diffusion_schema import DiffusionSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
-_TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE, _SEED = range(11, 17)
+_TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE = range(11, 16)
 """Purposes of random bits (:func:`~dataset.batches.random_bits.keyed_bits`)."""
 _LEAST_SHARE = 1e-3
 
@@ -67,8 +67,7 @@ class StructureSource(BatchSource):
         targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8).view(np.int8).astype(np.int64)
         targets_T[hidden_M] = tokens_T[hidden_M]
         inputs_T = tokens_T.astype(np.int64)
-        if self._section.space == "tokens":
-            inputs_T[hidden_M] = MASK
+        inputs_T[hidden_M] = MASK
         coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
         batch = PackedBatch(
             tokens=torch.from_numpy(inputs_T),
@@ -82,7 +81,6 @@ class StructureSource(BatchSource):
             coordinates=torch.from_numpy(coordinates),
             chains=torch.from_numpy(chains),
             labels=torch.from_numpy(self._labels(epoch, records_N)),
-            seeds=torch.from_numpy((self._bits(_SEED, epoch, records_N) >> np.uint64(1)).astype(np.int64)),
         )
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
 
@@ -94,13 +92,10 @@ class StructureSource(BatchSource):
             coordinates=torch.full((batch.num_tokens, 4, 3), torch.nan),
             chains=torch.zeros_like(batch.tokens),
             labels=torch.full((1,), NO_LABEL),
-            seeds=torch.zeros(1, dtype=torch.int64),
         )
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
         """(N,) share of hidden residues, at a time drawn for each record."""
-        if self._section.space == "latents":  # noise hides, and all residues are judged
-            return np.ones(records_N.size)
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
         return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
 

@@ -22,7 +22,7 @@ from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.structures.store import Structure, StructureStore
 from inference.design.sampling import Request, generate
 from inference.design.scoring import log_likelihoods
-from model.tasks.diffusion import Diffusion
+from model.tasks.diffusion import SequenceDiffusion
 
 SHORT = 100
 """Residues up to which a protein is short, as in CATH's benchmark."""
@@ -62,7 +62,7 @@ class _Protein:
 
 
 def evaluate_designs(
-    model: Diffusion,
+    model: SequenceDiffusion,
     store: StructureStore,
     records: NDArray[np.int64],
     *,

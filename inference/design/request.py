@@ -18,7 +18,7 @@ from inference.exported import EXPORT_FOLDER
 from train_config.diffusion_schema import CaOnly, StructuresSection
 
 if TYPE_CHECKING:
-    from model.tasks.diffusion import Diffusion
+    from model.tasks.diffusion import SequenceDiffusion
 
 DIFFUSION_CONFIG = "structdiff_config.json"
 
@@ -74,7 +74,7 @@ def structures_of(options: DesignOptions) -> list[Structure]:
     return structures
 
 
-def load_model(options: ModelOptions) -> tuple[Diffusion, int]:
+def load_model(options: ModelOptions) -> tuple[SequenceDiffusion, int]:
     """The model on its device, and the number of the label.
 
     Raises ConfigError for an unknown label, ResourceError where there is no such device.
@@ -82,7 +82,7 @@ def load_model(options: ModelOptions) -> tuple[Diffusion, int]:
     import torch
 
     from dataset.packed_batch import NO_LABEL
-    from model.tasks.latent_diffusion import open_diffusion
+    from model.tasks.diffusion import open_diffusion
 
     model = open_diffusion(design_folder(options.model))
     if options.label is not None and options.label not in model.labels:

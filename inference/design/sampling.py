@@ -1,5 +1,4 @@
-"""Sequences for a structure, by denoising: from <mask> everywhere, some positions more are decided in each step; or
-from noise, latents that an autoencoder reads.
+"""Sequences for a structure, by denoising: from <mask> everywhere, more positions are decided in each step.
 
 In: a trained model and what is asked for. Out: sequences with the probabilities of each position when it was decided.
 A design depends on its own seed alone, not on what it shares a batch with.
@@ -9,7 +8,6 @@ Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino aci
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -24,8 +22,7 @@ from dataset.packed_batch import NO_LABEL, PackedBatch
 from dataset.structures.batches import hidden_share
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
-from model.tasks.diffusion import Diffusion, SequenceDiffusion
-from model.tasks.latent_diffusion import LatentDiffusion, Noisy
+from model.tasks.diffusion import SequenceDiffusion
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
 
@@ -40,7 +37,7 @@ class Request:
         omitted: letters that are not to be used.
         tied: groups of positions that get the same residue.
         label: number of the class, :data:`~dataset.packed_batch.NO_LABEL` for none.
-        temperature: of sampling; 0 takes the likeliest residue. Of latents, the scale of the noise, too.
+        temperature: of sampling; 0 takes the likeliest residue.
         steps: evaluations of the model.
         guidance: see :meth:`~model.tasks.diffusion.SequenceDiffusion.logits`.
         order: which positions are decided first: those that the model is surest of, or any.
@@ -72,15 +69,10 @@ class Design:
     probabilities: NDArray[np.float32]
     seed: int
 
-    @property
-    def confidence(self) -> float:
-        """Mean log-probability, in nats, of the likeliest residues, each when it was decided; 0 for a fixed one."""
-        return float(np.log(self.probabilities.max(axis=1).clip(1e-9)).mean())
-
 
 @torch.inference_mode()
 def generate(
-    model: Diffusion,
+    model: SequenceDiffusion,
     request: Request,
     number: int,
     *,
@@ -93,9 +85,11 @@ def generate(
     for start in range(0, number, at_once):
         seeds = range(start, min(start + at_once, number))
         drafts = _Drafts.begun(model, request, seed, seeds)
-        tokens, probabilities = (_denoised_tokens if model.section.space == "tokens" else _denoised_latents)(drafts)
-        for each, row, kept in zip(seeds, tokens.tolist(), probabilities.cpu().numpy(), strict=True):
-            yield Design("".join(VOCABULARY[token] for token in row), kept, each)
+        tokens, probabilities = _denoised(drafts)
+        for number_of_design, row, row_probabilities in zip(
+            seeds, tokens.tolist(), probabilities.cpu().numpy(), strict=True
+        ):
+            yield Design("".join(VOCABULARY[token] for token in row), row_probabilities, number_of_design)
 
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
@@ -132,7 +126,7 @@ class _Drafts:
         draws: randomness of each design.
     """
 
-    model: Diffusion
+    model: SequenceDiffusion
     request: Request
     batch: PackedBatch
     conditions: Tensor
@@ -141,7 +135,7 @@ class _Drafts:
     draws: list[torch.Generator]
 
     @classmethod
-    def begun(cls, model: Diffusion, request: Request, seed: int, seeds: range) -> _Drafts:
+    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: range) -> _Drafts:
         copies, device = len(seeds), next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))
@@ -169,20 +163,18 @@ class _Drafts:
         return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
 
 
-def _denoised_tokens(drafts: _Drafts) -> tuple[Tensor, Tensor]:
+def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
     """(copies, L) tokens and (copies, L, 20) probabilities, from <mask> everywhere."""
     model, request, hidden, groups_L = drafts.model, drafts.request, drafts.hidden, drafts.groups
-    assert isinstance(model, SequenceDiffusion)
     rows = drafts.inside(drafts.batch.tokens)  # a view: what is decided is seen by the next step
     rows.masked_fill_(hidden[:, groups_L], MASK)
     probabilities = _given(drafts)
-    num_hidden, guess_TK = int(hidden[0].sum()), None
+    num_hidden = int(hidden[0].sum())
     for step in range(request.steps):
         left = round(
             num_hidden * float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
         )
-        logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance, guess_TK)
-        guess_TK = logits_TK.softmax(-1) if model.section.self_condition else None
+        logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance)
         log_p, drawn, chance = drafts.drawn(amino_acid_logits(model, logits_TK))
         sure = log_p.gather(-1, drawn[..., None])[..., 0] if request.order == "confidence" else chance
         decided = hidden & _surest(sure.masked_fill(~hidden, -torch.inf), int(hidden[0].sum()) - left)
@@ -190,33 +182,6 @@ def _denoised_tokens(drafts: _Drafts) -> tuple[Tensor, Tensor]:
         now = decided[:, groups_L]
         rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
         probabilities[now] = log_p.exp()[:, groups_L][now]
-    return rows, probabilities
-
-
-def _denoised_latents(drafts: _Drafts) -> tuple[Tensor, Tensor]:
-    """The same from noise, by DDIM (Song et al. 2020); fixed positions keep the latents of the structure's sequence."""
-    model, request, groups_L = drafts.model, drafts.request, drafts.groups
-    assert isinstance(model, LatentDiffusion)
-    drafts.inside(drafts.batch.tokens).masked_fill_(drafts.hidden[:, groups_L], MASK)
-    given_TZ = model.latents(drafts.batch)
-    length, size = drafts.batch.max_seqlen, given_TZ.shape[1]
-    noise = [request.temperature * torch.randn(length, size, generator=each) for each in drafts.draws]
-    latents_TZ = torch.cat(noise).to(given_TZ.device)
-    is_free_T1 = torch.ones_like(given_TZ[:, :1])
-    drafts.inside(is_free_T1)[~drafts.hidden[:, groups_L]] = 0
-    clean_TZ = guess_TZ = torch.zeros_like(latents_TZ)
-    for step in range(request.steps):
-        now, after = (torch.full_like(is_free_T1, 1 - each / request.steps) * math.pi / 2 for each in (step, step + 1))
-        noisy = Noisy(latents_TZ, now.cos(), now.sin())
-        velocity_TZ = model.velocity(noisy, drafts.conditions, drafts.batch, guess_TZ, request.guidance)
-        clean_TZ = torch.lerp(given_TZ, noisy.clean(velocity_TZ), is_free_T1)
-        noise_TZ = noisy.sine * latents_TZ + noisy.cosine * velocity_TZ
-        latents_TZ = after.cos() * clean_TZ + after.sin() * noise_TZ
-        guess_TZ = clean_TZ if model.section.self_condition else guess_TZ
-    log_p, drawn, _ = drafts.drawn(model.residue_logits(clean_TZ)[:, _AMINO_ACID_IDS.to(clean_TZ.device)])
-    rows, probabilities, now = drafts.inside(drafts.batch.tokens), _given(drafts), drafts.hidden[:, groups_L]
-    rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
-    probabilities[now] = log_p.exp()[:, groups_L][now]
     return rows, probabilities
 
 

@@ -20,7 +20,7 @@ from dataset.packed_batch import NO_LABEL
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK
 from inference.design.sampling import amino_acid_logits, structure_batch
-from model.tasks.diffusion import Diffusion, SequenceDiffusion
+from model.tasks.diffusion import SequenceDiffusion
 
 DRAWS = 16
 """Shares of hidden residues that a likelihood is a mean over."""
@@ -28,7 +28,7 @@ DRAWS = 16
 
 @torch.inference_mode()
 def log_likelihoods(
-    model: Diffusion,
+    model: SequenceDiffusion,
     structure: Structure,
     sequences: Sequence[str],
     *,
@@ -37,9 +37,7 @@ def log_likelihoods(
     batch_tokens: int = 8192,
 ) -> NDArray[np.float64]:
     """(sequences,) mean log-likelihood of a residue, in nats, given the structure. Residues that are no amino acid are
-    not judged. A model of latents has no likelihood: NaN."""
-    if not isinstance(model, SequenceDiffusion):
-        return np.full(len(sequences), np.nan)
+    not judged."""
     length = len(structure.residues)
     at_once = max(1, batch_tokens // (length + 2))
     random = torch.Generator().manual_seed(0)  # the same places for every sequence, so that scores compare

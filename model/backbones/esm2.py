@@ -56,16 +56,10 @@ class EsmBackbone(PackedBackbone):
     def _features(self, batch: PackedBatch) -> Tensor:
         return self._hidden_states(batch, {self.num_layers})[self.num_layers]
 
-    def from_embeddings(self, embeddings_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """(T, D) features of embeddings in place of those of the batch's tokens."""
-        return self._hidden_states(batch, {self.num_layers}, embeddings_TD)[self.num_layers]
-
-    def _hidden_states(
-        self, batch: PackedBatch, layers: Set[int], embeddings_TD: Tensor | None = None
-    ) -> dict[int, Tensor]:
+    def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer
-        hidden_TD = self._embed(batch) if embeddings_TD is None else embeddings_TD
+        hidden_TD = self._embed(batch)
         layout = _layout(self.model, hidden_TD, batch)
         kept = {0: hidden_TD} if 0 in layers else {}
         for number, layer in enumerate(self.model.encoder.layer, start=1):

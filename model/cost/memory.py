@@ -95,9 +95,9 @@ def count_autoencoder_parameters(section: ModelSection) -> ParameterCount:
 
 def count_diffusion_parameters(section: ModelSection, num_labels: int) -> ParameterCount:
     """Parameters of sequence diffusion with this many classes to condition on; raises as the others do."""
-    from model.tasks.latent_diffusion import build_diffusion  # here: torch and transformers
+    from model.tasks.diffusion import SequenceDiffusion  # here: torch and transformers
 
-    return _counted(build_diffusion(section, 0, tuple(map(str, range(num_labels))), empty=True))
+    return _counted(SequenceDiffusion.build(section, 0, tuple(map(str, range(num_labels))), empty=True))
 
 
 def _is_plain_esm2(section: BackboneSection) -> bool:

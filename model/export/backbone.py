@@ -27,8 +27,7 @@ from model.export.exported_folder import exported_folder
 from model.export.model_card import example_text, model_card, opening_call, python_block
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
-from model.tasks.diffusion import Diffusion, SequenceDiffusion
-from model.tasks.latent_diffusion import LatentDiffusion
+from model.tasks.diffusion import SequenceDiffusion
 from model.tasks.masked_lm import MaskedLM
 
 _LONGEST_TOKENIZED = 1024
@@ -41,7 +40,7 @@ latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) te
 features, residue_logits = autoencoder.decode(latents)
 """
 
-_OPEN_DIFFUSION = """from model.tasks.latent_diffusion import open_diffusion
+_OPEN_DIFFUSION = """from model.tasks.diffusion import open_diffusion
 
 model = open_diffusion("FOLDER")
 """
@@ -77,7 +76,7 @@ def export(
         network = _huggingface_view(model)
         with quiet_transformers():
             network.save_pretrained(building)
-        if isinstance(model, ESM2Autoencoder | Diffusion):
+        if isinstance(model, ESM2Autoencoder | SequenceDiffusion):
             model.save(building)
         _write_tokenizer(tokenizer, building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
@@ -87,7 +86,7 @@ def export(
 
 def _huggingface_view(model: TaskModel) -> PreTrainedModel:
     """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
-    if isinstance(model, ESM2Autoencoder | LatentDiffusion):
+    if isinstance(model, ESM2Autoencoder):
         network: PreTrainedModel = model.backbone.model
         return network
     if not isinstance(model, MaskedLM | SequenceDiffusion):
@@ -111,9 +110,9 @@ def _card(model: TaskModel, network: PreTrainedModel, text: str, facts: Mapping[
     size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
     opener, call = opening_call(network, '"FOLDER"')
     lines = {"opener": opener, "call": call, "text": text}
-    if isinstance(model, Diffusion):
+    if isinstance(model, SequenceDiffusion):
         description = (
-            f"# Sequences for a structure\n\nDiffusion of {model.section.space} on {family} with {size}, conditioned "
+            f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
             "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
         )
         opening = (

@@ -12,14 +12,15 @@ encoder, K tokens of the vocabulary.
 from __future__ import annotations
 
 import json
-from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.errors import DataError
 from dataset.packed_batch import PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
@@ -29,6 +30,7 @@ from model.structures.encoder import StructureEncoder
 from model.tasks.base import (
     TaskModel,
     TaskOutput,
+    load_own_weights,
     read_own_settings,
     save_own_weights,
     scalar_sums,
@@ -37,74 +39,33 @@ from model.tasks.base import (
 )
 from model.tasks.masked_lm import residue_metrics
 from train_config.diffusion_schema import DiffusionSection
-from train_config.schema import ModelSection
+from train_config.schema import BackboneSection, ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
 _FORMAT_VERSION = 1
 
 
-class Diffusion(TaskModel, ABC):
-    """What both spaces share: the conditions.
-
-    Args:
-        backbone: denoiser, or a part of it.
-        section: settings.
-        labels: names of the classes that sequences may be conditioned on.
-    """
-
-    def __init__(self, backbone: PackedBackbone, section: DiffusionSection, labels: tuple[str, ...]) -> None:
-        super().__init__()
-        self.backbone, self.section, self.labels = backbone, section, labels
-        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
-        self.label_embedding = nn.Embedding(len(labels) + 1, section.encoder.hidden_size)  # 0 for none
-
-    def conditions(self, batch: PackedBatch) -> Tensor:
-        """(T, H): features of the structures of a batch, and of its labels."""
-        assert batch.labels is not None
-        return self.structure_encoder(batch) + self.label_embedding(batch.labels + 1)[batch.segment_ids()]
-
-    def no_conditions(self, batch: PackedBatch) -> Tensor:
-        """(T, H): the same of sequences without structures and labels."""
-        nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
-        return nothing.expand(batch.num_tokens, -1)
-
-    def save(self, folder: Path) -> None:
-        """Write all but the backbone to ``folder``: weights, settings and labels."""
-        save_own_weights(self.own_state(), folder / WEIGHTS_FILE)
-        settings = {
-            "format_version": _FORMAT_VERSION,
-            "diffusion": self.section.model_dump(mode="json"),
-            "labels": self.labels,
-        }
-        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-    def own_state(self) -> dict[str, Tensor]:
-        """Weights of all but the networks that are saved beside."""
-        beside = ("backbone.", "lm_head.", "autoencoder.")
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(beside)}
-
-
-class SequenceDiffusion(Diffusion):
+class SequenceDiffusion(TaskModel):
     """Predicts hidden residues on packed batches.
 
     Args:
         backbone, lm_head: of a masked language model.
-        section, labels: see :class:`Diffusion`.
+        section: settings.
+        labels: names of the classes that sequences may be conditioned on.
     """
 
     def __init__(
         self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(backbone, section, labels)
-        self.lm_head = lm_head
+        super().__init__()
+        self.backbone, self.lm_head, self.section, self.labels = backbone, lm_head, section, labels
         channels = section.encoder.hidden_size
+        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
+        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
         )
-        self.embed_guess: nn.Linear | None = None
-        if section.self_condition:
-            self.embed_guess = nn.Linear(backbone.config.vocab_size, channels, bias=False)
 
     @classmethod
     def build(
@@ -126,8 +87,7 @@ class SequenceDiffusion(Diffusion):
         if self.backbone.residue_ids is not None:
             targets_M = self.backbone.residue_ids[targets_M]
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
-        guess_TK = self._own_guess(features_TD, conditions_TH, batch)
-        logits_MK = self._logits(features_TD, conditions_TH, batch, guess_TK, positions_M)
+        logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         weighted_M = losses_M
         if batch.weights is not None:
@@ -139,54 +99,61 @@ class SequenceDiffusion(Diffusion):
             "correct": (logits_MK.argmax(-1) == targets_M).sum().double(),
         }
         if not self.training:
-            logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, guess_TK, positions_M)
+            logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
             losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
             metrics["unconditional_loss"] = losses_M.sum(dtype=torch.float64)
         return TaskOutput(weighted_M.sum(), num_targets, metrics)
 
-    def logits(
-        self, batch: PackedBatch, conditions_TH: Tensor, guidance: float = 1.0, guess_TK: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, batch: PackedBatch, conditions_TH: Tensor, guidance: float = 1.0) -> Tensor:
         """(T, K) fp32 logits of every token.
 
         ``conditions_TH``: of :meth:`conditions`, which are the same in every step of a generation. ``guidance`` g:
         unconditional + g (conditional - unconditional), of logits (Ho and Salimans 2022, with their w = g - 1); 1 is
-        the conditional model. ``guess_TK``: probabilities of the step before, where the model was trained to take them.
+        the conditional model.
         """
         features_TD = self.backbone(batch)
-        conditional = self._logits(features_TD, conditions_TH, batch, guess_TK)
+        conditional = self._logits(features_TD, conditions_TH, batch)
         if guidance == 1.0:
             return conditional
-        unconditional = self._logits(features_TD, self.no_conditions(batch), batch, guess_TK)
+        unconditional = self._logits(features_TD, self.no_conditions(batch), batch)
         return unconditional + guidance * (conditional - unconditional)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
         values = scalar_sums(sums)
-        found = residue_metrics(values)
-        if found and "unconditional_loss" in values:
-            found["unconditional_loss"] = values["unconditional_loss"] / values["targets"]
-        return found
+        metrics = residue_metrics(values)
+        if metrics and "unconditional_loss" in values:
+            metrics["unconditional_loss"] = values["unconditional_loss"] / values["targets"]
+        return metrics
 
-    def _own_guess(self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch) -> Tensor | None:
-        """(T, K) probabilities that the model gives itself, for every second sequence; 0 for the others."""
-        if self.embed_guess is None:
-            return None
-        assert batch.seeds is not None
-        with torch.no_grad():
-            guess_TK = self._logits(features_TD, conditions_TH, batch).softmax(-1)
-        return guess_TK * (batch.seeds & 1)[batch.segment_ids(), None]
+    def conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): features of the structures of a batch, and of its labels."""
+        assert batch.labels is not None
+        return self.structure_encoder(batch) + self.label_embedding(batch.labels + 1)[batch.segment_ids()]
+
+    def no_conditions(self, batch: PackedBatch) -> Tensor:
+        """(T, H): the same of sequences without structures and labels."""
+        nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
+        return nothing.expand(batch.num_tokens, -1)
+
+    def save(self, folder: Path) -> None:
+        """Write all but the language model to ``folder``: weights, settings and labels."""
+        save_own_weights(self.own_state(), folder / WEIGHTS_FILE)
+        settings = {
+            "format_version": _FORMAT_VERSION,
+            "diffusion": self.section.model_dump(mode="json"),
+            "labels": self.labels,
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Weights of all but the language model, which is saved beside."""
+        beside = ("backbone.", "lm_head.")
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(beside)}
 
     def _logits(
-        self,
-        features_TD: Tensor,
-        conditions_TH: Tensor,
-        batch: PackedBatch,
-        guess_TK: Tensor | None = None,
-        positions_M: Tensor | None = None,
+        self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
     ) -> Tensor:
-        if self.embed_guess is not None and guess_TK is not None:
-            conditions_TH = conditions_TH + self.embed_guess(guess_TK.to(conditions_TH.dtype))
         adapted_TD = self.adapter(features_TD, conditions_TH, batch)
         if positions_M is not None:
             adapted_TD = adapted_TD.index_select(0, positions_M)
@@ -194,14 +161,35 @@ class SequenceDiffusion(Diffusion):
         return logits.float()
 
 
-def read_diffusion_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
+def open_diffusion(folder: str | Path) -> SequenceDiffusion:
+    """An exported model, in fp32 on the CPU, in evaluation mode.
+
+    Raises DataError (the folder holds none, one of another format version, or damaged files) or ConfigError (its
+    backbone is not known, or not in safetensors).
+    """
+    folder = Path(folder).expanduser().absolute()
+    section, labels = _read_settings(folder / CONFIG_FILE)
+    backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
+    with seeded(0):
+        model = SequenceDiffusion(backbone, head, section, labels)
+    load_own_weights(model, model.own_state(), folder / WEIGHTS_FILE)
+    return model.eval()
+
+
+def _read_settings(path: Path) -> tuple[DiffusionSection, tuple[str, ...]]:
     """Settings and labels of an exported model; raises DataError as :func:`~model.tasks.base.read_own_settings`."""
-    return read_own_settings(
-        path,
-        _FORMAT_VERSION,
-        "model of sequence diffusion",
-        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
-    )
+
+    def parse(settings: dict[str, Any]) -> tuple[DiffusionSection, tuple[str, ...]]:
+        section = dict(settings["diffusion"])
+        if section.pop("space", "tokens") != "tokens" or section.pop("self_condition", False):
+            raise DataError(
+                f"{path}: diffusion on latents, or with self-conditioning, is no longer run: train another model with "
+                "train_config/structdiff.yaml, or use the version of Esmeray that made this one"
+            )
+        section.pop("autoencoder", None)  # of exports of earlier versions, as the two above
+        return DiffusionSection.model_validate(section), tuple(settings["labels"])
+
+    return read_own_settings(path, _FORMAT_VERSION, "model of sequence diffusion", parse)
 
 
 class _Adapter(nn.Module):

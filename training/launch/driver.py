@@ -348,9 +348,6 @@ def with_absolute_paths(config: Config, run: RunFolder) -> Config:
         changes["data"] = changes.get("data", {}) | {"predictions": predictions}
     if (folder := Path(backbone.source).expanduser()).is_dir():
         changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
-    if (autoencoder := config.model.diffusion.autoencoder) is not None:
-        found = {"autoencoder": str(Path(autoencoder).expanduser().resolve())}
-        changes["model"] = changes.get("model", {}) | {"diffusion": config.model.diffusion.model_copy(update=found)}
     if (weights := config.model.classifier.label_weights) is not None:
         found = {"label_weights": str(Path(weights).expanduser().resolve())}
         changes["model"] = changes.get("model", {}) | {"classifier": config.model.classifier.model_copy(update=found)}

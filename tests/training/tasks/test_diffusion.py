@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 
 from dataset.structures.store import Structure
 from inference.design.sampling import Request, generate
-from model.tasks.latent_diffusion import LatentDiffusion, open_diffusion
+from model.tasks.diffusion import open_diffusion
 from run_folder.metrics_log import read_metrics
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
-from tests.structures import folds
 from tests.training.loop.test_two_workers import assert_shards_make_the_exported_weights, train_with
 from tests.training.loop.test_worker import assert_same_run, stop_after, train
 from train_config.schema import Config
@@ -56,51 +54,13 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, worker
 def test_a_stopped_run_goes_on_as_if_it_had_not_been_with_loader_processes_too(
     tmp_path: Path, process_group, loader_processes
 ):
-    own = {"model": {"diffusion": {"self_condition": True}}}
-    whole, path = diffusion_config(tmp_path / "whole", **own)
-    stopped, _ = diffusion_config(tmp_path / "stopped", **own, data={"num_workers": 2})
+    whole, path = diffusion_config(tmp_path / "whole")
+    stopped, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 2})
     assert train(whole, path).status == "finished"
     stop_after(stopped, path, 4)
     train(stopped, path)
     assert_same_run(stopped, whole)
     assert len(loader_processes) == 2 * 2, "two when it was begun and two when it was resumed"
-
-
-@pytest.fixture(scope="module")
-def latents(tmp_path_factory: pytest.TempPathFactory, process_group) -> dict[str, Any]:
-    """Settings of diffusion on the latents of an autoencoder that was trained for a few steps."""
-    folder = tmp_path_factory.mktemp("autoencoder")
-    fasta = folder / "folds.fasta"
-    fasta.write_text("".join(f">{fold.id}\n{fold.residues}\n" for fold in folds(60)))
-    changes = {"data": {"source": [str(fasta)]}, "training": {"max_steps": 60, "learning_rate": 1e-2}}
-    config = tiny_config(folder, **changes)
-    train(config, str(task_plan(config).prepare(run_folder(config).stores)))
-    space = {"space": "latents", "autoencoder": str(run_folder(config).path), "self_condition": True}
-    return {
-        "model": {"diffusion": space},
-        "training": {"max_steps": 60, "evaluate_every_steps": 20, "learning_rate": 5e-3},
-    }
-
-
-def test_latents_are_learnt_and_the_export_writes_sequences(latents, tmp_path: Path, process_group):
-    config, path = diffusion_config(tmp_path, **latents)
-    train(config, path)
-    first, *_, last = validations(config)
-    assert last["loss"] < 0.9 * first["loss"] and last["loss"] < last["unconditional_loss"]
-    model = open_diffusion(run_folder(config).export)
-    assert isinstance(model, LatentDiffusion) and model.section == config.model.diffusion
-    fold = folds(1)[0]
-    fixed = (0, 5, 6)
-    found = list(generate(model, Request(fold, fixed, omitted="C", steps=5, temperature=1.0), 4))
-    assert len({design.residues for design in found}) == 4
-    other = replace(fold, residues="".join(x if place in fixed else "W" for place, x in enumerate(fold.residues)))
-    assert (
-        found[0].residues
-        == next(generate(model, Request(other, fixed, omitted="C", steps=5, temperature=1.0), 1)).residues
-    )
-    for design in found:
-        assert [design.residues[place] for place in fixed] == [fold.residues[place] for place in fixed]
-        assert "C" not in [letter for place, letter in enumerate(design.residues) if place not in fixed]
 
 
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
@@ -125,12 +85,10 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", ["tokens", "latents"])
-def test_two_workers_match_one(space: str, latents, tmp_path: Path, process_group, worker_pair):
+def test_two_workers_match_one(tmp_path: Path, process_group, worker_pair):
     runs = {}
-    changes = {"model": latents["model"]} if space == "latents" else {}
     for workers in (1, 2):
-        runs[workers], path = diffusion_config(tmp_path / str(workers), **changes)
+        runs[workers], path = diffusion_config(tmp_path / str(workers))
         train_with(workers, runs[workers], path, worker_pair)
     assert train_losses(runs[2]) == pytest.approx(train_losses(runs[1]), rel=1e-5)
     expected, actual = exported_weights(runs[1]), exported_weights(runs[2])

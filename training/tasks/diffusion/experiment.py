@@ -12,16 +12,14 @@ from dataset.structures.batches import StructureSource
 from dataset.structures.predictions import predictions_of
 from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
 from model.tasks.base import TaskModel
-from model.tasks.latent_diffusion import LatentDiffusion, build_diffusion
+from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
-from training.tasks.residues.experiment import exported, measure_features
+from training.tasks.residues.experiment import exported
 
 LABELS_FILE = "diffusion_labels.json"
-_NORMALIZATION_TOKENS = 65536
 
 
 class DiffusionExperiment(Experiment):
@@ -62,15 +60,12 @@ class DiffusionExperiment(Experiment):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         config = trained.checkpoint.config()
         labels = tuple(json.loads((trained.checkpoint.path / LABELS_FILE).read_text(encoding="utf-8")))
-        return exported(build_diffusion(config.model, config.run.seed, labels), trained, folder, overwrite=overwrite)
+        return exported(
+            SequenceDiffusion.build(config.model, config.run.seed, labels), trained, folder, overwrite=overwrite
+        )
 
     def build_model(self) -> TaskModel:
-        return build_diffusion(self._section, self._seed, tuple(self._structures.manifest.label_names))
-
-    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
-        if isinstance(model, LatentDiffusion):
-            model.to(context.device)
-            measure_features(model, self.batches, _NORMALIZATION_TOKENS, context, control)
+        return SequenceDiffusion.build(self._section, self._seed, tuple(self._structures.manifest.label_names))
 
     def record_name(self, record: int) -> str:
         return self._structures.store.id(record)

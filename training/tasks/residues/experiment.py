@@ -15,7 +15,6 @@ from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import TaskModel
-from model.tasks.latent_diffusion import LatentDiffusion
 from model.tasks.masked_lm import MaskedLM
 from model.tasks.normalization import FeatureStatistics
 from run_folder.paths import RunFolder
@@ -93,7 +92,19 @@ class AutoencoderExperiment(ResidueExperiment):
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
         assert isinstance(model, ESM2Autoencoder)
         model.to(context.device)
-        measure_features(model, self.batches, self._section.autoencoder.normalization_tokens, context, control)
+        # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
+        statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
+        seen = 0
+        for step in self.batches.epoch(0):
+            for batch in step.batches:
+                model.measure(batch.to(context.device), statistics)
+            seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
+            if seen >= self._section.autoencoder.normalization_tokens:
+                break
+        sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
+        for index, tensor in enumerate(statistics.tensors):
+            tensor.copy_(sums[str(index)])
+        model.normalization.set(statistics)
 
 
 def exported(model: TaskModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
@@ -107,25 +118,3 @@ def exported(model: TaskModel, trained: TrainedState, folder: Path, *, overwrite
         model_card_facts=trained.facts,
         overwrite=overwrite,
     )
-
-
-def measure_features(
-    model: ESM2Autoencoder | LatentDiffusion,
-    batches: TrainingSteps,
-    tokens: int,
-    context: WorkerContext,
-    control: ControlGroup,
-) -> None:
-    """Fix the normalisation of features, or latents, from the first steps of the first epoch, all workers together."""
-    statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
-    seen = 0
-    for step in batches.epoch(0):
-        for batch in step.batches:
-            model.measure(batch.to(context.device), statistics)
-        seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
-        if seen >= tokens:
-            break
-    sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-    for index, tensor in enumerate(statistics.tensors):
-        tensor.copy_(sums[str(index)])
-    model.normalization.set(statistics)
