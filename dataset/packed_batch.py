@@ -6,9 +6,10 @@ Shape legend: T tokens in the batch (special tokens included), M tokens with a t
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,41 @@ IGNORED_TARGET = -100
 
 NO_LABEL = -1
 """Label of a sequence that is conditioned on no class."""
+
+TARGETS = "targets"
+"""Values to predict. By token: (T,) int64 ids or classes of residues; by sequence: (N,) int64 classes, or (N, C)
+float32 of yes, no and numbers. No loss is taken at :data:`IGNORED_TARGET`, nor at NaN."""
+WEIGHTS = "weights"
+"""By sequence, (N,) float32: how much each counts in the loss; without them all count alike."""
+FEATURES = "features"
+"""Outputs of a frozen backbone, in place of running it: by token (T, D) float32, or by sequence (N, D), pooled."""
+COORDINATES = "coordinates"
+"""By token, (T, 4, 3) float32: N, CA, C and O of each residue in Å; NaN where unknown and for special tokens."""
+CHAINS = "chains"
+"""By token, (T,) int64: the chain of a structure that each belongs to."""
+LABELS = "labels"
+"""By sequence, (N,) int64: the class that each is conditioned on, or :data:`NO_LABEL`."""
+
+
+class _Filler(NamedTuple):
+    """The value of a row that counts for nothing, as an integer and as a float."""
+
+    integer: int = 0
+    number: float = 0.0
+
+
+_FILLERS = {
+    TARGETS: _Filler(IGNORED_TARGET, torch.nan),
+    COORDINATES: _Filler(number=torch.nan),
+    LABELS: _Filler(NO_LABEL),
+}
+"""Fillers of names for which 0 would mean something."""
+
+
+def filler_value(name: str, dtype: torch.dtype) -> float:
+    """The value of a named tensor in rows that count for nothing."""
+    filler = _FILLERS.get(name, _Filler())
+    return filler.number if dtype.is_floating_point else filler.integer
 
 
 class BatchShape(NamedTuple):
@@ -38,18 +74,10 @@ class PackedBatch:
         max_seqlen: length in tokens of the longest sequence.
         positions: (T,) int64, position of each token in its own sequence, from 0.
         records: (N,) int64, index of each sequence in its store.
-        targets: what is to be predicted, or None. Token ids or classes of residues are (T,) int64; a class of each
-            sequence is (N,) int64; labels that are yes or no, and numbers, are (N, C) float32. No loss is taken where
-            an int64 target is :data:`IGNORED_TARGET`, nor at a float target that is NaN.
-        weights: (N,) float32, how much each sequence counts in the loss; None counts all alike.
-        features: what a frozen backbone made of the sequences before, in place of running it: (T, D) float32, or (N, D)
-            pooled in a batch :meth:`without_tokens`. None where the backbone is to run.
+        by_token: what a task adds for each token, (T, ...), by a name of this module.
+        by_sequence: what a task adds for each sequence, (N, ...), by a name of this module.
         target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for. Found
             while the batch is on the CPU, since looking for them on CUDA waits for the device.
-        coordinates: (T, 4, 3) float32, N, CA, C and O of each residue in Å; NaN where they are not known, and for
-            special tokens. None in batches without structures.
-        chains: (T,) int64, the chain of a structure that each token belongs to.
-        labels: (N,) int64, the class that a sequence is conditioned on; -1 for none.
     """
 
     tokens: Tensor
@@ -57,13 +85,9 @@ class PackedBatch:
     max_seqlen: int
     positions: Tensor
     records: Tensor
-    targets: Tensor | None = None
-    weights: Tensor | None = None
-    features: Tensor | None = None
+    by_token: Mapping[str, Tensor] = field(default_factory=dict)
+    by_sequence: Mapping[str, Tensor] = field(default_factory=dict)
     target_positions: Tensor | None = None
-    coordinates: Tensor | None = None
-    chains: Tensor | None = None
-    labels: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -82,14 +106,29 @@ class PackedBatch:
             torch.arange(self.num_sequences, device=lengths_N.device), lengths_N, output_size=self.num_tokens
         )
 
+    def named(self, name: str) -> Tensor | None:
+        """The tensor of this name, by token or by sequence; None where the batch has none."""
+        return self.by_token.get(name, self.by_sequence.get(name))
+
+    def adding(
+        self, by_token: Mapping[str, Tensor] | None = None, by_sequence: Mapping[str, Tensor] | None = None
+    ) -> PackedBatch:
+        """The same batch with more named tensors, or with others of these names."""
+        return replace(
+            self,
+            by_token={**self.by_token, **(by_token or {})},
+            by_sequence={**self.by_sequence, **(by_sequence or {})},
+        )
+
     def without_tokens(self) -> PackedBatch:
-        """The same sequences with no tokens: T is 0, and what is known of each stands in ``features``."""
+        """The same sequences with no tokens: T is 0, and what is known of each stands in ``by_sequence``."""
         return replace(
             self,
             tokens=self.tokens[:0],
             positions=self.positions[:0],
             cu_seqlens=torch.zeros_like(self.cu_seqlens),
             max_seqlen=0,
+            by_token={},
         )
 
     def pieces(self, count: int) -> list[PackedBatch]:
@@ -102,100 +141,98 @@ class PackedBatch:
         # Without tokens every sequence counts alike.
         sizes_N = [end - start for start, end in pairwise(starts)] if T else [1] * N
         bounds = _even_bounds(sizes_N, count)
-        return [self._part(start, end, starts) for start, end in pairwise(bounds)]
+        return [self._slice(start, end, starts) for start, end in pairwise(bounds)]
 
     def without_targets(self) -> PackedBatch:
         """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
-        first = self._part(0, 1, self.cu_seqlens.tolist())
-        targets = first.targets
-        if targets is not None:
-            targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else IGNORED_TARGET)
-        weights = None if first.weights is None else torch.zeros_like(first.weights)
-        return replace(first, targets=targets, weights=weights, records=first.records[:0])
+        first = self._slice(0, 1, self.cu_seqlens.tolist())
+        return replace(
+            first,
+            records=first.records[:0],
+            by_token=_not_counting(first.by_token),
+            by_sequence=_not_counting(first.by_sequence),
+        )
 
     def filled(self, shape: BatchShape) -> PackedBatch:
         """The same sequences, then fillers: where every batch has the same shape, one compiled graph takes all.
 
         Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones. They have no target, no weight
         and no record. ``target_positions`` and ``records`` stay as they are. Raises ValueError where the batch is
-        larger than the shape, or has a single token in every sequence.
+        larger than the shape.
         """
         T, N = self.num_tokens, self.num_sequences
         fillers = [*range(T + shape.max_seqlen, shape.num_tokens, shape.max_seqlen)]
         fillers += [shape.num_tokens] * (shape.num_sequences - N - len(fillers))
         ends = [*self.cu_seqlens.tolist(), *fillers]
         fits = T <= shape.num_tokens == ends[-1] and N <= shape.num_sequences == len(ends) - 1
-        if T == N or not fits or self.max_seqlen > shape.max_seqlen:
+        if not fits or self.max_seqlen > shape.max_seqlen:
             raise ValueError(f"a batch of {T} tokens in {N} sequences can't be filled to {shape}")
-
-        def filled(tensor: Tensor | None, value: float = 0) -> Tensor | None:
-            """With more rows, for tokens or for sequences."""
-            if tensor is None:
-                return None
-            rows = shape.num_tokens - T if tensor.shape[0] == T else shape.num_sequences - N
-            return torch.cat([tensor, tensor.new_full((rows, *tensor.shape[1:]), value)])
-
-        nothing = torch.nan if self.targets is not None and self.targets.is_floating_point() else IGNORED_TARGET
-        positions = torch.arange(shape.num_tokens - T) % shape.max_seqlen
+        more_tokens, more_sequences = shape.num_tokens - T, shape.num_sequences - N
         return replace(
             self,
-            tokens=torch.cat([self.tokens, self.tokens.new_zeros(shape.num_tokens - T)]),
+            tokens=torch.cat([self.tokens, self.tokens.new_zeros(more_tokens)]),
             cu_seqlens=torch.tensor(ends, dtype=self.cu_seqlens.dtype),
             max_seqlen=shape.max_seqlen,
-            positions=torch.cat([self.positions, positions]),
-            targets=filled(self.targets, nothing),
-            weights=filled(self.weights),
-            features=filled(self.features),
-            coordinates=filled(self.coordinates, torch.nan),
-            chains=filled(self.chains),
-            labels=filled(self.labels, NO_LABEL),
+            positions=torch.cat([self.positions, torch.arange(more_tokens) % shape.max_seqlen]),
+            by_token=_with_fillers(self.by_token, more_tokens),
+            by_sequence=_with_fillers(self.by_sequence, more_sequences),
         )
 
-    def _part(self, start: int, end: int, starts: list[int]) -> PackedBatch:
+    def _slice(self, start: int, end: int, starts: list[int]) -> PackedBatch:
         """Sequences ``start`` to ``end``; their target positions are not known."""
-        N, T = self.num_sequences, self.num_tokens
-        by_sequence, by_token = slice(start, end), slice(starts[start], starts[end])
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            """Rows of tokens or of sequences: where T is N, every sequence is a token and both are the same."""
-            return None if tensor is None else tensor[by_token if tensor.shape[0] == T != N else by_sequence]
-
+        sequences, tokens = slice(start, end), slice(starts[start], starts[end])
         lengths = [after - before for before, after in pairwise(starts[start : end + 1])]
         return PackedBatch(
-            tokens=self.tokens[by_token],
+            tokens=self.tokens[tokens],
             cu_seqlens=self.cu_seqlens[start : end + 1] - starts[start],
             max_seqlen=max(lengths),
-            positions=self.positions[by_token],
-            records=self.records[by_sequence],
-            targets=cut(self.targets),
-            weights=None if self.weights is None else self.weights[by_sequence],
-            features=cut(self.features),
-            coordinates=None if self.coordinates is None else self.coordinates[by_token],
-            chains=None if self.chains is None else self.chains[by_token],
-            labels=None if self.labels is None else self.labels[by_sequence],
+            positions=self.positions[tokens],
+            records=self.records[sequences],
+            by_token={name: tensor[tokens] for name, tensor in self.by_token.items()},
+            by_sequence={name: tensor[sequences] for name, tensor in self.by_sequence.items()},
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """The same batch with every tensor on ``device``."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of what another stream made from being used again before this one is through with it."""
-        for field in fields(self):
-            if isinstance(tensor := getattr(self, field.name), Tensor):
-                tensor.record_stream(stream)
+        self.map(lambda tensor: tensor.record_stream(stream))
 
     def pin_memory(self) -> PackedBatch:
         """The same batch in page-locked memory (what :class:`torch.utils.data.DataLoader` calls)."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self.map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function) -> PackedBatch:
-        moved = {
-            field.name: function(getattr(self, field.name))
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
-        }
-        return replace(self, **moved)
+    def map(self, function: Callable[[Any], Any]) -> PackedBatch:
+        """The same batch with ``function`` of every tensor in its place."""
+        return PackedBatch(
+            tokens=function(self.tokens),
+            cu_seqlens=function(self.cu_seqlens),
+            max_seqlen=self.max_seqlen,
+            positions=function(self.positions),
+            records=function(self.records),
+            by_token={name: function(tensor) for name, tensor in self.by_token.items()},
+            by_sequence={name: function(tensor) for name, tensor in self.by_sequence.items()},
+            target_positions=None if self.target_positions is None else function(self.target_positions),
+        )
+
+
+def _not_counting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with fillers for targets and weights."""
+    emptied = dict(tensors)
+    for name in (TARGETS, WEIGHTS):
+        if name in tensors:
+            emptied[name] = torch.full_like(tensors[name], filler_value(name, tensors[name].dtype))
+    return emptied
+
+
+def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """Each tensor with more rows, which count for nothing."""
+    return {
+        name: torch.cat([tensor, tensor.new_full((rows, *tensor.shape[1:]), filler_value(name, tensor.dtype))])
+        for name, tensor in tensors.items()
+    }
 
 
 def _even_bounds(sizes: list[int], count: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import EsmConfig, EsmForProteinFolding
 from transformers.models.esm.configuration_esm import get_default_vocab_list
 
-from dataset.packed_batch import IGNORED_TARGET, NO_LABEL, PackedBatch
+from dataset.packed_batch import CHAINS, COORDINATES, IGNORED_TARGET, LABELS, NO_LABEL, TARGETS, PackedBatch
 from dataset.tokens.esm import EOS, MASK, PAD, packed_from_tokens, sequence_lengths, tokenize_pieces
 from inference.folding.predictors import Predictor
 from model.tasks.diffusion import SequenceDiffusion
@@ -52,12 +51,13 @@ class PaddedBatches:
             tokens[row, hidden] = MASK
             coordinates[row, inside] = torch.from_numpy(found.coordinates)
         batch = packed_from_tokens(tokens.flatten().numpy(), sequence_lengths([range(longest)] * len(sequences)))
-        batch = replace(
-            batch,
-            targets=targets.flatten(),
-            coordinates=coordinates.flatten(0, 1),
-            chains=torch.zeros(tokens.numel(), dtype=torch.int64),
-            labels=torch.full((len(sequences),), NO_LABEL),
+        batch = batch.adding(
+            {
+                TARGETS: targets.flatten(),
+                COORDINATES: coordinates.flatten(0, 1),
+                CHAINS: torch.zeros(tokens.numel(), dtype=torch.int64),
+            },
+            {LABELS: torch.full((len(sequences),), NO_LABEL)},
         )
         return batch, sum(map(len, sequences))
 

@@ -8,8 +8,6 @@ Shape legend: T tokens, N sequences, D channels.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from dataset.batches.labelled import LabelledSource
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.embeddings.cache import FeatureStore
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import FEATURES, PackedBatch
 
 
 class FeatureSource(BatchSource):
@@ -42,7 +40,7 @@ class FeatureSource(BatchSource):
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
         rows = list(self._features.rows(self._hashes[records_N]))
-        return made._replace(batch=replace(made.batch, features=torch.from_numpy(np.concatenate(rows))))
+        return made._replace(batch=self._with_features(made.batch, torch.from_numpy(np.concatenate(rows))))
 
     def filler(self) -> PackedBatch:
         """Rows of zeros, one for each sequence or token of a filler."""
@@ -50,4 +48,9 @@ class FeatureSource(BatchSource):
         if self._pooled:
             filler = filler.without_tokens()
         rows = filler.num_sequences if self._pooled else filler.num_tokens
-        return replace(filler, features=torch.zeros(rows, self._features.channels))
+        return self._with_features(filler, torch.zeros(rows, self._features.channels))
+
+    def _with_features(self, batch: PackedBatch, features: torch.Tensor) -> PackedBatch:
+        if self._pooled:
+            return batch.adding(by_sequence={FEATURES: features})
+        return batch.adding(by_token={FEATURES: features})

@@ -8,7 +8,7 @@ Shape legend: T tokens, N sequences, C labels, R residues of the whole store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dataset.batches.cropping import Crop, CropCount, count_cropped, crop_starts, cropped_lengths, head_length
 from dataset.batches.sparse_targets import SparseTargets
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, WEIGHTS, PackedBatch, filler_value, has_target
 from dataset.tokens.esm import cumulative_lengths, token_positions
 from dataset.tokens.token_store import TokenStore
 
@@ -68,20 +68,24 @@ class LabelledSource(BatchSource):
 
     def filler(self) -> PackedBatch:
         """A sequence of two padding tokens, whose targets no loss looks at."""
-        targets: torch.Tensor | None = None
+        by_token: dict[str, torch.Tensor] = {}
+        by_sequence: dict[str, torch.Tensor] = {}
         if self._labels is not None:
-            shape = (2 if self._labels.per_residue else 1, *self._labels.targets.shape[1:])
-            dtype = torch.from_numpy(self._labels.targets[:0]).dtype
-            targets = torch.full(shape, torch.nan if dtype.is_floating_point else IGNORED_TARGET, dtype=dtype)
-        weighted = self._labels is not None and self._labels.weights is not None
+            no_targets = torch.from_numpy(self._labels.targets[:0])
+            rows = 2 if self._labels.per_residue else 1
+            value = filler_value(TARGETS, no_targets.dtype)
+            targets = no_targets.new_full((rows, *no_targets.shape[1:]), value)
+            (by_token if self._labels.per_residue else by_sequence)[TARGETS] = targets
+            if self._labels.weights is not None:
+                by_sequence[WEIGHTS] = torch.zeros(1)
         return PackedBatch(
             tokens=torch.tensor([self._tokens.pad] * 2),
             cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
             max_seqlen=2,
             positions=torch.arange(2),
             records=torch.empty(0, dtype=torch.int64),
-            targets=targets,
-            weights=torch.zeros(1) if weighted else None,
+            by_token=by_token,
+            by_sequence=by_sequence,
         )
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
@@ -122,11 +126,19 @@ class LabelledSource(BatchSource):
         self, batch: PackedBatch, lengths_N: NDArray[np.int64], residue_targets: list[NDArray[np.generic]]
     ) -> SourceBatch:
         """The batch with targets and weights, and what is counted of it."""
+        num_tokens = int(lengths_N.sum())
+        if self._labels is None:
+            return SourceBatch(batch, 0, num_tokens)
         records_N = batch.records.numpy()
-        targets, num_targets = self._targets(records_N, residue_targets)
-        weights = None if self._labels is None or self._labels.weights is None else self._labels.weights[records_N]
-        labelled = replace(batch, targets=targets, weights=None if weights is None else torch.from_numpy(weights))
-        return SourceBatch(labelled, num_targets, int(lengths_N.sum()))
+        if self._labels.weights is not None:
+            batch = batch.adding(by_sequence={WEIGHTS: torch.from_numpy(self._labels.weights[records_N])})
+        if self._labels.per_residue:
+            targets = torch.from_numpy(np.concatenate(residue_targets).astype(np.int64))
+            batch = batch.adding(by_token={TARGETS: targets})
+        else:
+            targets = torch.from_numpy(np.ascontiguousarray(self._labels.targets[records_N]))
+            batch = batch.adding(by_sequence={TARGETS: targets})
+        return SourceBatch(batch, int(has_target(targets).sum()), num_tokens)
 
     def _kept(self, records_N: Indices) -> NDArray[np.int64]:
         """(N,) tokens that cropping leaves of each record, without special ones."""
@@ -148,17 +160,6 @@ class LabelledSource(BatchSource):
         after = np.full(self._suffix.size, IGNORED_TARGET)
         inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
         return [before, *inner, after]
-
-    def _targets(self, records_N: Indices, per_residue: list[NDArray[np.generic]]) -> tuple[torch.Tensor | None, int]:
-        """The targets, and how many a loss looks at: sequences, or residues."""
-        if self._labels is None:
-            return None, 0
-        if self._labels.per_residue:
-            targets_T = np.concatenate(per_residue).astype(np.int64)
-            return torch.from_numpy(targets_T), int(np.count_nonzero(targets_T != IGNORED_TARGET))
-        targets_N = np.ascontiguousarray(self._labels.targets[records_N])
-        ignored_N = np.isnan(targets_N).all(-1) if targets_N.dtype.kind == "f" else targets_N == IGNORED_TARGET
-        return torch.from_numpy(targets_N), int(targets_N.shape[0] - np.count_nonzero(ignored_N))
 
 
 def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:

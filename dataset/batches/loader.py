@@ -23,7 +23,7 @@ from dataset.batches.loader_process import LoaderProcess
 from dataset.batches.masking import NO_TARGET
 from dataset.batches.preparation import PreparationSettings, PreparedBatch, prepare_batch
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
 from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, RESIDUE_TABLE, token_positions
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
@@ -43,7 +43,7 @@ def filler_batch() -> PackedBatch:
         max_seqlen=3,
         positions=torch.arange(3),
         records=torch.empty(0, dtype=torch.int64),
-        targets=torch.full((3,), IGNORED_TARGET),
+        by_token={TARGETS: torch.full((3,), IGNORED_TARGET)},
         target_positions=torch.empty(0, dtype=torch.int64),
     )
 
@@ -78,7 +78,7 @@ class ResidueSource(BatchSource):
             max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
             positions=torch.from_numpy(token_positions(cu_seqlens)),
             records=torch.from_numpy(records_N.copy()),
-            targets=torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64)),
+            by_token={TARGETS: torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64))},
             target_positions=None if positions_M is None else torch.from_numpy(positions_M),
         )
         num_targets = np.count_nonzero(prepared.targets != NO_TARGET) if positions_M is None else positions_M.size

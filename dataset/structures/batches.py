@@ -8,7 +8,6 @@ Shape legend: T tokens, N sequences, L residues of one.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from dataset.batches.loader import filler_batch
 from dataset.batches.masking import NO_TARGET, chosen_places
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
-from dataset.packed_batch import NO_LABEL, PackedBatch
+from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch
 from dataset.structures.store import StructureStore
 from dataset.tokens.esm import MASK, cumulative_lengths, token_positions, tokenize_pieces
 from train_config.diffusion_schema import DiffusionSection
@@ -75,23 +74,30 @@ class StructureSource(BatchSource):
             max_seqlen=int(np.diff(cu_seqlens).max()),
             positions=torch.from_numpy(token_positions(cu_seqlens)),
             records=torch.from_numpy(records_N.copy()),
-            targets=torch.from_numpy(targets_T),
-            weights=torch.from_numpy(loss_weights(shares_N, self._section).astype(np.float32)),
+            by_token={
+                TARGETS: torch.from_numpy(targets_T),
+                COORDINATES: torch.from_numpy(coordinates),
+                CHAINS: torch.from_numpy(chains),
+            },
+            by_sequence={
+                WEIGHTS: torch.from_numpy(loss_weights(shares_N, self._section).astype(np.float32)),
+                LABELS: torch.from_numpy(self._labels(epoch, records_N)),
+            },
             target_positions=torch.from_numpy(hidden_M),
-            coordinates=torch.from_numpy(coordinates),
-            chains=torch.from_numpy(chains),
-            labels=torch.from_numpy(self._labels(epoch, records_N)),
         )
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
 
     def filler(self) -> PackedBatch:
         batch = filler_batch()
-        return replace(
-            batch,
-            weights=torch.zeros(1),
-            coordinates=torch.full((batch.num_tokens, 4, 3), torch.nan),
-            chains=torch.zeros_like(batch.tokens),
-            labels=torch.full((1,), NO_LABEL),
+        return batch.adding(
+            by_token={
+                COORDINATES: torch.full((batch.num_tokens, 4, 3), torch.nan),
+                CHAINS: torch.zeros_like(batch.tokens),
+            },
+            by_sequence={
+                WEIGHTS: torch.zeros(1),
+                LABELS: torch.full((1,), NO_LABEL),
+            },
         )
 
     def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:

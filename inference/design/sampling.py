@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataset.fasta.alphabet import AMINO_ACIDS
-from dataset.packed_batch import NO_LABEL, PackedBatch
+from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
 from dataset.structures.batches import hidden_share
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
@@ -94,8 +94,6 @@ def generate(
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
     """Sequences of a structure, of its length each, packed with its coordinates."""
-    from dataclasses import replace
-
     batch = pack_sequences(sequences)
     copies, length = len(sequences), len(structure.residues)
     coordinates = torch.full((copies, length + 2, 4, 3), torch.nan)
@@ -103,7 +101,8 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
     chains = torch.zeros(copies, length + 2, dtype=torch.int64)
     chains[:, 1:-1] = torch.from_numpy(structure.chains.astype(np.int64))
     labels = torch.full((copies,), label)
-    return replace(batch, coordinates=coordinates.flatten(0, 1), chains=chains.flatten(), labels=labels)
+    by_token = {COORDINATES: coordinates.flatten(0, 1), CHAINS: chains.flatten()}
+    return batch.adding(by_token, {LABELS: labels})
 
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:

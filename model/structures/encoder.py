@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
 from model.structures.geometry import (
     PAIR_FEATURES,
     RESIDUE_FEATURES,
@@ -42,15 +42,15 @@ class StructureEncoder(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(T, H) in the dtype of the weights."""
-        assert batch.coordinates is not None and batch.chains is not None
+        chains_T = batch.by_token[CHAINS]
         dtype = self.unknown.dtype
         with torch.no_grad():  # in fp32, whatever the weights are in
-            coordinates = batch.coordinates.float()
+            coordinates = batch.by_token[COORDINATES].float()
             known_T = known_residues(coordinates)
             atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
             neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
-            residues = residue_features(atoms, known_T, batch.chains, batch).to(dtype)
-            pairs = pair_features(atoms, neighbours, batch.chains).to(dtype)
+            residues = residue_features(atoms, known_T, chains_T, batch).to(dtype)
+            pairs = pair_features(atoms, neighbours, chains_T).to(dtype)
         hidden_TH, pairs_TkH = self.embed_residues(residues), self.embed_pairs(pairs)
         for layer in self.layers:
             if self._checkpointing:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from common.errors import DataError
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
 from model.backbones.base import PackedBackbone
 
 Settings = TypeVar("Settings")
@@ -100,9 +100,10 @@ def read_own_settings(path: Path, version: int, holds: str, parse: Callable[[dic
 
 def targets_of(batch: PackedBatch) -> Tensor:
     """The batch's targets; ValueError if it has none to train on."""
-    if batch.targets is None:
+    targets = batch.named(TARGETS)
+    if targets is None:
         raise ValueError("this task needs a batch with targets")
-    return batch.targets
+    return targets
 
 
 def target_positions(batch: PackedBatch) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dataset.labels.label_space import LabelSpace, predicted_positive
-from dataset.packed_batch import PackedBatch, has_target
+from dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch, has_target
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone, seeded
@@ -94,17 +94,18 @@ class Classifier(TaskModel):
         """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
 
         The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by
-        :meth:`pool`, for any pooling without weights. Raises ValueError (they have another shape).
+        :meth:`pool`, for any pooling without weights. Raises ValueError (the head takes no pooled ones).
         """
-        features = self.backbone(batch) if batch.features is None else batch.features
-        D = self.backbone.hidden_size
-        by_token, pooled = (batch.num_tokens, D), (batch.num_sequences, D)
-        taken = [by_token] if self.per_residue or self.light_attention is not None else [by_token, pooled]
-        if features.shape not in taken:
-            raise ValueError(f"features have shape {tuple(features.shape)}, not {' or '.join(map(str, taken))}")
-        if features.shape == by_token and not self.per_residue:
-            features = self.pool(features, batch)
-        outputs_MK = self.head(features)
+        features_MD = batch.by_sequence.get(FEATURES)
+        if features_MD is None:
+            features_MD = batch.by_token.get(FEATURES)
+            if features_MD is None:
+                features_MD = self.backbone(batch)
+            if not self.per_residue:
+                features_MD = self.pool(features_MD, batch)
+        elif self.per_residue or self.light_attention is not None:
+            raise ValueError("features of sequences were given, but this head takes those of tokens")
+        outputs_MK = self.head(features_MD)
         return outputs_MK if self.target_scale is None else self.target_scale(outputs_MK)
 
     def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
@@ -136,8 +137,9 @@ class Classifier(TaskModel):
             losses_M = self.loss(outputs_MK, targets)
         else:
             losses_M = self.loss(scale.standard(outputs_MK), scale.standard(targets))
-        if batch.weights is not None:
-            losses_M = losses_M * (batch.weights[batch.segment_ids()] if self.per_residue else batch.weights)
+        weights_N = batch.by_sequence.get(WEIGHTS)
+        if weights_N is not None:
+            losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
         known_M = has_target(targets)
         num_targets = known_M.sum()
         with torch.no_grad():

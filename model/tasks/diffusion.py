@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import DataError
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
@@ -89,9 +89,9 @@ class SequenceDiffusion(TaskModel):
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
         logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
-        weighted_M = losses_M
-        if batch.weights is not None:
-            weighted_M = losses_M * batch.weights[batch.segment_ids().index_select(0, positions_M)]
+        weights_N, weighted_M = batch.by_sequence.get(WEIGHTS), losses_M
+        if weights_N is not None:
+            weighted_M = losses_M * weights_N[batch.segment_ids().index_select(0, positions_M)]
         num_targets = torch.full((), positions_M.numel(), device=losses_M.device)
         metrics = {
             "targets": num_targets.double(),
@@ -128,8 +128,8 @@ class SequenceDiffusion(TaskModel):
 
     def conditions(self, batch: PackedBatch) -> Tensor:
         """(T, H): features of the structures of a batch, and of its labels."""
-        assert batch.labels is not None
-        return self.structure_encoder(batch) + self.label_embedding(batch.labels + 1)[batch.segment_ids()]
+        labels_N = batch.by_sequence[LABELS]
+        return self.structure_encoder(batch) + self.label_embedding(labels_N + 1)[batch.segment_ids()]
 
     def no_conditions(self, batch: PackedBatch) -> Tensor:
         """(T, H): the same of sequences without structures and labels."""

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.packed_batch import IGNORED_TARGET, BatchShape, PackedBatch, has_target
+from dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, BatchShape, PackedBatch, has_target
 
 LAYOUTS = ["tokens", "classes", "columns", "weighted", "token features", "pooled features", "none"]
 
@@ -13,24 +13,23 @@ LAYOUTS = ["tokens", "classes", "columns", "weighted", "token features", "pooled
 def batch_of(lengths: list[int], layout: str) -> PackedBatch:
     """Sequences of these lengths, every value its own."""
     T, N = sum(lengths), len(lengths)
-    targets = {"tokens": torch.arange(T) + 500, "columns": torch.arange(2.0 * N).reshape(N, 2), "none": None}
-    features = {"token features": torch.rand(T, 3), "pooled features": torch.rand(N, 3)}
+    by_token = {"tokens": {TARGETS: torch.arange(T) + 500}, "token features": {FEATURES: torch.rand(T, 3)}}
+    by_sequence = {
+        "classes": {TARGETS: torch.arange(N)},
+        "columns": {TARGETS: torch.arange(2.0 * N).reshape(N, 2)},
+        "weighted": {WEIGHTS: torch.rand(N)},
+        "pooled features": {FEATURES: torch.rand(N, 3)},
+    }
     batch = PackedBatch(
         tokens=torch.arange(T) + 1000,
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         max_seqlen=max(lengths),
         positions=torch.cat([torch.arange(length) for length in lengths]),
         records=torch.arange(N) + 7,
-        targets=targets.get(layout, torch.arange(N)),
-        weights=torch.rand(N) if layout == "weighted" else None,
-        features=features.get(layout),
+        by_token=by_token.get(layout, {}),
+        by_sequence=by_sequence.get(layout, {}),
     )
     return batch.without_tokens() if layout == "pooled features" else batch
-
-
-def joined(parts: list[PackedBatch], name: str) -> torch.Tensor | None:
-    values = [getattr(part, name) for part in parts]
-    return None if values[0] is None else torch.cat(values)
 
 
 @given(
@@ -40,9 +39,12 @@ def test_parts_put_together_are_the_batch(lengths, layout, count):
     batch = batch_of(lengths, layout)
     parts = batch.pieces(count)
     assert len(parts) == min(count, len(lengths))
-    for name in ("tokens", "positions", "records", "targets", "weights", "features"):
-        whole, together = getattr(batch, name), joined(parts, name)
-        assert (whole is None and together is None) or torch.equal(whole, together)
+    for name in ("tokens", "positions", "records"):
+        assert torch.equal(getattr(batch, name), torch.cat([getattr(part, name) for part in parts]))
+    for name, rows in batch.by_token.items():
+        assert torch.equal(rows, torch.cat([part.by_token[name] for part in parts]))
+    for name, rows in batch.by_sequence.items():
+        assert torch.equal(rows, torch.cat([part.by_sequence[name] for part in parts]))
     sizes = [part.cu_seqlens.diff() for part in parts]
     if len(parts) == 2:
         assert abs(parts[0].num_tokens - parts[1].num_tokens) <= max(lengths) or not batch.num_tokens
@@ -60,15 +62,13 @@ def test_part_without_targets_counts_for_nothing(layout):
     part = batch_of([4, 5], layout).without_targets()
     assert part.num_sequences == 1
     assert part.records.numel() == 0
-    if part.targets is not None and part.targets.is_floating_point():
-        assert part.targets.isnan().all()
-    elif part.targets is not None:
-        assert (part.targets == IGNORED_TARGET).all()
-    assert part.weights is None or part.weights.sum() == 0
+    targets, weights = part.named(TARGETS), part.named(WEIGHTS)
+    assert targets is None or not has_target(targets).any()
+    assert weights is None or weights.sum() == 0
 
 
 @given(
-    st.lists(st.integers(2, 40), min_size=1, max_size=8),
+    st.lists(st.integers(1, 40), min_size=1, max_size=8),
     st.sampled_from([layout for layout in LAYOUTS if layout != "pooled features"]),
     st.integers(0, 200),
 )
@@ -82,12 +82,14 @@ def test_filled_batch_is_the_batch_and_then_what_counts_for_nothing(lengths, lay
     assert sizes[:N] == lengths and sum(sizes) == T + more and max(sizes) <= 40 and min(sizes) >= 0
     assert torch.equal(filled.positions, torch.cat([torch.arange(size) for size in sizes]))
     assert torch.equal(filled.tokens[:T], batch.tokens) and torch.equal(filled.records, batch.records)
-    for name in ("targets", "weights", "features"):
-        before, after = getattr(batch, name), getattr(filled, name)
-        if before is not None:
-            assert torch.equal(after[: len(before)], before)
-            assert len(after) == (T + more if len(before) == T else N + 101)
-            assert not (has_target(after[len(before) :]) if name == "targets" else after[len(before) :]).any()
+    for before, after, rows in (
+        (batch.by_token, filled.by_token, T + more),
+        (batch.by_sequence, filled.by_sequence, N + 101),
+    ):
+        for name, tensor in before.items():
+            fillers = after[name][len(tensor) :]
+            assert torch.equal(after[name][: len(tensor)], tensor) and len(after[name]) == rows
+            assert not (has_target(fillers) if name == TARGETS else fillers).any()
 
 
 @pytest.mark.parametrize("shape", [(8, 9, 9), (30, 3, 9), (30, 2, 9), (30, 9, 4)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
 from dataset.tokens.esm import MASK, pack_sequences
 from model.backbones.base import Checkpointing
 from model.tasks.autoencoder import ESM2Autoencoder
@@ -46,7 +46,7 @@ def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:
 def residue_batch(sequences: Sequence[str]) -> PackedBatch:
     """A batch whose residues are their own targets, as the autoencoder takes it."""
     batch = pack_sequences(sequences)
-    return dataclasses.replace(batch, targets=torch.where(batch.tokens >= 4, batch.tokens, IGNORED_TARGET))
+    return batch.adding({TARGETS: torch.where(batch.tokens >= 4, batch.tokens, IGNORED_TARGET)})
 
 
 def masked_batch(sequences: Sequence[str], shares: Sequence[float], seed: int = 0) -> PackedBatch:
@@ -58,14 +58,13 @@ def masked_batch(sequences: Sequence[str], shares: Sequence[float], seed: int = 
     return dataclasses.replace(
         batch,
         tokens=torch.where(hidden_T, MASK, batch.tokens),
-        targets=torch.where(hidden_T, batch.tokens, IGNORED_TARGET),
+        by_token={TARGETS: torch.where(hidden_T, batch.tokens, IGNORED_TARGET)},
     )
 
 
 def without_targets(batch: PackedBatch) -> PackedBatch:
     """A filler: every token is ignored."""
-    assert batch.targets is not None
-    return dataclasses.replace(batch, targets=torch.full_like(batch.targets, IGNORED_TARGET))
+    return batch.adding({TARGETS: torch.full_like(batch.by_token[TARGETS], IGNORED_TARGET)})
 
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import ResourceError
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
 from dataset.tokens.esm import CLS, EOS, MASK, pack_sequences
 from model.parameter_groups import parameter_groups
 from model.tasks.masked_lm import MaskedLM
@@ -92,7 +92,7 @@ def _masked_batch() -> PackedBatch:
     residues = (batch.tokens != CLS) & (batch.tokens != EOS)
     masked = residues & (batch.positions % _MASKED_EVERY == 0)
     targets = torch.where(masked, batch.tokens, IGNORED_TARGET)
-    return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), targets=targets)
+    return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), by_token={TARGETS: targets})
 
 
 @contextmanager

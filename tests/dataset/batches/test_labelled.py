@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dataset.batches.labelled import LabelledSource, Labels
 from dataset.batches.steps import TrainingSteps
 from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import IGNORED_TARGET
+from dataset.packed_batch import IGNORED_TARGET, TARGETS, WEIGHTS, has_target
 from train_config.schema import BatchSection
 
 BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
@@ -56,8 +56,8 @@ def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths, w
             assert step.num_targets == sum(batch.records.numel() for batch in real)
             assert step.num_tokens == sum(batch.num_tokens for batch in real)
             for batch in real:
-                assert batch.targets.tolist() == [record % 7 for record in batch.records.tolist()]
-                assert batch.weights.tolist() == batch.records.tolist()
+                assert batch.named(TARGETS).tolist() == [record % 7 for record in batch.records.tolist()]
+                assert batch.named(WEIGHTS).tolist() == batch.records.tolist()
                 assert sequences(batch) == [whole(tokens, record) for record in batch.records.tolist()]
                 seen += batch.records.tolist()
     assert sorted(seen) == list(range(len(lengths)))
@@ -88,7 +88,8 @@ def test_labels_of_residues_follow_their_residues_through_the_crop(crop):
     made = next(source(Tokens(lengths), labels, max_length=6, crop=crop).batches([(0, np.array([1, 0]))]))
     inner = [4, 5, 6, 7, 8, 9] if crop == "start" else [4, 5, 6, 13, 14, 15]
     ignored = IGNORED_TARGET
-    assert made.batch.targets.tolist() == [ignored, *inner, ignored, ignored, ignored, 0, 1, 2, 3, ignored, ignored]
+    targets = made.batch.by_token[TARGETS].tolist()
+    assert targets == [ignored, *inner, ignored, ignored, ignored, 0, 1, 2, 3, ignored, ignored]
     assert made.num_targets == 10
 
 
@@ -96,7 +97,7 @@ def test_targets_that_are_not_known_are_not_counted():
     targets = np.array([[0.5, 1.0], [np.nan, np.nan], [2.0, np.nan]], dtype=np.float32)
     made = next(source(Tokens([3, 3, 3]), Labels(targets)).batches([(0, np.arange(3))]))
     assert made.num_targets == 2
-    assert made.batch.targets.shape == (3, 2)
+    assert made.batch.named(TARGETS).shape == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +115,12 @@ def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
     cut = source(Tokens([1, 1, 1, 1]), labels)
     filler, batch = (made.batch for made in cut.batches([None, (0, np.array([0]))]))
     assert filler.records.numel() == 0
+    assert filler.by_token.keys() == batch.by_token.keys()
+    assert filler.by_sequence.keys() == batch.by_sequence.keys()
     if labels is None:
-        assert filler.targets is batch.targets is None
+        assert filler.named(TARGETS) is None
         return
-    assert filler.targets.dtype == batch.targets.dtype
-    assert filler.targets.shape[1:] == batch.targets.shape[1:]
-    ignored = filler.targets.isnan() if filler.targets.is_floating_point() else filler.targets == IGNORED_TARGET
-    assert ignored.all()
-    assert (filler.weights is None) == (batch.weights is None)
+    assert filler.named(TARGETS).dtype == batch.named(TARGETS).dtype
+    assert filler.named(TARGETS).shape[1:] == batch.named(TARGETS).shape[1:]
+    assert not has_target(filler.named(TARGETS)).any()
+    assert not filler.by_sequence.get(WEIGHTS, torch.zeros(1)).any()

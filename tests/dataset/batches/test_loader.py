@@ -54,8 +54,7 @@ def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps
 
 
 def plain(batch: PackedBatch) -> tuple:
-    assert batch.targets is not None
-    tensors = (batch.tokens, batch.targets, batch.cu_seqlens, batch.positions, batch.records)
+    tensors = (batch.tokens, batch.by_token["targets"], batch.cu_seqlens, batch.positions, batch.records)
     return (batch.max_seqlen, *(tuple(tensor.tolist()) for tensor in tensors))
 
 
@@ -74,7 +73,7 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
         bounds = batch.cu_seqlens.tolist()
         for record, start, end in zip(batch.records.tolist(), bounds, bounds[1:], strict=False):
             assert record not in found
-            found[record] = (tuple(batch.tokens[start:end].tolist()), tuple(batch.targets[start:end].tolist()))
+            found[record] = tuple(tuple(rows[start:end].tolist()) for rows in (batch.tokens, batch.by_token["targets"]))
     return found
 
 
@@ -178,13 +177,14 @@ def test_training_crops_are_windows_of_their_sequence_and_move_with_the_epoch(st
 
 def test_tensors_have_the_types_and_shapes_of_a_packed_batch(store_path, split):
     for batch in (batch for step in training(store_path, split[0], 1).epoch(0) for batch in step):
-        assert [t.dtype for t in (batch.tokens, batch.positions, batch.records, batch.targets)] == [torch.int64] * 4
+        integers = (batch.tokens, batch.positions, batch.records, batch.by_token["targets"])
+        assert {tensor.dtype for tensor in integers} == {torch.int64}
         assert batch.cu_seqlens.dtype == torch.int32
         assert batch.cu_seqlens[-1] == batch.num_tokens <= BATCH.tokens
         assert batch.max_seqlen == batch.cu_seqlens.diff().max()
         assert (batch.tokens[batch.positions == 0] == CLS).all()
         assert (batch.tokens[(batch.cu_seqlens[1:] - 1).long()] == EOS).all()
-        assert torch.equal(batch.target_positions, (batch.targets != IGNORED_TARGET).nonzero()[:, 0])
+        assert torch.equal(batch.target_positions, (batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0])
         batch.tokens.add_(0)  # the tensors are the caller's own and may be written to
 
 
@@ -208,7 +208,7 @@ def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(store_path
 def test_filler_counts_for_nothing(store_path, split):
     filler = filler_batch()
     assert filler.records.numel() == 0
-    assert (filler.targets == IGNORED_TARGET).all()
+    assert (filler.by_token["targets"] == IGNORED_TARGET).all()
     more_workers_than_batches = training(store_path, split[0], rank=6, world_size=7)
     for step in more_workers_than_batches.epoch(0):
         assert [plain(batch) for batch in step] == [plain(filler)]

@@ -30,16 +30,17 @@ def made(store: StructureStore, records=RECORDS, epoch=0, training=True, max_len
 def test_a_record_is_the_same_in_any_batch_and_another_in_the_next_epoch(store: StructureStore):
     whole, alone = made(store), made(store, RECORDS[5:6])
     span = slice(int(whole.cu_seqlens[5]), int(whole.cu_seqlens[6]))
-    for name in ("tokens", "targets", "coordinates", "chains"):
-        torch.testing.assert_close(getattr(whole, name)[span], getattr(alone, name), rtol=0, atol=0, equal_nan=True)
-    assert whole.weights[5] == alone.weights[0]
+    assert torch.equal(whole.tokens[span], alone.tokens)
+    for name, rows in whole.by_token.items():
+        torch.testing.assert_close(rows[span], alone.by_token[name], rtol=0, atol=0, equal_nan=True)
+    assert whole.by_sequence["weights"][5] == alone.by_sequence["weights"][0]
     assert not torch.equal(made(store, RECORDS[5:6], epoch=1).tokens, alone.tokens)
 
 
 def test_hidden_residues_are_masked_and_are_the_targets(store: StructureStore):
     batch = made(store)
     assert torch.equal((batch.tokens == MASK).nonzero()[:, 0], batch.target_positions)
-    assert torch.equal((batch.targets != IGNORED_TARGET).nonzero()[:, 0], batch.target_positions)
+    assert torch.equal((batch.by_token["targets"] != IGNORED_TARGET).nonzero()[:, 0], batch.target_positions)
     many = [made(store, RECORDS, epoch, weighting="elbo") for epoch in range(40)]
     shares = torch.cat(
         [
@@ -49,7 +50,7 @@ def test_hidden_residues_are_masked_and_are_the_targets(store: StructureStore):
         ]
     )
     assert 0.4 < shares.mean() < 0.6 and shares.min() < 0.1 and shares.max() > 0.9
-    mean = sum(float((b.weights[b.segment_ids()][b.target_positions]).sum()) for b in many) / sum(
+    mean = sum(float((b.by_sequence["weights"][b.segment_ids()][b.target_positions]).sum()) for b in many) / sum(
         b.target_positions.numel() for b in many
     )
     assert mean == pytest.approx(1, abs=0.15)
@@ -61,18 +62,20 @@ def test_coordinates_are_those_of_the_window_with_noise_in_training_alone(store:
     for number in range(12):
         first = int(still.cu_seqlens[number]) + 1
         atoms, _, _ = store.atoms(number, 0, 20)
-        np.testing.assert_array_equal(still.coordinates[first : first + 20].numpy(), atoms.astype(np.float32))
+        np.testing.assert_array_equal(
+            still.by_token["coordinates"][first : first + 20].numpy(), atoms.astype(np.float32)
+        )
     special = torch.cat([still.cu_seqlens[:-1], still.cu_seqlens[1:] - 1]).long()
-    assert still.coordinates[special].isnan().all()
+    assert still.by_token["coordinates"][special].isnan().all()
     clean = made(store, drop_share=0.0, noise=0.0, max_length=20)
-    residual = (noisy.coordinates - clean.coordinates)[~clean.coordinates.isnan()]
+    residual = (noisy.by_token["coordinates"] - clean.by_token["coordinates"])[~clean.by_token["coordinates"].isnan()]
     assert 0.09 < residual.std() < 0.11
 
 
 def test_structures_are_dropped_at_the_rate_that_is_set_and_never_in_validation(store: StructureStore):
     def dropped(**settings) -> float:
         found = [made(store, epoch=epoch, **settings) for epoch in range(60)]
-        alone = [b.coordinates[b.cu_seqlens[:-1].long() + 1, 0, 0].isnan().float() for b in found]
+        alone = [b.by_token["coordinates"][b.cu_seqlens[:-1].long() + 1, 0, 0].isnan().float() for b in found]
         return float(torch.cat(alone).mean())
 
     assert dropped(drop_share=0.25) == pytest.approx(0.25, abs=0.06)
@@ -83,7 +86,9 @@ def test_pieces_and_fillers_keep_structures(store: StructureStore):
     batch = made(store)
     parts = batch.pieces(3)
     assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
-    torch.testing.assert_close(torch.cat([part.coordinates for part in parts]), batch.coordinates, equal_nan=True)
+    together = torch.cat([part.by_token["coordinates"] for part in parts])
+    torch.testing.assert_close(together, batch.by_token["coordinates"], equal_nan=True)
     source = StructureSource(store, DiffusionSection(), max_length=99, seed=0, training=True)
     (filler,) = source.batches([None])
-    assert filler.num_targets == 0 and filler.batch.coordinates.isnan().all() and filler.batch.labels.tolist() == [-1]
+    assert filler.num_targets == 0 and filler.batch.by_token["coordinates"].isnan().all()
+    assert filler.batch.by_sequence["labels"].tolist() == [-1]

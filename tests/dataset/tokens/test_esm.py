@@ -70,7 +70,7 @@ def test_packed_text_is_each_sequence_encoded_alone_whatever_the_text(texts):
     assert batch.tokens.tolist() == [token for ids in alone for token in ids]
     assert batch.cu_seqlens.diff().tolist() == [len(ids) for ids in alone]
     assert batch.cu_seqlens.dtype == torch.int32 and batch.cu_seqlens[0] == 0
-    assert batch.records.tolist() == list(range(len(texts))) and batch.targets is None
+    assert batch.records.tolist() == list(range(len(texts))) and not batch.by_token
     assert batch.positions.tolist() == [position for ids in alone for position in range(len(ids))]
     assert batch.max_seqlen == max(map(len, alone))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
 from inference.design.sampling import structure_batch
 from model.structures.encoder import StructureEncoder
 from model.structures.geometry import known_residues, nearest, residue_features
@@ -31,8 +31,8 @@ def packed(*structures) -> PackedBatch:
 
     alone = [structure_batch(each, [each.residues]) for each in structures]
     batch = pack_sequences([each.residues for each in structures])
-    joined = {name: torch.cat([getattr(b, name) for b in alone]) for name in ("coordinates", "chains", "labels")}
-    return replace(batch, **joined)
+    by_token = {name: torch.cat([each.by_token[name] for each in alone]) for name in (COORDINATES, CHAINS)}
+    return batch.adding(by_token, {LABELS: torch.cat([each.by_sequence[LABELS] for each in alone])})
 
 
 def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
@@ -48,8 +48,8 @@ def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
     batch, model = packed(*FOLDS), encoder()
     with torch.no_grad():
         still = model(batch)
-        found = model(replace(batch, coordinates=moved(batch.coordinates, seed)))
-        mirrored = model(replace(batch, coordinates=batch.coordinates * torch.tensor([1.0, 1, -1])))
+        found = model(batch.adding({COORDINATES: moved(batch.by_token[COORDINATES], seed)}))
+        mirrored = model(batch.adding({COORDINATES: batch.by_token[COORDINATES] * torch.tensor([1.0, 1, -1])}))
     scale = still.abs().max()
     torch.testing.assert_close(found, still, rtol=1e-4, atol=float(1e-4 * scale))
     assert (mirrored - still).abs().max() > 0.1 * scale
@@ -67,9 +67,9 @@ def test_packed_structures_give_what_each_gives_alone(neighbours: int):
 def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordinates(monkeypatch: pytest.MonkeyPatch):
 
     batch = packed(*FOLDS)
-    coordinates = batch.coordinates.clone()
+    coordinates = batch.by_token[COORDINATES].clone()
     coordinates[7] = torch.nan
-    batch = replace(batch, coordinates=coordinates)
+    batch = batch.adding({COORDINATES: coordinates})
     known = known_residues(coordinates)
     ca = coordinates[:, 1].nan_to_num()
     monkeypatch.setattr("model.structures.geometry._AT_ONCE", 1000)  # in many parts
@@ -95,9 +95,9 @@ def test_torsions_are_those_that_the_fold_was_built_with():
 
     blank = np.zeros(30, np.int8)
     batch = packed(Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",)))
-    known = known_residues(batch.coordinates)
-    filled = torch.where(known[:, None, None], batch.coordinates, 0.0)
-    rows = residue_features(filled, known, batch.chains, batch)[1:-1]
+    known = known_residues(batch.by_token[COORDINATES])
+    filled = torch.where(known[:, None, None], batch.by_token[COORDINATES], 0.0)
+    rows = residue_features(filled, known, batch.by_token[CHAINS], batch)[1:-1]
     torch.testing.assert_close(rows[1:, 0], torch.from_numpy(np.sin(phi[0, 1:])).float(), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows[:-1, 3], torch.from_numpy(np.cos(psi[0, :-1])).float(), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows[1:, 5], -torch.ones(29), rtol=0, atol=1e-4)
@@ -107,9 +107,9 @@ def test_torsions_are_those_that_the_fold_was_built_with():
 def test_residues_without_coordinates_get_the_learned_vector_and_a_gradient_reaches_all_weights():
 
     batch, model = packed(*FOLDS), encoder()
-    coordinates = batch.coordinates.clone()
+    coordinates = batch.by_token[COORDINATES].clone()
     coordinates[5:9] = torch.nan
-    out = model(replace(batch, coordinates=coordinates))
+    out = model(batch.adding({COORDINATES: coordinates}))
     assert torch.equal(out[5:9], model.unknown.expand(4, -1))
     out.square().sum().backward()
     assert all(weight.grad is not None for weight in model.parameters())

@@ -50,14 +50,14 @@ def test_latents_keep_the_scale_of_the_features_and_decoding_starts_small():
 def test_loss_is_the_weighted_sum_of_its_terms(batch):
     model = build({"feature_loss_weight": 2.0, "cosine_loss_weight": 0.5, "residue_loss_weight": 3.0})
     output = model(batch)
-    residues = batch.targets != -100
+    residues = batch.by_token["targets"] != -100
     with torch.no_grad():
         normal = model.normalization(model.backbone(batch))[residues]
         decoded = model.decoder(model.encoder(normal))
         logits = model.residue_head(decoded)
     squared = (decoded - normal).square().mean(-1)
     cosine = functional.cosine_similarity(decoded, normal, dim=-1)
-    residue = functional.cross_entropy(logits, batch.targets[residues], reduction="none")
+    residue = functional.cross_entropy(logits, batch.by_token["targets"][residues], reduction="none")
     expected = (2 * squared + 0.5 * (1 - cosine) + 3 * residue).sum()
     assert_near(output.loss_sum.detach(), expected)
     assert output.num_targets == 104 and output.loss_sum.dtype == torch.float32
@@ -67,7 +67,7 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     r2 = 1 - (decoded - normal).square().sum() / (normal - normal.mean(0)).square().sum()
     assert values["feature_r2"] == pytest.approx(r2.item(), rel=1e-5)
     assert values["feature_cosine"] == pytest.approx(cosine.mean().item(), rel=1e-5)
-    correct = logits.argmax(-1) == batch.targets[residues]
+    correct = logits.argmax(-1) == batch.by_token["targets"][residues]
     assert values["residue_recovery"] == pytest.approx(correct.float().mean().item())
     assert values["loss"] == pytest.approx(expected.item() / 104, rel=1e-5)
     assert values["compression_ratio"] == 4

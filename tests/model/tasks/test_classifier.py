@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
-from dataset.packed_batch import IGNORED_TARGET, PackedBatch, has_target
+from dataset.packed_batch import FEATURES, IGNORED_TARGET, TARGETS, WEIGHTS, PackedBatch, has_target
 from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import build_backbone
+from model.tasks.base import targets_of
 from model.tasks.classifier import Classifier
 from model.tasks.classifier_settings import check_pooling
 from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, random_sequences, segments
@@ -43,7 +44,12 @@ def with_targets(batch: PackedBatch, kind: str, seed: int = 0) -> PackedBatch:
     targets[4::5] = math.nan if targets.is_floating_point() else IGNORED_TARGET
     if kind == "per_residue":
         targets[batch.tokens < 4] = IGNORED_TARGET
-    return dataclasses.replace(batch, targets=targets)
+    alone = dataclasses.replace(batch, by_token={}, by_sequence={})
+    return alone.adding(**{place_of(kind): {TARGETS: targets}})
+
+
+def place_of(kind: str) -> str:
+    return "by_token" if kind == "per_residue" else "by_sequence"
 
 
 def labelled(kind: str, lengths=LENGTHS, seed: int = 0) -> PackedBatch:
@@ -58,8 +64,7 @@ def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:
         rows = (
             slice(*batch.cu_seqlens[index : index + 2].tolist()) if kind == "per_residue" else slice(index, index + 1)
         )
-        weights = None if batch.weights is None else batch.weights[index : index + 1]
-        alone.append(dataclasses.replace(place, tokens=tokens, targets=batch.targets[rows], weights=weights))
+        alone.append(dataclasses.replace(place, tokens=tokens, **{place_of(kind): {TARGETS: targets_of(batch)[rows]}}))
     return alone
 
 
@@ -91,7 +96,7 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
     model, batch = build(kind), labelled(kind)
     whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
     assert model.metrics(added(parts)) == pytest.approx(model.metrics(whole.metrics), rel=1e-5)
-    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
+    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(targets_of(batch)).sum()
     assert all(value.dtype == torch.float64 and not value.requires_grad for value in whole.metrics.values())
     assert whole.loss_sum.dtype == torch.float32 and whole.num_targets.dtype == torch.int64
 
@@ -100,18 +105,18 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
 def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
     model, batch = build(kind), labelled(kind)
     values, logits = model.metrics(model(batch).metrics), model.logits(batch)
-    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
-    known = batch.targets != IGNORED_TARGET
-    right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
+    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, targets_of(batch)).item(), rel=1e-5)
+    known = targets_of(batch) != IGNORED_TARGET
+    right = (logits.argmax(-1) == targets_of(batch))[known].float().mean().item()
     assert values["accuracy"] == pytest.approx(right)
 
 
 def test_metrics_of_labels_are_those_of_the_known_ones():
     model, batch = build("multilabel"), labelled("multilabel")
-    batch.targets[0, 0] = batch.targets[1, 2] = math.nan
-    values, logits, known = model.metrics(model(batch).metrics), model.logits(batch), ~batch.targets.isnan()
-    truth, called = batch.targets == 1, (logits > 0) & known
-    losses = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
+    targets_of(batch)[0, 0] = targets_of(batch)[1, 2] = math.nan
+    values, logits, known = model.metrics(model(batch).metrics), model.logits(batch), ~targets_of(batch).isnan()
+    truth, called = targets_of(batch) == 1, (logits > 0) & known
+    losses = functional.binary_cross_entropy_with_logits(logits, targets_of(batch), reduction="none")
     assert values["loss"] == pytest.approx(losses.nanmean(1).nanmean().item(), rel=1e-5)
     right = (called == truth).all(-1)[known.any(-1)]
     assert values["accuracy"] == pytest.approx(right.float().mean().item())
@@ -120,8 +125,8 @@ def test_metrics_of_labels_are_those_of_the_known_ones():
 
 def test_metrics_of_numbers_are_those_of_the_known_ones():
     model, batch = build("regression"), labelled("regression")
-    batch.targets[0, 1] = batch.targets[2, 0] = math.nan
-    outputs, targets = model.logits(batch), batch.targets
+    targets_of(batch)[0, 1] = targets_of(batch)[2, 0] = math.nan
+    outputs, targets = model.logits(batch), targets_of(batch)
     values, errors = model.metrics(model(batch).metrics), (outputs - targets).square()
     assert values["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
     assert values["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
@@ -131,7 +136,7 @@ def test_metrics_of_numbers_are_those_of_the_known_ones():
 
 def test_a_column_that_does_not_vary_has_no_r2():
     model, batch = build("regression"), labelled("regression", [5] * 8)
-    batch.targets[has_target(batch.targets), 1] = 3.3  # of seven, whose squares do not add up to the last bit
+    targets_of(batch)[has_target(targets_of(batch)), 1] = 3.3  # of seven, whose squares do not add up to the last bit
     assert "r2" not in model.metrics(model(batch).metrics)
 
 
@@ -142,8 +147,8 @@ def test_a_column_that_does_not_vary_has_no_r2():
 def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
     model = build(kind, pooling=pooling, head="mlp").train()
     batch = with_targets(batch_of_lengths(lengths), kind)
-    batch.targets.fill_(math.nan if batch.targets.is_floating_point() else IGNORED_TARGET)
-    output = model(dataclasses.replace(batch, weights=torch.zeros(len(lengths))))
+    targets_of(batch).fill_(math.nan if targets_of(batch).is_floating_point() else IGNORED_TARGET)
+    output = model(batch.adding(by_sequence={WEIGHTS: torch.zeros(len(lengths))}))
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
@@ -154,7 +159,7 @@ def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, poolin
 def test_weights_of_sequences_multiply_their_loss_and_nothing_else(kind):
     model, batch = build(kind), labelled(kind)
     weights = torch.tensor([2.0, 0.0, 0.5, 1.0, 3.0])
-    weighted = model(dataclasses.replace(batch, weights=weights))
+    weighted = model(batch.adding(by_sequence={WEIGHTS: weights}))
     plain = model(batch)
     parts = [model(one).loss_sum for one in one_by_one(batch, kind)]
     expected = sum(weight * loss for weight, loss in zip(weights, parts, strict=True))
@@ -167,19 +172,16 @@ def test_weights_of_sequences_multiply_their_loss_and_nothing_else(kind):
 def test_stored_features_give_the_same_as_the_backbone(pooling):
     model, batch = build(pooling=pooling), labelled("multiclass")
     features = model.backbone(batch)
-    for stored in (features, model.pool(features, batch)):
-        with_features = dataclasses.replace(batch, features=stored)
+    by_token, pooled = {FEATURES: features}, {FEATURES: model.pool(features, batch)}
+    for with_features in (batch.adding(by_token), batch.adding(by_sequence=pooled)):
         assert torch.equal(model.logits(with_features), model.logits(batch))
         assert torch.equal(model(with_features).loss_sum, model(batch).loss_sum)
 
 
-@pytest.mark.parametrize(
-    ("settings", "rows", "channels"),
-    [({}, 3, 32), ({}, 5, 31), ({"pooling": "light_attention"}, 5, 32), ({"kind": "per_residue"}, 5, 32)],
-)
-def test_features_of_another_shape_are_refused(settings, rows, channels):
-    batch = dataclasses.replace(labelled("multiclass"), features=torch.zeros(rows, channels))
-    with pytest.raises(ValueError, match=rf"features have shape \({rows}, {channels}\)"):
+@pytest.mark.parametrize("settings", [{"pooling": "light_attention"}, {"kind": "per_residue"}])
+def test_pooled_features_are_refused_by_heads_that_take_tokens(settings):
+    batch = labelled("multiclass").adding(by_sequence={FEATURES: torch.zeros(5, 32)})
+    with pytest.raises(ValueError, match="features of sequences"):
         build(**settings).logits(batch)
 
 
@@ -201,12 +203,12 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
 def test_targets_of_another_kind_are_refused():
     batch = labelled("multiclass")
     for kind, targets in (
-        ("multiclass", batch.targets.float()),
+        ("multiclass", targets_of(batch).float()),
         ("multilabel", torch.zeros(5, 2)),
-        ("per_residue", batch.targets),
+        ("per_residue", targets_of(batch)),
     ):
         with pytest.raises(ValueError, match=f"targets of {kind} must be"):
-            build(kind)(dataclasses.replace(batch, targets=targets))
+            build(kind)(batch.adding(**{place_of(kind): {TARGETS: targets}}))
     with pytest.raises(ValueError, match="needs a batch with targets"):
         build()(pack_sequences(["MKT"]))
 
@@ -243,7 +245,7 @@ def test_the_loss_at_a_fixed_seed_is_the_known_one(kind, loss):
 def test_a_step_never_waits_for_the_device(kind):
     pooling = "mean" if kind == "per_residue" else "light_attention"
     model, batch = build(kind, pooling=pooling).cuda().bfloat16(), labelled(kind)
-    batch = dataclasses.replace(batch, weights=torch.ones(len(LENGTHS))).to("cuda")
+    batch = batch.adding(by_sequence={WEIGHTS: torch.ones(len(LENGTHS))}).to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,15 +57,15 @@ def test_the_loss_is_the_weighted_sum_over_hidden_residues(batch: PackedBatch):
     with torch.no_grad():
         output = model(batch)
         logits = model.logits(batch, model.conditions(batch))
-        nothing = replace(batch, coordinates=torch.full_like(batch.coordinates, torch.nan))
+        nothing = batch.adding({"coordinates": torch.full_like(batch.by_token["coordinates"], torch.nan)})
         free = model.logits(nothing, model.conditions(nothing))
     places = batch.target_positions
-    losses = functional.cross_entropy(logits[places], batch.targets[places], reduction="none")
-    weights = batch.weights[batch.segment_ids()[places]]
+    losses = functional.cross_entropy(logits[places], batch.by_token["targets"][places], reduction="none")
+    weights = batch.by_sequence["weights"][batch.segment_ids()[places]]
     torch.testing.assert_close(output.loss_sum, (losses * weights).sum())
     metrics = model.metrics(output.metrics)
     assert metrics["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
-    free_loss = functional.cross_entropy(free[places], batch.targets[places])
+    free_loss = functional.cross_entropy(free[places], batch.by_token["targets"][places])
     assert metrics["unconditional_loss"] == pytest.approx(float(free_loss), rel=1e-5)
 
 
@@ -80,7 +79,7 @@ def test_guidance_is_a_line_through_both_predictions(batch: PackedBatch):
 
 def test_labels_change_the_prediction_and_none_is_as_in_a_model_without(batch: PackedBatch):
     model = trained(("helix", "barrel"))
-    labelled = replace(batch, labels=torch.zeros_like(batch.labels))
+    labelled = batch.adding(by_sequence={"labels": torch.zeros_like(batch.by_sequence["labels"])})
     with torch.no_grad():
         none, first = model.conditions(batch), model.conditions(labelled)
         torch.testing.assert_close(none, model.structure_encoder(batch) + model.label_embedding.weight[0])

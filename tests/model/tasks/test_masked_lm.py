@@ -50,14 +50,14 @@ def logits_alone(network, batch):
 
 def test_loss_and_metrics_are_those_of_all_targets(network, model, batch):
     output, logits = model(batch), logits_alone(network, batch)
-    wanted = batch.targets != -100
-    loss = functional.cross_entropy(logits[wanted], batch.targets[wanted], reduction="sum")
+    wanted = batch.by_token["targets"] != -100
+    loss = functional.cross_entropy(logits[wanted], batch.by_token["targets"][wanted], reduction="sum")
     assert_near(output.loss_sum, loss)
     assert output.num_targets == wanted.sum() and output.loss_sum.dtype == torch.float32
     values, mean = model.metrics(output.metrics), (loss / wanted.sum()).item()
     assert values["loss"] == pytest.approx(mean, rel=1e-5)
     assert values["perplexity"] == pytest.approx(math.exp(mean), rel=1e-4)
-    recovered = (logits.argmax(-1) == batch.targets)[wanted].float().mean().item()
+    recovered = (logits.argmax(-1) == batch.by_token["targets"])[wanted].float().mean().item()
     assert values["residue_recovery"] == pytest.approx(recovered)
 
 
@@ -65,7 +65,7 @@ def test_logits_are_computed_at_targets_alone(model, batch):
     rows = []
     model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[0]))
     model(batch)
-    assert rows == [int((batch.targets != -100).sum())]
+    assert rows == [int((batch.by_token["targets"] != -100).sum())]
 
 
 def test_output_weights_are_tied_to_the_embeddings(model, batch):

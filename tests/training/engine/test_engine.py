@@ -29,7 +29,7 @@ SEQUENCES = ["MKTAYIAKQR", "GAVLIPFW", "MSTNQDEHKRC"]
 def batch_with_targets():
     batch = pack_sequences(SEQUENCES)
     targets = torch.where((batch.tokens == CLS) | (batch.tokens == EOS), -100, batch.tokens)
-    return type(batch)(batch.tokens, batch.cu_seqlens, batch.max_seqlen, batch.positions, batch.records, targets)
+    return batch.adding({"targets": targets})
 
 
 def make_engine(stage: int, precision: str = "fp32", task: str = "masked_lm") -> TrainingEngine:

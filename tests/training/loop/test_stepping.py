@@ -5,7 +5,7 @@ import torch
 
 from common.errors import ResourceError
 from dataset.batches.steps import StepBatches
-from dataset.packed_batch import PackedBatch
+from dataset.packed_batch import TARGETS, PackedBatch
 from monitoring.sampling.memory_meter import MemoryMeter
 from train_config.monitoring_schema import MemoryGuardSection
 from training.engine.memory_guard import MemoryGuard, NewStartError
@@ -21,7 +21,7 @@ def batch_of(*lengths: int) -> PackedBatch:
         max_seqlen=max(lengths),
         positions=torch.cat([torch.arange(length) for length in lengths]),
         records=torch.arange(len(lengths)),
-        targets=torch.arange(T),
+        by_token={TARGETS: torch.arange(T)},
     )
 
 

@@ -24,7 +24,7 @@ from dataset.batches.steps import BatchSource, TrainingSteps, ValidationSteps
 from dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from dataset.labels.label_weights import read_label_weights
 from dataset.labels.store import LabelledStore, stage_sequences
-from dataset.packed_batch import PackedBatch, has_target
+from dataset.packed_batch import WEIGHTS, PackedBatch, has_target
 from dataset.tokens.base import open_tokenizer
 from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import decayed_rates
@@ -165,8 +165,8 @@ class ClassifierExperiment(Experiment):
             judged = has_target(targets)
             predicted.append(probabilities(logits[judged], kind).float().cpu())
             wanted.append(targets[judged].cpu())
-            if batch.weights is not None and kind != "per_residue":
-                weights.append(batch.weights[judged].cpu())
+            if WEIGHTS in batch.by_sequence and kind != "per_residue":
+                weights.append(batch.by_sequence[WEIGHTS][judged].cpu())
             return output
 
         sums = evaluate(engine, self.validation.steps(), control, stop_requested, predict)
