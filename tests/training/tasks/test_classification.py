@@ -412,7 +412,7 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
 
 def hit_rate(config: Config) -> float:
     samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
-    return samples[-1]["figures"]["worker/0/feature_cache_hit_rate"]
+    return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
 
 
 def test_random_windows_can_not_be_kept(table, tmp_path, process_group):
