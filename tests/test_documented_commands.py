@@ -17,7 +17,7 @@ from dataset.store.conversion import ensure_store
 from function.ontology import read_ontology
 from model.export.backbone import export
 from monitoring.gpu_log.writer import GpuLogWriter
-from monitoring.sampling.nvml import GpuSample
+from monitoring.sampling.nvml import GpuSample, NvmlDevices
 from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.generated import generate
@@ -42,6 +42,7 @@ TINY_CLASSIFIER = {
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
     "model": {"task": "classifier", "classifier": {"bootstrap": 20}},
 }
+GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "watch": ["--once"],
@@ -146,10 +147,9 @@ def write_data(folder: Path) -> None:
         outputs = {"mean": random_vectors(60, channels), "cls": random_vectors(60, channels)}
         make_embeddings(folder / name, outputs)
     write_table(folder / "proteins.csv", [("id", "location"), *((f"p{n}", "inside") for n in range(50))])
-    gpu = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
     with GpuLogWriter(folder / "gpus.csv") as log:
         for second in range(4):
-            log.append(float(second), "here", {}, [gpu])
+            log.append(float(second), [GPU])
 
 
 def write_structures(folder: Path) -> None:
@@ -187,12 +187,20 @@ def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
         csv.writer(file).writerows(rows)
 
 
+class OneGpu(NvmlDevices):
+    """NVML of a machine with a GPU."""
+
+    def read(self) -> list[GpuSample]:
+        return [GPU]
+
+
 @pytest.fixture
 def workspace(made, tmp_path, monkeypatch) -> Path:
     """A copy for one command, which may write there."""
     folder = tmp_path / "workspace"
     shutil.copytree(made, folder, symlinks=True)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("monitoring.gpu_log.recording.NvmlDevices", OneGpu)
     return folder
 
 

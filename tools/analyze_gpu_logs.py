@@ -1,12 +1,12 @@
 """Report utilisation, idle share, memory and throttling of a log of GPUs, and what to do about them.
 
-Reads a log of 'python -m tools gpu_monitor', or of nvidia-smi (below), draws it and prints a summary of each GPU.
+Reads a log of nvidia-smi (below), or of 'python -m tools gpu_monitor', draws it and prints a summary of each GPU.
 Throttling is detected from throttle reasons and from clocks.
 
 Examples:
   python -m tools analyze_gpu_logs --log gpu_log.csv --output gpu_log.png
   python -m tools analyze_gpu_logs --log gpu_log.csv --json findings.json
-  FIELDS=timestamp,index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw
+  FIELDS=timestamp,index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw
   FIELDS=$FIELDS,enforced.power.limit,clocks.sm,clocks.max.sm,clocks_event_reasons.active
   nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS > smi.csv
 """

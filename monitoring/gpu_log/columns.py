@@ -1,47 +1,47 @@
-"""Columns of a GPU log: Esmeray's own names, and those of ``nvidia-smi --query-gpu``."""
+"""Columns of a GPU log, which is CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from typing import NamedTuple
 
-from monitoring.sampling.nvml import GpuSample
 
-TIME, HOST, GPU, UUID, NAME = "time", "host", "gpu", "uuid", "name"
-GPU_METRICS = tuple(field.name for field in fields(GpuSample) if field.name not in ("index", UUID, NAME))
-HOST_METRICS = (
-    "cpu_percent",
-    "host_total_bytes",
-    "host_available_bytes",
-    "host_used_bytes",
-    "disk_read_bytes_per_s",
-    "disk_write_bytes_per_s",
-    "net_sent_bytes_per_s",
-    "net_received_bytes_per_s",
-    "watched_rss_bytes",
-    "watched_cpu_percent",
-)
-"""Columns of the whole machine, and (watched) of the processes given by ``--pid`` and their children."""
-COLUMNS = (TIME, HOST, GPU, UUID, NAME, *GPU_METRICS, *HOST_METRICS)
-"""Esmeray's own header, in order."""
-REQUIRED = (TIME, "util_percent", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    TIME: ("timestamp",),
-    GPU: ("index",),
-    UUID: ("gpu_uuid",),
-    NAME: ("gpu_name",),
-    "util_percent": ("utilization.gpu",),
-    "mem_util_percent": ("utilization.memory",),
-    "mem_used_bytes": ("memory.used",),
-    "mem_total_bytes": ("memory.total",),
-    "temperature_c": ("temperature.gpu",),
-    "power_w": ("power.draw", "power.draw.average", "power.draw.instant"),
-    "power_limit_w": ("enforced.power.limit", "power.limit"),
-    "sm_clock_mhz": ("clocks.sm", "clocks.current.sm", "clocks.gr", "clocks.current.graphics"),
-    "sm_clock_max_mhz": ("clocks.max.sm", "clocks.max.gr", "clocks.max.graphics"),
-    "memory_clock_mhz": ("clocks.mem", "clocks.current.memory"),
-    "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
+class Column(NamedTuple):
+    """nvidia-smi's name of a metric and the unit that it writes behind a value, with other names for the same."""
+
+    title: str
+    unit: str = ""
+    other_titles: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """``utilization.gpu [%]``."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+
+TIME, GPU, UUID, NAME = "time", "index", "uuid", "name"
+COLUMNS = {
+    TIME: Column("timestamp"),
+    GPU: Column("index"),
+    UUID: Column("uuid", other_titles=("gpu_uuid",)),
+    NAME: Column("name", other_titles=("gpu_name",)),
+    "util_percent": Column("utilization.gpu", "%"),
+    "mem_util_percent": Column("utilization.memory", "%"),
+    "mem_used_bytes": Column("memory.used", "MiB"),
+    "mem_total_bytes": Column("memory.total", "MiB"),
+    "temperature_c": Column("temperature.gpu"),
+    "power_w": Column("power.draw", "W", ("power.draw.average", "power.draw.instant")),
+    "power_limit_w": Column("enforced.power.limit", "W", ("power.limit",)),
+    "sm_clock_mhz": Column("clocks.current.sm", "MHz", ("clocks.sm", "clocks.gr", "clocks.current.graphics")),
+    "sm_clock_max_mhz": Column("clocks.max.sm", "MHz", ("clocks.max.gr", "clocks.max.graphics")),
+    "memory_clock_mhz": Column("clocks.current.memory", "MHz", ("clocks.mem",)),
+    "throttle_reasons": Column("clocks_event_reasons.active", "", ("clocks_throttle_reasons.active",)),
+    "ecc_corrected": Column("ecc.errors.corrected.volatile.total"),
+    "ecc_uncorrected": Column("ecc.errors.uncorrected.volatile.total"),
 }
-"""nvidia-smi's names, without the unit in brackets; of several the first one present is used."""
+"""By the metric's name in :class:`~monitoring.sampling.nvml.GpuSample`; of several titles the first present is read."""
+REQUIRED = (TIME, GPU, "util_percent", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
+FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
+"""Units in the metrics' own."""
 REASON_BITS = {
     "applications_clocks_setting": 0x2,
     "sw_power_cap": 0x4,
@@ -51,4 +51,4 @@ REASON_BITS = {
     "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80,
 }
-"""nvidia-smi's columns of one reason each (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""
+"""nvidia-smi's columns for a single reason (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""

@@ -1,4 +1,4 @@
-"""Memory, CPU, disk and network of the machine and of processes, by psutil.
+"""Memory, CPU, disk and network of the machine and of this process, by psutil.
 
 What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. In a
 container, memory is that of its cgroup where this is tighter than the machine's. Resident memory of a worker is summed
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,31 +74,18 @@ class HostSampler:
 
 
 class ProcessSampler:
-    """Reads processes (by default this one) and all that they started, each once."""
+    """Reads this process and all that it started. ``clock`` gives seconds; for tests."""
 
-    def __init__(
-        self, processes: Sequence[psutil.Process] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._processes = [psutil.Process()] if processes is None else list(processes)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process = psutil.Process()
         self._cpu = Rates(clock)
 
-    def running(self) -> list[psutil.Process]:
-        """Return those of the given processes that have not ended, zombies left out."""
-        found = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     def tree(self) -> dict[int, psutil.Process]:
-        """Return the running ones and all that they started, by id."""
-        found = {}
-        for process in self.running():
-            found[process.pid] = process
-            with contextlib.suppress(psutil.Error):  # it has ended since
-                found |= {child.pid: child for child in process.children(recursive=True)}
-        return found
+        """Return this process and all that it started, by id."""
+        processes = {self._process.pid: self._process}
+        with contextlib.suppress(psutil.Error):  # a child has ended meanwhile
+            processes |= {child.pid: child for child in self._process.children(recursive=True)}
+        return processes
 
     def read(self) -> dict[str, float]:
         """Return ``rss_bytes`` and ``cpu_percent`` (100 a core; not in the first reading), summed over the tree."""

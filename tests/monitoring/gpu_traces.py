@@ -5,7 +5,7 @@ says. All are noisy, by a seed.
 
 docs/img/gpu_analysis.png is made of the one with several troubles:
   python -m tests.monitoring.gpu_traces made_up_gpus.csv
-  python -m tools analyze_gpu_logs --log made_up_gpus.csv --output docs/img/gpu_analysis.png
+  esmeray profile log made_up_gpus.csv --profile.output docs/img/gpu_analysis.png
 """
 
 from __future__ import annotations
@@ -68,13 +68,12 @@ class Machine:
         known = {"mem_total_bytes": TOTAL_BYTES, "power_limit_w": LIMIT_W, "sm_clock_max_mhz": MAX_CLOCK_MHZ}
         with GpuLogWriter(path) as writer:
             for second in range(shape[1]):
-                host = {"cpu_percent": 30.0, "host_total_bytes": 512 * 2**30, "host_used_bytes": 112 * 2**30}
                 values = [{name: float(metrics[name][gpu, second]) for name in metrics} for gpu in range(shape[0])]
                 gpus = [
                     GpuSample(index, f"GPU-{index:04d}", "GPU with 80 GiB (made up)", **own, **known)  # type: ignore[arg-type]
                     for index, own in enumerate(values)
                 ]
-                writer.append(START_TIME + second + self.random.uniform(0, 0.02), "node", host, gpus)
+                writer.append(START_TIME + second + self.random.uniform(0, 0.02), gpus)
         return path
 
 

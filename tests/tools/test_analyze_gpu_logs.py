@@ -26,14 +26,12 @@ def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path)
 
 def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
     log = tmp_path / "log.csv"
-    log.write_text(
-        "time,gpu,gpu_util,mem_used_bytes,mem_total_bytes,temperature_c,power_w,sm_clock_mhz\n" + "1," * 7 + "1\n"
-    )
+    log.write_text("timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n1\n")
     outcome = command("analyze_gpu_logs", "--log", log)
     assert outcome.code == 3
     assert outcome.err.count("\n") == 1
-    assert "no column for util_percent or utilization.gpu (nearest: gpu_util)" in outcome.err
-    assert "The log has: time, gpu, gpu_util, mem_used_bytes" in outcome.err
+    assert "no column for utilization.gpu (nearest: utilization)" in outcome.err
+    assert "The log has: timestamp, index, utilization, memory.used" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 

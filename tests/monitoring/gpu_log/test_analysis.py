@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.image
-import numpy as np
 import pandas as pd
 import pytest
 
 from monitoring.gpu_log import plot
 from monitoring.gpu_log.analysis import GpuSummary, summarise
+from monitoring.gpu_log.columns import COLUMNS
 from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import read_gpu_log
 from tests.monitoring import gpu_traces
@@ -20,7 +20,9 @@ from tests.monitoring.gpu_traces import HW_THERMAL, LIMIT_W, MAX_CLOCK_MHZ, STAR
 
 def summaries(machine: Machine, folder: Path, without: Sequence[str] = ()) -> list[GpuSummary]:
     path = machine.write(folder / f"log-{len(list(folder.iterdir()))}.csv")
-    pd.read_csv(path, dtype=str).drop(columns=list(without)).to_csv(path, index=False)
+    if without:
+        table = pd.read_csv(path, dtype=str, skipinitialspace=True)
+        table.drop(columns=[COLUMNS[name].header for name in without]).to_csv(path, index=False)
     return summarise(read_gpu_log(path))
 
 
@@ -119,11 +121,7 @@ def test_log_of_few_samples_is_drawn_and_noted_as_such(tmp_path):
 
 def test_picture_of_a_long_log_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(plot, "_MOST_POINTS", 100)
-    path = tmp_path / "log.csv"
-    columns = {"time": np.arange(300.0), "gpu": 0, "util_percent": 95, "mem_used_bytes": 2**35}
-    more = {"mem_total_bytes": 2**36, "temperature_c": 60, "power_w": 300, "sm_clock_mhz": 1500}
-    pd.DataFrame(columns | more).to_csv(path, index=False)
-    log = read_gpu_log(path)
+    log = read_gpu_log(Machine().write(tmp_path / "log.csv"))
     draw_log(log, summarise(log), tmp_path / "long.png")
     height, width, _ = matplotlib.image.imread(tmp_path / "long.png").shape
     assert height > 600 and width > 1000
