@@ -3,7 +3,7 @@
 In: a path and the wanted columns. Out: :class:`TablePart`, values as they stand in the file: strings of CSV and TSV,
 Python's own types of Parquet. Rows count from 1, without the header and blank lines. A quote
 where none may be is an error where it would swallow rows. Files of lines that are split at blanks or tabs,
-without header or quotes, come by :func:`line_batches`.
+without header or quotes, come by :func:`numbered_lines`.
 """
 
 from __future__ import annotations
@@ -154,18 +154,20 @@ def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str)
         yield batch
 
 
-def line_batches(path: Path) -> Iterator[tuple[int, pa.StringArray]]:
-    """Number of the first line, from 1, and (n,) lines of a file, plain or compressed, without their ends.
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line of a file, plain or compressed, without its end.
 
     Raises DataError where the file can't be read, or is not UTF-8.
     """
     parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
-    first = 1
+    number = 0
     try:
         with ReadAhead(path) as raw:
             for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
-                yield first, batch.column(0)
-                first += batch.num_rows
+                for start in range(0, batch.num_rows, PART_ROWS):
+                    lines = batch.column(0).slice(start, PART_ROWS).to_pylist()
+                    yield from enumerate(lines, number + start + 1)
+                number += batch.num_rows
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
 

@@ -23,7 +23,8 @@ from scipy.sparse import csr_array
 
 from common.errors import DataError
 from common.text import counted
-from function.ontology import Aspect, Ontology, lines_of
+from dataset.table import numbered_lines
+from function.ontology import Aspect, Ontology
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def read_annotations(
     Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
     ``before``, where given. Raises DataError for a file that can't be read so, or where no annotation is left.
     """
-    if next((line for _, line in lines_of(path)), "").startswith("!"):
+    if next((line for _, line in numbered_lines(path)), "").startswith("!"):
         rows = _gaf(path, frozenset(evidence), since, before)
     else:
         rows = _rows(path, 2)
@@ -203,7 +204,7 @@ class _Lines:
 
 def _rows(path: Path, columns: int) -> Iterator[_Row]:
     """Line number and fields, split at blanks as cafaeval does."""
-    for number, line in lines_of(path):
+    for number, line in numbered_lines(path):
         row = line.split()
         if row and row[0] not in _HEADERS:
             if len(row) < columns:
@@ -214,8 +215,8 @@ def _rows(path: Path, columns: int) -> Iterator[_Row]:
 def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Iterator[_Row]:
     """Line number, protein and term of the annotations that pass (GO Annotation File, format 2.2)."""
     version = ""
-    for number, line in lines_of(path):
-        row = line.rstrip("\n").split("\t")
+    for number, line in numbered_lines(path):
+        row = line.split("\t")
         if line.startswith("!"):
             version = line.removeprefix(_GAF).strip() if line.startswith(_GAF) else version
         elif version != "2.2":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from common.errors import DataError
 from dataset.labels.label_space import LabelSpace
 from dataset.labels.values import weight
-from dataset.table import line_batches
+from dataset.table import numbered_lines
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
@@ -21,14 +21,13 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
     """
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)
-    for first, lines in line_batches(path.expanduser()):
-        for number, line in enumerate(lines.to_pylist(), first):
-            name, _, value = line.partition("\t")
-            try:
-                weights_C[codes.pop(name.strip())] = weight(value)
-            except KeyError:
-                problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
-                raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: {error}") from None
+    for number, line in numbered_lines(path.expanduser()):
+        name, _, value = line.partition("\t")
+        try:
+            weights_C[codes.pop(name.strip())] = weight(value)
+        except KeyError:
+            problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
+            raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
     return weights_C
