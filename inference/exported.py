@@ -15,7 +15,7 @@ from common.arguments import ToolArguments
 from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
 from model.export.exported_folder import CONFIG_FILE, read_settings
-from train_config.loading import load_config
+from train_config.loading import load_config, load_recorded
 from train_config.schema import Config
 from train_config.section import Overrides, Precision
 
@@ -41,7 +41,7 @@ def model_folder(source: str | Path) -> Path:
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that an exported classifier was trained with, overridden; the defaults where its folder has none."""
     path = model_folder(source) / "config.yaml"
-    return load_config(path if path.is_file() else None, overrides)
+    return load_recorded(path, overrides) if path.is_file() else load_config(None, overrides)
 
 
 def label_space_of(source: str | Path) -> LabelSpace:

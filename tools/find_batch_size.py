@@ -98,13 +98,13 @@ def _searched(
     """Return what was measured on what, the result, and the number of workers."""
     from cluster.placement import find, place_workers
     from run_folder.paths import RunFolder
-    from training.launch.driver import with_absolute_paths
+    from train_config.natures import with_absolute_paths
     from training.tasks.registry import task_plan
 
     # A run folder of this search alone, beside the runs: a classifier's tokenizer has to lie in one.
     run = RunFolder(config.run.storage_path, f"find_batch_size-{os.getpid()}")
     section = config.run.model_copy(update={"name": run.path.name})
-    config = with_absolute_paths(config.model_copy(update={"run": section}), run)
+    config = with_absolute_paths(config.model_copy(update={"run": section}))
     find(config.ray)
     try:
         task = task_plan(config)

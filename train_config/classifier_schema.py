@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from train_config.natures import END, PATH, UNSEEN
 from train_config.section import (
     Channels,
     NonNegativeFloat,
@@ -52,7 +53,7 @@ class LabelsSection(Section):
     split_column: str | None = None
     """Table: column of train, valid (or validation, val, dev) and test. labels_file: attribute of its headers with
     these values, such as SET of SET=train; VALIDATION=True turns train into valid."""
-    validation_source: list[str] = Field([])
+    validation_source: Annotated[list[str], UNSEEN] = Field([])
     """Labelled files to hold out, for split files."""
     unseen_labels: Literal["error", "skip"] = "error"
     """Labels of held-out records that no training record has. error: refuse; skip: leave these out, counted."""
@@ -135,12 +136,12 @@ class ClassifierSection(Section):
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: each class counts by the inverse of its share of the training records; of multilabel targets the
     positives of each label, by negatives / positives."""
-    label_weights: str | None = None
+    label_weights: Annotated[str | None, PATH] = None
     """TSV of label and weight, by which each label's loss counts (multilabel); labels that it lacks count 1."""
     best_metric: str = "auto"
     """Metric of the validation that chooses the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman
     (regression)."""
-    patience: PositiveInt | None = None
+    patience: Annotated[PositiveInt | None, END] = None
     """Evaluations without a better best_metric after which training stops."""
-    bootstrap: PositiveInt = 1000
+    bootstrap: Annotated[PositiveInt, UNSEEN] = 1000
     """Resamplings for the confidence intervals of a report."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from train_config.natures import PATH
 from train_config.section import Channels, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Share
 
 
@@ -13,7 +14,7 @@ class PredictionsSection(Section):
     """Predicted structures of sequences that have none of their own. With ``model`` they are predicted beside training,
     on Ray, in the order in which it wants them."""
 
-    folder: str | None = None
+    folder: Annotated[str | None, PATH] = None
     """Folder of predictions, as predict_structures makes it."""
     on_miss: Literal["error", "null", "wait"] = "error"
     """Sequences without a prediction. error: refuse; null: train without their structure; wait: until it is there, if

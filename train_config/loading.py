@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from common.text import did_you_mean, refusal
 from train_config.function_schema import FunctionConfig
 from train_config.processor import computes_bf16
+from train_config.recorded import current, renamed_hint
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
 from train_config.service_schema import ServiceConfig
@@ -44,6 +45,11 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
 
 
+def load_recorded(path: Path, overrides: Overrides | None = None) -> Config:
+    """Read the config that a run recorded, maybe with an earlier version, as :func:`load_config` does a user's own."""
+    return _load(Config, path, overrides or {}, "", recorded=True)
+
+
 def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
     """Read, merge and check the settings of a search, as :func:`load_config` does those of an experiment."""
     return _load(TuneConfig, path, overrides or {}, "tune.")
@@ -59,8 +65,12 @@ def load_function_config(path: str | Path | None, overrides: Overrides | None = 
     return _load(FunctionConfig, path, overrides or {}, "")
 
 
-def _load(schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str) -> Settings:
+def _load(
+    schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str, *, recorded: bool = False
+) -> Settings:
     settings, lines = _read(Path(path)) if path is not None else ({}, {})
+    if recorded:
+        settings = current(settings, path)
     for key, value in _without_sizes(overrides).items():
         _set(settings, key, value)
     try:
@@ -164,7 +174,7 @@ class _Problems:
             where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
-            return f"{where}: no such setting{did_you_mean(name, known)}"
+            return f"{where}: no such setting{renamed_hint(name) or did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
             return f"{where}: is empty: leave it out or name settings below it"
         return f"{where}: {message}" if name or overridden else message

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from train_config.classifier_schema import ClassifierSection, LabelsSection, LoraSection, TokenizerSection
 from train_config.diffusion_schema import DiffusionSection, PredictionsSection, StructuresSection
 from train_config.monitoring_schema import MemoryGuardSection, MonitoringSection
+from train_config.natures import END, FIXED, PATH, PATH_OR_NAME, SHIPPED_PATH, UNSEEN
 from train_config.section import (
     Channels,
     FolderName,
@@ -35,11 +36,11 @@ class RunSection(Section):
 
     name: FolderName = "esm2ae"
     """Name of the run and of its folder. The same name continues the run."""
-    storage_path: str = "runs"
+    storage_path: Annotated[str, UNSEEN, PATH] = "runs"
     """Folder that holds the runs; on a cluster, one that every node sees."""
-    resume: Literal["must", "allow", "never"] = "allow"
+    resume: Annotated[Literal["must", "allow", "never"], UNSEEN] = "allow"
     """must: continue or fail; allow: continue where there is a checkpoint; never: refuse a run that exists."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[NonNegativeInt, FIXED] = 0
     """Seed of weights, shuffling, cropping and masking."""
 
     @field_validator("storage_path")
@@ -79,28 +80,28 @@ class IngestSection(Section):
 class DataSection(Section):
     """From files to packed batches."""
 
-    source: list[str] = Field(["sample"], min_length=1)
+    source: Annotated[list[str], UNSEEN] = Field(["sample"], min_length=1)
     """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet, for diffusion PDB, mmCIF
     and BinaryCIF; folders or globs; or 'sample' for the embedded default."""
-    store: str | None = None
+    store: Annotated[str | None, UNSEEN] = None
     """Folder of the LMDB store. Default: made from the source, in the storage path."""
-    stage_dir: str | None = None
+    stage_dir: Annotated[str | None, UNSEEN, PATH] = None
     """Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."""
-    max_length: Tokens = 1022
+    max_length: Annotated[Tokens, FIXED] = 1022
     """Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in validation,
     and counted; for the classifier as data.crop says."""
-    crop: Literal["random", "start", "ends"] = "random"
+    crop: Annotated[Literal["random", "start", "ends"], FIXED] = "random"
     """Part of longer sequences that the classifier uses. random: a window, in validation the start; start; ends: half
     from the start and half from the end, for signals at a protein's ends, such as those of its location."""
-    validation_share: Share = 0.05
+    validation_share: Annotated[Share, FIXED] = 0.05
     """Share of distinct sequences held out, chosen by a hash of the sequence."""
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    num_workers: Annotated[int, Field(ge=0, le=1024), UNSEEN] = 1
     """Loader processes per training worker; 0 loads in the worker itself, as do kept features of a frozen backbone and
     data.predictions always."""
-    prefetch: Channels = 4
+    prefetch: Annotated[Channels, UNSEEN] = 4
     """Batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
-    labels: LabelsSection = LabelsSection()
+    labels: Annotated[LabelsSection, FIXED] = LabelsSection()
     structures: StructuresSection = StructuresSection()
     predictions: PredictionsSection = PredictionsSection()
     sample: SampleSection = SampleSection()
@@ -139,7 +140,7 @@ class BatchSection(Section):
 class BackboneSection(Section):
     """Network that gives each token a feature vector: ESM-2, ESM C or another encoder or decoder of transformers."""
 
-    source: str = "esm2_t6_8M"
+    source: Annotated[str, PATH_OR_NAME] = "esm2_t6_8M"
     """Local folder or hub name (weights are loaded), or a size with random weights: esm2_t6_8M, esm2_t12_35M,
     esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or bert, qwen2, llama or t5 with random weights
     of the size given by layers, hidden_size and heads."""
@@ -160,7 +161,7 @@ class BackboneSection(Section):
     lora: LoraSection = LoraSection()
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Each layer learns at this share of the rate of the one after it; 1 is the same rate for all."""
-    gradient_checkpointing: bool | Literal["selective"] = False
+    gradient_checkpointing: Annotated[bool | Literal["selective"], UNSEEN] = False
     """Recompute activations in the backward pass. true: all of a layer, for a fifteenth of their memory and a third
     more time; selective, for ESM-2: all but matrix products and attention, for 60 % of the memory, in a few percent
     more time."""
@@ -221,9 +222,9 @@ class ModelSection(Section):
 class TrainingSection(Section):
     """The optimisation."""
 
-    epochs: PositiveInt = 1
+    epochs: Annotated[PositiveInt, END] = 1
     """Passes over the training sequences."""
-    max_steps: PositiveInt | None = None
+    max_steps: Annotated[PositiveInt | None, END] = None
     """Optimizer steps after which to stop, in place of epochs."""
     learning_rate: PositiveFloat = 4e-4
     """Peak learning rate of AdamW."""
@@ -239,7 +240,7 @@ class TrainingSection(Section):
     """AdamW's decoupled weight decay; biases and norms are left out."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
-    precision: Precision = "bf16"
+    precision: Annotated[Precision, FIXED] = "bf16"
     """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is fp32 in each.
     On a processor without instructions for bf16, and without a GPU, fp32 is the default: bf16 is thirty times slower
     there."""
@@ -261,14 +262,14 @@ class TrainingSection(Section):
     """Packed batches, over all workers, that an evaluation looks at."""
     max_nonfinite_steps: PositiveInt = 5
     """Steps in a row with a NaN or infinite loss or gradient that end the run; fewer are skipped and counted."""
-    log_every_steps: PositiveInt = 1
+    log_every_steps: Annotated[PositiveInt, UNSEEN] = 1
     """Steps between lines of metrics.jsonl."""
-    gpu_log_interval: NonNegativeFloat = 5.0
+    gpu_log_interval: Annotated[NonNegativeFloat, UNSEEN] = 5.0
     """Seconds between samples of GPUs, host and worker, in the run's monitoring folder; 0 for none."""
-    cpu_memory_limit_mib: PositiveFloat | None = None
+    cpu_memory_limit_mib: Annotated[PositiveFloat | None, UNSEEN] = None
     """Memory that a worker's process may take on the CPU, MiB, where it stands in for a GPU's: beyond it the
     worker counts as out of memory."""
-    memory_guard: MemoryGuardSection = MemoryGuardSection()
+    memory_guard: Annotated[MemoryGuardSection, UNSEEN] = MemoryGuardSection()
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> TrainingSection:
@@ -282,12 +283,12 @@ class TrainingSection(Section):
 class DeepSpeedSection(Section):
     """DeepSpeed ZeRO."""
 
-    config: str = "train_config/zero2.yaml"
+    config: Annotated[str, UNSEEN, SHIPPED_PATH] = "train_config/zero2.yaml"
     """DeepSpeed's own settings as YAML. It may not have what Esmeray sets (batch sizes, precision, optimizer,
     clipping)."""
-    stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    stage: Annotated[Annotated[int, Field(ge=0, le=3)] | None, FIXED] = None
     """ZeRO stage 0 to 3, in place of the file's."""
-    offload_optimizer: bool = False
+    offload_optimizer: Annotated[bool, FIXED] = False
     """Keep the optimizer state in host memory (stages 1 to 3)."""
 
 
@@ -345,14 +346,14 @@ class Config(Section):
 
     run: RunSection = RunSection()
     data: DataSection = DataSection()
-    batch: BatchSection = BatchSection()
-    model: ModelSection = ModelSection()
+    batch: Annotated[BatchSection, FIXED] = BatchSection()
+    model: Annotated[ModelSection, FIXED] = ModelSection()
     training: TrainingSection = TrainingSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    ray: RaySection = RaySection()
-    wandb: WandbSection = WandbSection()
-    monitoring: MonitoringSection = MonitoringSection()
+    checkpoint: Annotated[CheckpointSection, UNSEEN] = CheckpointSection()
+    ray: Annotated[RaySection, UNSEEN] = RaySection()
+    wandb: Annotated[WandbSection, UNSEEN] = WandbSection()
+    monitoring: Annotated[MonitoringSection, UNSEEN] = MonitoringSection()
 
     @model_validator(mode="after")
     def _longest_sequence_fits(self) -> Config:

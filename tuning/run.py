@@ -29,7 +29,8 @@ from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar, status_line
 from common.publishing import write_atomically
 from run_folder.paths import RunFolder
-from train_config.loading import dump_config, load_config, load_tune_config
+from train_config.loading import dump_config, load_recorded, load_tune_config
+from train_config.natures import with_absolute_paths
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
 from training.checkpoints.resuming import differences, within
@@ -38,7 +39,6 @@ from training.launch.driver import (
     say,
     until_signal,
     warn,
-    with_absolute_paths,
 )
 from training.tasks.registry import task_plan
 from tuning.journal import TrialJournal
@@ -72,14 +72,14 @@ def tune(config: Config, search: TuneConfig, make_pool: Callable[..., Any] = Mea
     no configuration fits.
     """
     folder = SearchFolder(config.run.storage_path, search.name)
-    config = with_absolute_paths(config, folder)
+    config = with_absolute_paths(config)
     return until_signal(folder, lambda signals: _tune_locked(config, search, folder, signals, make_pool), "the search")
 
 
 def dry_run_tune(config: Config, search: TuneConfig) -> int:
     """Print the resolved search and the space; measure nothing."""
     folder = SearchFolder(config.run.storage_path, search.name)
-    _check_same(with_absolute_paths(config, folder), search, folder)
+    _check_same(with_absolute_paths(config), search, folder)
     space = make_space(config, search, resources_to_plan_with(config.ray))
     print(dump_config(search))
     print("\n".join(_space_lines(space, search)))
@@ -157,7 +157,7 @@ def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> Non
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return
     kept = {"keep_global_tokens": load_tune_config(folder.tune).keep_global_tokens}
-    before = load_config(folder.config).model_dump() | kept
+    before = load_recorded(folder.config).model_dump() | kept
     now = config.model_dump() | {"keep_global_tokens": search.keep_global_tokens}
     for key, (old, new) in differences(before, now).items():
         if within(key, CHANGES_SPEED) and key not in KEYS.values():

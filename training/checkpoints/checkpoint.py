@@ -28,8 +28,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from common.publishing import write_atomically
+from train_config.recorded import current
 from train_config.schema import Config
 
 FORMAT_VERSION: Literal[2] = 2
@@ -116,7 +117,9 @@ class CheckpointFolder:
     def config(self) -> Config:
         """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
         try:
-            return Config.model_validate(self.manifest().config)
+            return Config.model_validate(current(self.manifest().config, self.path / MANIFEST))
+        except ConfigError as error:
+            raise CheckpointError(*error.args) from error
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST}: its config can't be read ({_first(error)}): "

@@ -14,61 +14,10 @@ from typing import Any
 from common.errors import CheckpointError, ConfigError, ResourceError
 from common.publishing import is_same_file, writing
 from run_folder.paths import RunFolder
-from train_config.loading import load_config
+from train_config.loading import load_recorded
+from train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
 from train_config.schema import Config, DataSection
 from training.checkpoints.checkpoint import CheckpointStore
-
-FIXED = (
-    "run.seed",
-    "data.max_length",
-    "data.crop",
-    "data.labels",
-    "data.validation_share",
-    "batch",
-    "model",
-    "training.precision",
-    "deepspeed.stage",
-    "deepspeed.offload_optimizer",
-)
-"""Settings that can't change once there is a checkpoint. The data itself is known by the store's checksum."""
-
-FREE = (
-    "model.backbone.gradient_checkpointing",
-    "model.classifier.patience",
-    "model.classifier.bootstrap",
-    "data.labels.validation_source",
-)
-
-HARMLESS = (
-    "ray",
-    "wandb",
-    "monitoring",
-    "training.gpu_log_interval",
-    "checkpoint",
-    "run.resume",
-    "run.storage_path",
-    "data.num_workers",
-    "data.prefetch",
-    "data.stage_dir",
-    "data.store",
-    "data.source",
-    "data.labels.validation_source",
-)
-"""Settings that change nothing of the result, or that :func:`check_data` looks after."""
-
-STEPS = ("training.epochs", "training.max_steps", "model.classifier.patience")
-"""Settings that say when training ends."""
-
-UNSEEN = (
-    *HARMLESS,
-    "model.backbone.gradient_checkpointing",
-    "model.classifier.bootstrap",
-    "deepspeed.config",
-    "training.log_every_steps",
-    "training.memory_guard",
-    "training.cpu_memory_limit_mib",
-)
-"""Settings that the result of a finished run does not show."""
 
 LOCK_TIMEOUT_S = 0.5
 
@@ -130,16 +79,19 @@ def check_resume(run: RunFolder, config: Config) -> list[str]:
         raise ConfigError(
             f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
         )
-    earlier = load_config(run.config)
-    changed = differences(earlier.model_dump(), config.model_dump())
-    fixed = {key: values for key, values in changed.items() if within(key, FIXED) and not within(key, FREE)}
-    if fixed and CheckpointStore(run.checkpoints).complete():
-        key, (old, new) = next(iter(fixed.items()))
+    changed = _changed(run, config)
+    # Without a checkpoint the run begins anew, with whatever settings.
+    if CheckpointStore(run.checkpoints).complete() and (change := _of_nature(changed, FIXED)):
+        key, old, new = change
         raise ConfigError(
             f"{key}: the run {run.path.name} was started with {old!r}, now {new!r}: "
             "set it back, or choose another run.name"
         )
-    return [f"{key} was {old!r}, is now {new!r}" for key, (old, new) in changed.items() if not within(key, HARMLESS)]
+    return [
+        f"{key} was {old!r}, is now {new!r}"
+        for key, (old, new) in changed.items()
+        if on_resume(Config, key) is not UNSEEN
+    ]
 
 
 def check_worker_count(run: RunFolder, count: int) -> None:
@@ -169,7 +121,7 @@ def as_begun(run: RunFolder, config: Config) -> Config:
     """The config with the warm-up that the run began with, where none is given."""
     if config.training.warmup_steps is not None or not (run.exists and CheckpointStore(run.checkpoints).complete()):
         return config
-    warmup_steps = load_config(run.config).training.warmup_steps
+    warmup_steps = load_recorded(run.config).training.warmup_steps
     training = config.training.model_copy(update={"warmup_steps": warmup_steps})
     return config.model_copy(update={"training": training})
 
@@ -182,15 +134,15 @@ def is_finished(run: RunFolder, config: Config) -> bool:
     outcome = run.read_outcome()
     if not run.exists or outcome is None or outcome.status != "finished":
         return False
-    changed = differences(load_config(run.config).model_dump(), config.model_dump())
-    if any(within(key, STEPS) for key in changed):
+    changed = _changed(run, config)
+    if _of_nature(changed, END):
         return False
-    for key, (old, new) in changed.items():
-        if not within(key, UNSEEN):
-            raise ConfigError(
-                f"{key}: the run {run.path.name} is finished, trained with {old!r}, now {new!r}: set it back, choose "
-                "another run.name, or raise training.max_steps or training.epochs to train further with it"
-            )
+    if change := _of_nature(changed, FIXED) or _of_nature(changed, FREE):
+        key, old, new = change
+        raise ConfigError(
+            f"{key}: the run {run.path.name} is finished, trained with {old!r}, now {new!r}: set it back, choose "
+            "another run.name, or raise training.max_steps or training.epochs to train further with it"
+        )
     return True
 
 
@@ -199,14 +151,26 @@ def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or total_steps > folder.step:
         return
-    changed = differences(load_config(run.config).model_dump(), config.model_dump())
-    if key := next((key for key in changed if within(key, STEPS)), None):
-        old, new = changed[key]
+    if change := _of_nature(_changed(run, config), END):
+        key, old, new = change
         raise ConfigError(
             f"{key}: was {old!r}, now {new!r}, so that training would end after {total_steps} steps, and the run "
             f"{run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, or choose "
             "another run.name"
         )
+
+
+def _changed(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ from those that the run recorded."""
+    return differences(load_recorded(run.config).model_dump(), config.model_dump())
+
+
+def _of_nature(changed: dict[str, tuple[Any, Any]], nature: OnResume) -> tuple[str, Any, Any] | None:
+    """The first changed setting of this nature, with the old and the new value."""
+    for key, (old, new) in changed.items():
+        if on_resume(Config, key) is nature:
+            return key, old, new
+    return None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

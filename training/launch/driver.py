@@ -31,6 +31,7 @@ from run_folder.metrics_log import read_metrics
 from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
 from train_config.monitoring_schema import AlertsSection
+from train_config.natures import with_absolute_paths
 from train_config.schema import Config, RaySection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.resuming import (
@@ -42,7 +43,7 @@ from training.checkpoints.resuming import (
     is_finished,
     locked,
 )
-from training.engine.deepspeed_settings import check_precision, settings_path
+from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize
 from training.tasks.registry import task_plan
@@ -60,7 +61,7 @@ def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)
     Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
-    config = with_absolute_paths(config, run)
+    config = with_absolute_paths(config)
     return until_signal(run, lambda signals: _train_locked(config, run, signals, beside), "training")
 
 
@@ -109,7 +110,7 @@ def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
     run = RunFolder(config.run.storage_path, config.run.name)
     config = as_begun(run, config)
-    resolved = with_absolute_paths(config, run)
+    resolved = with_absolute_paths(config)
     remarks = check_resume(run, resolved)
     finished = is_finished(run, resolved)
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
@@ -331,29 +332,6 @@ def _wandb_run_id(run: RunFolder) -> str:
     if not run.wandb_run_id.exists():
         write_atomically(run.wandb_run_id, new_run_id())
     return run.wandb_run_id.read_text().strip()
-
-
-def with_absolute_paths(config: Config, run: RunFolder) -> Config:
-    """The config for workers, which run in other folders, maybe on other nodes."""
-    backbone = config.model.backbone
-    changes: dict[str, Any] = {
-        "run": {"storage_path": str(run.path.parent)},
-        "deepspeed": {"config": str(settings_path(config.deepspeed.config))},
-    }
-    if config.data.stage_dir is not None:
-        changes["data"] = {"stage_dir": str(Path(config.data.stage_dir).expanduser().resolve())}
-    if config.data.predictions.folder is not None:
-        kept = str(Path(config.data.predictions.folder).expanduser().resolve())
-        predictions = config.data.predictions.model_copy(update={"folder": kept})
-        changes["data"] = changes.get("data", {}) | {"predictions": predictions}
-    if (folder := Path(backbone.source).expanduser()).is_dir():
-        changes["model"] = {"backbone": backbone.model_copy(update={"source": str(folder.resolve())})}
-    if (weights := config.model.classifier.label_weights) is not None:
-        found = {"label_weights": str(Path(weights).expanduser().resolve())}
-        changes["model"] = changes.get("model", {}) | {"classifier": config.model.classifier.model_copy(update=found)}
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
-    )
 
 
 def say(text: str) -> None:

@@ -17,9 +17,10 @@ from dataset.store.conversion import ensure_store
 from run_folder.paths import RunFolder
 from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config
+from train_config.natures import with_absolute_paths
 from train_config.schema import Config
 from training.engine.context import WorkerContext
-from training.launch.driver import dry_run, train, with_absolute_paths
+from training.launch.driver import dry_run, train
 from training.loop.worker import train_worker
 
 
@@ -33,7 +34,7 @@ def write_fasta(path: Path, seed: int) -> str:
 def finish(config: Config) -> None:
     run = run_folder(config)
     run.path.mkdir(parents=True)
-    run.config.write_text(dump_config(with_absolute_paths(config, run)))
+    run.config.write_text(dump_config(with_absolute_paths(config)))
     train_worker(config, WorkerContext(), str(ensure_store(config.data, run.stores)))
 
 

@@ -21,10 +21,10 @@ from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.loop.test_two_workers import train_with
 from tools.export import main as export_command
 from train_config.loading import dump_config
+from train_config.natures import with_absolute_paths
 from train_config.schema import Config
 from training.checkpoints.checkpoint import CheckpointStore
 from training.engine.context import WorkerContext
-from training.launch.driver import with_absolute_paths
 from training.loop.worker import train_worker
 from training.tasks.classifier import features
 from training.tasks.classifier.experiment import ClassifierExperiment
@@ -322,7 +322,7 @@ def test_lists_of_names_train_by_weights_of_labels_as_the_dense_targets_of_earli
             model={"classifier": {"class_weights": "balanced", "label_weights": "weights.tsv"}},
             training={"max_steps": 4, "evaluate_every_steps": 2},
         )
-        config = with_absolute_paths(config, run_folder(config))
+        config = with_absolute_paths(config)
         assert config.model.classifier.label_weights == str(tmp_path / "weights.tsv")
         stored = prepared(config)
         if version == 1:

@@ -1,0 +1,85 @@
+"""Natures of settings: whether a value is a path, and what its change means to a run that is resumed.
+
+A field of the schema carries them as metadata (``Annotated[int, UNSEEN]``); a section hands its own on to those of its
+fields that have none. The launcher and the resume check read them here, so that a new setting needs no other place.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic.fields import FieldInfo
+
+from train_config.section import Section, is_section
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+Settings = TypeVar("Settings", bound=Section)
+Nature = TypeVar("Nature", bound=Enum)
+
+
+class OnResume(Enum):
+    """Meaning of a change to a run that has begun."""
+
+    FIXED = "refused once there is a checkpoint"
+    FREE = "allowed, with a remark, until the run is finished"
+    END = "allowed, with a remark: it says when training ends"
+    UNSEEN = "allowed at any time: the result does not show it"
+
+
+FIXED, FREE, END, UNSEEN = OnResume
+
+
+class PathKind(Enum):
+    """Meaning of a relative path, which workers in other folders need as an absolute one."""
+
+    PATH = "of the current folder"
+    PATH_OR_NAME = "of the current folder, where it is one; else a name"
+    SHIPPED_PATH = "of the current folder, where it is there; else of the repository"
+
+
+PATH, PATH_OR_NAME, SHIPPED_PATH = PathKind
+
+
+def on_resume(schema: type[Section], key: str) -> OnResume:
+    """The nature of a dotted key: its own, or that of the innermost section around it that has one."""
+    nature = FREE
+    section: Any = schema
+    for name in key.split("."):
+        if not is_section(section) or name not in section.model_fields:
+            break
+        field = section.model_fields[name]
+        nature = _metadata(field, OnResume) or nature
+        section = field.annotation
+    return nature
+
+
+def with_absolute_paths(section: Settings) -> Settings:
+    """The settings with every path absolute, for processes that run in other folders, maybe on other nodes."""
+    changes: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        absolute = value
+        if isinstance(value, Section):
+            absolute = with_absolute_paths(value)
+        elif value is not None and (kind := _metadata(field, PathKind)) is not None:
+            absolute = absolute_path(value, kind)
+        if absolute != value:
+            changes[name] = absolute
+    return section.model_copy(update=changes)
+
+
+def absolute_path(value: str, kind: PathKind = PATH) -> str:
+    """A path of this kind, absolute and without symbolic links; a name as it is."""
+    path = Path(value).expanduser()
+    if kind is PATH_OR_NAME and not path.exists():
+        return value
+    if kind is SHIPPED_PATH and not path.exists():
+        return str(REPOSITORY / path)
+    return str(path.resolve())
+
+
+def _metadata(field: FieldInfo, kind: type[Nature]) -> Nature | None:
+    return next((item for item in field.metadata if isinstance(item, kind)), None)
