@@ -45,7 +45,6 @@ TINY_CLASSIFIER = {
 GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
-    "watch": ["--once"],
     "gpu_monitor": ["--duration", "0.01"],
     "benchmark_cpu_gpu": ["--rounds", "1", "--proteins", "20"],
     "profile_embeddings": ["--batches", "1"],

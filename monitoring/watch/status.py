@@ -1,0 +1,134 @@
+"""State of a run in a few lines, from its files alone: also while it is written to, or on another machine."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from common.errors import ConfigError
+from common.text import amount, did_you_mean, duration
+from monitoring.advice import Facts, what_limits
+from monitoring.watch.pace import Pace
+from monitoring.watch.progress import describe_alert, describe_validation
+from run_folder.metrics_log import Record
+from run_folder.paths import Outcome, RunFolder
+from run_folder.tail import RecordTail
+
+_RECENT_BYTES = 1 << 20
+"""End of a long metrics.jsonl that is read."""
+_QUIET_S = 60.0
+"""Without news for this long, or three usual steps if longer, a run that has not ended is quiet."""
+
+
+class RunStatus:
+    """A run; :meth:`update` reads what is new. Raises ConfigError where the folder is none of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        folder = folder.resolve()
+        self.files = RunFolder(folder.parent, folder.name)
+        if not self.files.exists:
+            runs = {path.parent.name for path in folder.parent.glob("*/config.yaml")}
+            raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}")
+        self._pace = Pace()
+        self._step: Record | None = None
+        self._validation: Record | None = None
+        self._alerts: dict[tuple[str, str], Record] = {}
+        self._total_steps: int | None = None
+        self._last_s = 0.0
+        self._outcome: Outcome | None = None
+        self._is_left = False  # nothing holds the run's lock
+        paths = (self.files.metrics, self.files.alerts)
+        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in paths]
+
+    def update(self) -> None:
+        """Read what is new."""
+        for tail in self._tails:
+            for record in tail.poll():
+                self._take(record)
+        self._is_left = _is_unlocked(self.files.lock)  # before the outcome, which is written while it is held
+        self._outcome = self.files.read_outcome()
+
+    @property
+    def has_ended(self) -> bool:
+        """True when nothing more comes, unless the run is resumed."""
+        return self._outcome is not None or self._is_left
+
+    def lines(self) -> Iterator[str]:
+        """Yield state, step, speed with the time left, last validation, what limits the speed, and alerts."""
+        yield f"{self.files.path.name}: {self._state()}"
+        if self._step is not None:
+            yield from self._progress(self._step)
+            if self._validation is not None:
+                yield f"  step {self._validation['step']:,}: {describe_validation(self._validation)}"
+            yield f"  {what_limits(self._facts()) or 'nothing measured limits the speed'}"
+        for alert in self._alerts.values():
+            if alert.get("state") == "raised":
+                yield f"  {describe_alert(alert)}"
+
+    def _state(self) -> str:
+        if self._outcome is not None:
+            return f"{self._outcome.status}, {self._outcome.message}"
+        if self._is_left:
+            return "crashed, its process ended without an outcome (killed?); the same command resumes it"
+        if self._step is None:
+            return "starting, no step is done yet"
+        if time.time() - self._last_s > max(_QUIET_S, 3 * (self._pace.seconds_per_step() or 0.0)):
+            return "quiet, validating for long, or ended without notice"
+        return "running"
+
+    def _progress(self, step: Record) -> Iterator[str]:
+        loss = "NaN" if step.get("loss") is None else f"{step['loss']:.4f}"
+        number = f"{step['step']:,}"
+        if self._total_steps:
+            number += f" of {self._total_steps:,} ({step['step'] / self._total_steps:.0%})"
+        yield f"  step {number}, loss {loss}"
+        speed = f"  {amount(self._pace.tokens_per_s() or 0.0)} tokens/s"
+        if (step_s := self._pace.seconds_per_step()) is not None:
+            speed += f", {step_s:.3g} s a step"
+        left_s = None if self.has_ended else self._pace.seconds_left(self._total_steps)
+        yield speed if left_s is None else f"{speed}, {duration(left_s)} left"
+
+    def _facts(self) -> Facts:
+        """Shares of a step, and the settings that change them."""
+        config = yaml.safe_load(self.files.config.read_text(encoding="utf-8"))
+        training = config.get("training", {})
+        return replace(
+            self._pace.facts(),
+            precision=training.get("precision"),
+            compile=training.get("compile"),
+            stage=config.get("deepspeed", {}).get("stage"),
+            num_workers=config.get("data", {}).get("num_workers"),
+        )
+
+    def _take(self, record: Record) -> None:
+        self._pace.take(record)
+        self._last_s = max(self._last_s, record.get("time") or 0.0)
+        if record["kind"] == "train":
+            self._step = record
+        elif record["kind"] == "validation":
+            self._validation = record
+        elif record["kind"] == "event":
+            self._total_steps = record.get("total_steps", self._total_steps)
+        elif record["kind"] == "alert":
+            self._alerts[str(record.get("name")), str(record.get("subject"))] = record
+
+
+def _is_unlocked(path: Path) -> bool:
+    """Test for a lock that its process, of this host, holds no more; False where that can't be known.
+
+    A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
+    """
+    try:
+        with path.open() as file:
+            if file.read().split()[-1:] != [socket.gethostname()]:
+                return False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or no such file, or a storage without locks
+        return False
+    return True

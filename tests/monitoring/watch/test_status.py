@@ -1,0 +1,77 @@
+"""A run's state is told from its files: while they are written, after the end, and when its process was killed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from monitoring.watch.status import RunStatus
+from run_folder.paths import Outcome, RunFolder
+from tests.monitoring.samples import append
+from training.checkpoints.resuming import locked
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path, "mine")
+    run.path.mkdir()
+    run.config.write_text("training: {precision: fp32}\nbatch: {tokens: 4096}\n")
+    append(run.metrics, {"kind": "event", "event": "started", "step": 0, "total_steps": 100, "time": time.time() - 100})
+    return run
+
+
+def step(number: int, **values: float | None) -> dict[str, object]:
+    usual = {"loss": 3.0, "tokens_per_s": 12_300.0, "step_s": 0.5, "data_wait_s": 0.01, "forward_s": 0.2}
+    return {"kind": "train", "step": number, "time": time.time() - 100 + number, **usual, **values}
+
+
+def lines(run: RunFolder) -> list[str]:
+    status = RunStatus(run.path)
+    status.update()
+    return list(status.lines())
+
+
+def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
+    append(run.metrics, *(step(number) for number in range(60, 76)))
+    append(run.metrics, {"kind": "validation", "step": 75, "time": time.time(), "loss": 2.0})
+    assert lines(run)[:4] == [
+        "mine: running",
+        "  step 75 of 100 (75%), loss 3.0000",
+        "  12.3k tokens/s, 1 s a step, 25 s left",
+        "  step 75: validation loss 2.0000",
+    ]
+    assert "Compute limits" in lines(run)[4] and "set training.precision: bf16" in lines(run)[4]
+
+
+def test_waiting_for_data_and_a_loss_that_is_not_finite_are_said(run):
+    append(run.metrics, step(99, loss=None, data_wait_s=0.4))
+    append(run.alerts, {"kind": "alert", "step": 9, "name": "loss", "state": "raised", "message": "not finite"})
+    assert "loss NaN" in lines(run)[1]
+    assert "Loading limits: 80% of a step" in lines(run)[3]
+    assert lines(run)[-1] == "  warning: not finite"
+
+
+def test_states_before_the_first_step_and_after_the_end(run):
+    assert lines(run) == ["mine: starting, no step is done yet"]
+    append(run.metrics, step(1))
+    assert lines(run)[0].startswith("mine: quiet")
+    run.write_outcome(Outcome("finished", 1, "trained 1 step", 0))
+    assert lines(run)[0] == "mine: finished, trained 1 step"
+
+
+def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
+    append(run.metrics, step(99))
+    with locked(run):
+        assert lines(run)[0] == "mine: running"
+    assert lines(run)[0].startswith("mine: crashed")
+    run.lock.write_text(f"1 not-{socket.gethostname()}\n")
+    assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"
+
+
+def test_what_is_no_run_is_refused_with_what_may_be_meant(run):
+    with pytest.raises(ConfigError, match="did you mean mine"):
+        RunStatus(run.path.parent / "mime")
