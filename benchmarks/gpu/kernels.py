@@ -1,4 +1,4 @@
-"""Pooling and propagation by their kernels in Triton, held to their paths in torch."""
+"""Pooling by its kernel in Triton, held to its path in torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 from benchmarks.gpu.bench import LONGEST, Bench, Row
 from common.timing import median_seconds
 from model.kernels.pooling import Pooling, pool, pool_in_torch
-from model.kernels.propagation import Propagation
 
 
 def kernels(bench: Bench) -> Iterator[Row]:
-    """bf16 features pooled to fp32, of the lengths of UniRef90; fp32 scores propagated, as large an ontology as GO."""
-    random, (channels, terms) = np.random.default_rng(0), (1280, 1470) if bench.device == "cuda" else (32, 30)
+    """bf16 features pooled to fp32, of the lengths of UniRef90."""
+    random, channels = np.random.default_rng(0), 1280 if bench.device == "cuda" else 32
     counts_N = torch.from_numpy(np.clip(random.lognormal(5.6, 0.7, 10_000), 10, LONGEST).astype(np.int64))
     counts_N = counts_N[counts_N.cumsum(0) <= bench.arguments.tokens].to(bench.device)
     firsts_N = counts_N.cumsum(0) - counts_N
@@ -28,14 +27,6 @@ def kernels(bench: Bench) -> Iterator[Row]:
         same = torch.allclose(kernel(), in_torch(), rtol=0, atol=1e-5)
         moved = both_TD.nbytes // (1 if how == "attention" else 2) + kernel().nbytes
         yield {**_row(bench, f"pooling, {how}", moved, kernel, same), "torch, ms": 1e3 * _seconds(in_torch)}
-    level, two = np.arange(terms), np.arange(0, 2 * terms, 2)  # each term has two children
-    steps = [(n * terms + level, (n + 1) * terms + random.integers(terms, size=2 * terms), two) for n in range(17)]
-    scores_VB = torch.rand(18 * terms, 1000, device=bench.device)
-    expected_VB, work = scores_VB.cpu(), partial(Propagation(steps[::-1], bench.device), scores_VB, "max")
-    work()
-    Propagation(steps[::-1], "cpu")(expected_VB, "max")
-    moved = 4 * 17 * terms * scores_VB[0].nbytes
-    yield _row(bench, "propagation", moved, work, torch.equal(scores_VB.cpu(), expected_VB))
 
 
 def _row(bench: Bench, what: str, moved: int, work: Callable[[], object], same: bool) -> Row:
