@@ -13,8 +13,10 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -149,7 +151,6 @@ def exclusive(target: Path) -> Iterator[None]:
     """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
     lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(lock_path, target)
     try:
         _sweep(target)
@@ -226,19 +227,35 @@ def _rename(building: Path, target: Path) -> None:
 
 
 def _locked(lock_path: Path, target: Path) -> int:
+    try:
+        return take_lock(lock_path, 0)
+    except BlockingIOError:
+        log.warning("waiting for another process that is preparing %s", target)
+        return take_lock(lock_path)
+
+
+def take_lock(path: Path, patience_s: float = math.inf) -> int:
+    """Lock a file, which is made with its folder, and return its descriptor; closing it releases the lock.
+
+    The last holder may remove the file while it holds it. Raises BlockingIOError where another process holds it longer.
+    """
+    deadline_s = time.monotonic() + patience_s
     while True:
-        descriptor = os.open(lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(descriptor, path):
+                return descriptor
         except BlockingIOError:
-            log.warning("waiting for another process that is preparing %s", target)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if is_same_file(descriptor, lock_path):
-            return descriptor
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                raise
+            time.sleep(0.05)
         os.close(descriptor)
 
 
-def is_same_file(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     """Test that the path still names the open file; the last holder removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())

@@ -16,6 +16,7 @@ Examples:
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,13 +26,14 @@ from pydantic import Field
 
 from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
-from common.journal import Journal, journal, unfinished
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.embeddings.format import read_manifest
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
+from run_folder.job import accept, unfinished
+from run_folder.journal import Journal, journal
 from train_config.schema import IngestSection
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ def main(argv: list[str]) -> int:
     start_s = time.perf_counter()
     with unfinished(arguments.output) as folder:
         queries = open_store([arguments.queries], arguments.ingest, folder)
-        with journal(folder / "hits.tsv", {**_job(arguments, by, queries, store), "embeddings": vectors}) as kept:
+        accept(folder, {**_job(arguments, by, queries, store), "embeddings": vectors})
+        with journal(folder) as kept:
             scores = _on_gpu(store, by) if arguments.device == "cuda" else None
             search = Search(store, by, threads=arguments.threads, scores=scores)
             _align(search, queries, arguments, kept)
@@ -110,6 +113,7 @@ def main(argv: list[str]) -> int:
             for line in kept.lines():
                 file.write(line)
                 hits += 1
+        shutil.rmtree(folder)
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
     return 0

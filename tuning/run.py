@@ -28,12 +28,12 @@ from cluster.signals import StopSignals
 from common.errors import ConfigError, EsmerayError
 from common.progress import conversion_bar, status_line
 from common.publishing import write_atomically
+from run_folder.job import differences
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config, load_recorded, load_tune_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from training.checkpoints.resuming import differences, within
 from training.launch.driver import (
     resources_to_plan_with,
     say,
@@ -159,10 +159,10 @@ def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> Non
     kept = {"keep_global_tokens": load_tune_config(folder.tune).keep_global_tokens}
     before = load_recorded(folder.config).model_dump() | kept
     now = config.model_dump() | {"keep_global_tokens": search.keep_global_tokens}
-    for key, (old, new) in differences(before, now).items():
-        if within(key, CHANGES_SPEED) and key not in KEYS.values():
+    for change in differences(before, now):
+        if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
-                f"{key}: the trials of {folder.path} were measured with {old!r}, now it is {new!r}: set it back, or "
+                f"{change}, and the trials of {folder.path} were measured before: set it back, or "
                 "choose another --tune.name"
             )
 

@@ -7,7 +7,6 @@ that are done, the log. The same command resumes there; one with another input, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -25,9 +24,10 @@ from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
 from dataset.embeddings.format import MANIFEST_FILE, read_manifest
 from dataset.store.conversion import open_store
-from inference.embedding.model_job import JOB_FILE, ModelJob, other_job
+from inference.embedding.model_job import ModelJob
 from inference.embedding.report import report_name
 from inference.embedding.request import JobRequest
+from run_folder.job import JOB_FILE, other_job, unfinished
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
     if request.overwrite or not complete:
         refuse_existing(request.output, MADE_BY, request.overwrite)
         complete = []
-    with _locked(request.partial), _logging(request.partial), ExitStack() as stack:
+    with unfinished(request.output) as partial, _logging(partial), ExitStack() as stack:
         if request.cluster is not None:
             from cluster.connection import connected
 
@@ -58,7 +58,9 @@ def run_job(request: JobRequest) -> list[dict[str, Any]]:
         store = open_store(request.sources, request.ingest, request.partial)
         folders = names if len(names) > 1 else [_ONE_MODEL]
         if others := {path.parent.name for path in request.partial.glob(f"*/{JOB_FILE}")} - {*folders}:
-            raise other_job(request.partial, f"of model {min(others)}")
+            raise other_job(
+                request.partial, f"of model {min(others)}", "choose another --output, or remove this folder"
+            )
         models = [ModelJob(request, model, name, store) for model, name in zip(request.models, folders, strict=True)]
         for model in models:
             model.compute([manifest.job for manifest in complete])
@@ -94,26 +96,6 @@ def _publish(request: JobRequest, models: list[ModelJob]) -> list[dict[str, Any]
         shutil.copytree(request.partial / "logs", building / "logs")
     shutil.rmtree(request.partial)
     return reports
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the unfinished folder, and remove it where no job was accepted. Raises ResourceError where it is held."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceError(f"{folder}: another process is computing this job; wait for it, or end it") from error
-        try:
-            yield
-        finally:
-            if not any(folder.glob(f"*/{JOB_FILE}")):
-                shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -27,10 +27,9 @@ from inference.embedding.request import JobRequest
 from inference.embedding.settings import ModelFacts, check_settings
 from inference.embedding.shard_files import ShardFiles, ShardRow
 from inference.embedding.worker import LocalEngine
+from run_folder.job import JOB_FILE, accept, differences, other_job
 
 log = logging.getLogger(__name__)
-
-JOB_FILE = "job.json"
 
 
 class ModelJob:
@@ -59,9 +58,9 @@ class ModelJob:
             self.plan = self._plan(cache)
             self.job = self._identity()
             if complete:
-                _check_complete(complete, self.job, self.request)
+                _check_complete(complete, self.job, self.request.output)
                 return
-            _check_job(self.folder / JOB_FILE, self.job, self.request)
+            accept(self.request.partial, self.job, f"{self.name}/{JOB_FILE}")
             self._restore(cache)
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             before, computing_s = self.spent.model_copy(), time.perf_counter()
@@ -148,9 +147,6 @@ class ModelJob:
 
     def _restore(self, cache: Cache | None) -> None:
         """Take up what is done, and what is cached."""
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / JOB_FILE, json.dumps(self.job, indent=1) + "\n")
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
             self.spent = Spent.model_validate_json((self.folder / "spent.json").read_bytes())
@@ -164,38 +160,8 @@ class ModelJob:
             self.rows |= {row.number: row for row in cache.restore(self.plan, self.store, self.files)}
 
 
-def _check_job(path: Path, job: dict[str, Any], request: JobRequest) -> None:
-    """Refuse what is there of another job, naming what differs."""
-    if not path.is_file():
-        return
-    there = json.loads(path.read_text(encoding="utf-8"))
-    if found := _difference(there, job):
-        raise other_job(request.partial, found)
-
-
-def other_job(folder: Path, difference: str) -> ConfigError:
-    return ConfigError(
-        f"{folder}: holds the unfinished work of another job ({difference}); choose another --output, or remove this "
-        "folder"
-    )
-
-
-def _check_complete(complete: list[dict[str, Any]], job: dict[str, Any], request: JobRequest) -> None:
+def _check_complete(complete: list[dict[str, Any]], job: dict[str, Any], output: Path) -> None:
     """Refuse a finished output of another job, naming what differs."""
-    if all(_difference(there, job) for there in complete):
-        raise ConfigError(
-            f"{request.output}: exists already, of another job ({_difference(complete[0], job)}); choose another "
-            "--output, or pass --overwrite"
-        )
-
-
-def _difference(there: dict[str, Any], now: dict[str, Any], prefix: str = "") -> str:
-    """The first thing in which two jobs differ, in words; empty where they are one."""
-    for key in now:
-        old, new = there.get(key), now[key]
-        if isinstance(new, dict) and isinstance(old, dict):
-            if found := _difference(old, new, f"{key}."):
-                return found
-        elif old != new:
-            return f"{prefix}{key}: {old} there, {new} now"
-    return ""
+    changes = [differences(before, job) for before in complete]
+    if all(changes):
+        raise other_job(output, changes[0][0], "choose another --output, or pass --overwrite")

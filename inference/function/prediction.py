@@ -8,6 +8,7 @@ the embeddings, and the lines of the blocks of proteins that are done; the same 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import yaml
 from scipy.sparse import csr_array, hstack
 
 from common.errors import ConfigError, DataError
-from common.journal import Journal, journal, unfinished
 from common.progress import record_bar
 from common.publishing import file_xxh128, made_file
 from dataset.embeddings.format import parts as ranges
@@ -29,6 +29,8 @@ from function.propagation import propagate
 from inference.function.data import FunctionData, read
 from inference.function.parts import Parts, takes_vectors, vectors_of
 from inference.function.training import BLEND_FILE, CONFIG_FILE
+from run_folder.job import accept, unfinished
+from run_folder.journal import Journal, journal
 from train_config.function_schema import COMPOSITION, FunctionConfig
 from train_config.schema import IngestSection
 
@@ -65,10 +67,12 @@ def predict(
     with unfinished(output) as partial:
         store = open_store(sources, ingest, partial)
         job = {"run": file_xxh128(run / BLEND_FILE), "input": store.checksum, "part": part, "terms": terms}
-        with journal(partial / "predicted.tsv", job) as kept:
+        accept(partial, job)
+        with journal(partial) as kept:
             _predict(run, config, weights, store, partial, terms, kept)
             with made_file(output, MADE_BY, overwrite) as building, building.open("w", encoding="utf-8") as file:
                 file.writelines(kept.lines())
+        shutil.rmtree(partial)
     return len(store)
 
 

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array, load_npz, save_npz
 
 from common.errors import ConfigError
 from common.progress import status_line
-from common.publishing import atomic_file, exclusive, write_atomically, writing
+from common.publishing import atomic_file, write_atomically, writing
 from function.annotations import Annotations
 from function.evaluation import Settings, evaluate
 from function.predictors import blended, fit_blend
@@ -28,6 +28,7 @@ from inference.function.classifier import train_classifier
 from inference.function.data import FunctionData, prepare
 from inference.function.network import save_network, train_network
 from inference.function.parts import Parts, Vectors, network_path, takes_vectors, vectors_of
+from run_folder.job import LOCK_FILE, held
 from train_config.function_schema import COMPOSITION, FunctionConfig
 from train_config.loading import dump_config
 
@@ -46,7 +47,7 @@ def train_function(config: FunctionConfig) -> dict[str, Any]:
     if embeddings.model != COMPOSITION and (model := Path(embeddings.model).expanduser()).is_dir():
         # predictions may be made in another working directory
         config = config.model_copy(update={"embeddings": embeddings.model_copy(update={"model": str(model.resolve())})})
-    with exclusive(folder), writing(folder):
+    with held(folder), writing(folder):
         _accept(folder, config)
         if not (folder / BLEND_FILE).is_file():
             _make(folder, config)
@@ -70,7 +71,7 @@ def _accept(folder: Path, config: FunctionConfig) -> None:
     text = dump_config(config.model_copy(update={"storage_path": "."}))
     path = folder / CONFIG_FILE
     folder.mkdir(parents=True, exist_ok=True)
-    if not path.is_file() and any(not one.name.startswith(f".{CONFIG_FILE}.") for one in folder.iterdir()):
+    if not path.is_file() and any(not one.name.startswith((f".{CONFIG_FILE}.", LOCK_FILE)) for one in folder.iterdir()):
         raise ConfigError(f"{folder}: is no run of train_function; choose another name")
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(

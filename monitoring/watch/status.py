@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +14,7 @@ from common.text import amount, did_you_mean, duration
 from monitoring.advice import Facts, what_limits
 from monitoring.watch.pace import Pace
 from monitoring.watch.progress import describe_alert, describe_validation
+from run_folder.job import is_abandoned
 from run_folder.metrics_log import Record
 from run_folder.paths import Outcome, RunFolder
 from run_folder.tail import RecordTail
@@ -51,7 +50,7 @@ class RunStatus:
         for tail in self._tails:
             for record in tail.poll():
                 self._take(record)
-        self._is_left = _is_unlocked(self.files.lock)  # before the outcome, which is written while it is held
+        self._is_left = is_abandoned(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
 
     @property
@@ -117,18 +116,3 @@ class RunStatus:
             self._total_steps = record.get("total_steps", self._total_steps)
         elif record["kind"] == "alert":
             self._alerts[str(record.get("name")), str(record.get("subject"))] = record
-
-
-def _is_unlocked(path: Path) -> bool:
-    """Test for a lock that its process, of this host, holds no more; False where that can't be known.
-
-    A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
-    """
-    try:
-        with path.open() as file:
-            if file.read().split()[-1:] != [socket.gethostname()]:
-                return False
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # held, or no such file, or a storage without locks
-        return False
-    return True

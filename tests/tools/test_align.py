@@ -37,7 +37,7 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, files, tmp_path):
-    output = tmp_path / "hits.tsv"
+    output = tmp_path / "done.tsv"
     outcome = command("align", *files, "--output", output, "--header", *CLEAR)
     assert outcome.code == 0, outcome.err
     assert f"{output}: 9 hits of 9 proteins with 30" in outcome.out
@@ -81,7 +81,7 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     assert command("fasta2lmdb", fasta, tmp_path / "long").code == 0
     arguments = [fasta, tmp_path / "long", *KEEP_ALL]
     program = [sys.executable, "-m", "tools", "align", *map(str, arguments), "--output", str(tmp_path / "killed.tsv")]
-    journal = tmp_path / "killed.tsv.partial" / "hits.tsv"
+    journal = tmp_path / "killed.tsv.partial" / "done.tsv"
     process = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\n") > 2):
         time.sleep(0.005)
@@ -91,7 +91,7 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     assert done.count("\n\n") < 30 and not (tmp_path / "killed.tsv").exists()
     journal.write_text(done + "p1\tcut short")
     other = command("align", *arguments, "--hits", 4, "--output", tmp_path / "killed.tsv")
-    assert other.code == 2 and "unfinished work of another command (other hits)" in other.err
+    assert other.code == 2 and "another job (hits was" in other.err
     for name in ("killed.tsv", "whole.tsv"):
         assert command("align", *arguments, "--output", tmp_path / name).code == 0
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()

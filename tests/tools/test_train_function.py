@@ -98,7 +98,7 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
     arguments = [str(trained), str(trained / "sample" / "test.fasta"), "--output"]
     start = [sys.executable, "-c", program, "predict_function", *arguments]
     process = subprocess.Popen([*start, str(tmp_path / "killed.tsv")], cwd=REPOSITORY)
-    journal = tmp_path / "killed.tsv.partial" / "predicted.tsv"
+    journal = tmp_path / "killed.tsv.partial" / "done.tsv"
     while process.poll() is None and not (journal.is_file() and journal.stat().st_size > 20_000):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -119,9 +119,9 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     outcome = command("predict_function", trained, test, "--output", tmp_path / "out.tsv")
     assert outcome.code == 2 and "exists already" in outcome.err
     (tmp_path / "new.tsv.partial").mkdir()
-    (tmp_path / "new.tsv.partial" / "predicted.tsv").write_text("{}\n")
+    (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
     outcome = command("predict_function", trained, test, "--output", tmp_path / "new.tsv")
-    assert outcome.code == 2 and "unfinished work of another" in outcome.err
+    assert outcome.code == 2 and "work of another job (run was" in outcome.err
     shutil.copytree(trained, tmp_path / "damaged")
     (tmp_path / "damaged" / "blend.json").write_text("{")
     outcome = command("predict_function", tmp_path / "damaged", test, "--output", tmp_path / "none.tsv")

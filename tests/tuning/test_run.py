@@ -119,7 +119,7 @@ def test_every_failure_is_listed_with_its_reason_and_the_fastest_alone_is_measur
 def test_search_of_another_experiment_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
     folder, _ = finished
     config = an_experiment(folder.path.parent, ray_address, model={"backbone": {"hidden_size": 32}})
-    with pytest.raises(ConfigError, match=r"model\.backbone\.hidden_size: .* measured with 16, now it is 32"):
+    with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, and the trials .* were measured"):
         tune(config, a_search(), FormulaPool)
     here = folder.hardware.read_text()
     folder.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")

@@ -27,6 +27,7 @@ from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
+from run_folder.job import held
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
@@ -41,7 +42,6 @@ from training.checkpoints.resuming import (
     check_steps,
     check_worker_count,
     is_finished,
-    locked,
 )
 from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
@@ -73,7 +73,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     """
     signals = StopSignals()
     try:
-        with signals, locked(run):
+        with signals, held(run.path):
             return work(signals)
     except (KeyboardInterrupt, SystemExit) as error:
         signum = signals.behind(error)

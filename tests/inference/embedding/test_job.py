@@ -156,7 +156,7 @@ def test_an_output_of_another_job_is_refused_by_name(
     else:
         job = request(tmp_path, outputs=["max"])
     there = final_bytes(job.output if finished else job.partial)
-    with pytest.raises((ConfigError, DataError), match=r"model:|made of|input:|outputs:"):
+    with pytest.raises((ConfigError, DataError), match=r"model was|made of|input was|outputs was"):
         run_job(job)
     assert final_bytes(job.output if finished else job.partial) == there
     if finished:

@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import ConfigError
 from monitoring.watch.status import RunStatus
+from run_folder.job import held
 from run_folder.paths import Outcome, RunFolder
 from tests.monitoring.samples import append
-from training.checkpoints.resuming import locked
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_states_before_the_first_step_and_after_the_end(run):
 
 def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
     append(run.metrics, step(99))
-    with locked(run):
+    with held(run.path):
         assert lines(run)[0] == "mine: running"
     assert lines(run)[0].startswith("mine: crashed")
     run.lock.write_text(f"1 not-{socket.gethostname()}\n")

@@ -5,11 +5,12 @@ import threading
 import pytest
 
 from common.errors import CheckpointError, ConfigError, ResourceError
+from run_folder.job import held
 from run_folder.paths import Outcome
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.loading import dump_config
 from training.checkpoints.checkpoint import CheckpointStore
-from training.checkpoints.resuming import check_resume, check_worker_count, is_finished, locked
+from training.checkpoints.resuming import check_resume, check_worker_count, is_finished
 
 
 @pytest.fixture
@@ -53,22 +54,22 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 
 
 def test_same_run_is_not_trained_twice_at_once(begun):
-    with locked(begun), pytest.raises(ResourceError, match="is being trained by process"), locked(begun):
+    with held(begun.path), pytest.raises(ResourceError, match=r"process .* works on it"), held(begun.path):
         pytest.fail("locked twice")
 
 
 def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
-    with locked(begun):
+    with held(begun.path):
         pass
     with begun.lock.open() as view:
         fcntl.flock(view, fcntl.LOCK_SH)
         threading.Timer(0.1, lambda: fcntl.flock(view, fcntl.LOCK_UN)).start()
-        with locked(begun):
+        with held(begun.path):
             assert begun.lock.read_text().split()[0] == str(os.getpid())
 
 
 def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):
     run = run_folder(tiny_config(tmp_path))
-    with full_disk(0), pytest.raises(ResourceError, match="no room left"), locked(run):
+    with full_disk(0), pytest.raises(ResourceError, match="no room left"), held(run.path):
         pytest.fail("locked")
     assert not run.path.exists()

@@ -84,17 +84,17 @@ REFUSALS = {
     "other rate": (
         lambda folder: {"training": {"max_steps": 2, "warmup_steps": 1, "learning_rate": 0.5}},
         ConfigError,
-        r"training\.learning_rate: the run tiny is finished, trained with 0\.01, now 0\.5",
+        r"training\.learning_rate was 0\.01, is now 0\.5, and the run tiny is finished",
     ),
     "other model": (
         lambda folder: {"model": {"backbone": {"hidden_size": 32}}},
         ConfigError,
-        r"model\.backbone\.hidden_size: the run tiny was started with 16, now 32",
+        r"model\.backbone\.hidden_size was 16, is now 32, and the run tiny has checkpoints",
     ),
     "fewer steps": (
         lambda folder: {"training": {"max_steps": 1, "warmup_steps": 0}},
         ConfigError,
-        r"training\.max_steps: was 2, now 1, .* the run tiny has taken 2 already",
+        r"training\.max_steps was 2, is now 1, .* the run tiny has taken 2 already",
     ),
 }
 

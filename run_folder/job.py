@@ -1,0 +1,127 @@
+"""A job: work in a folder that one process does at a time, that a killed one leaves behind, and that the same command
+resumes.
+
+``held`` is the lock on the folder, ``differences`` says in which settings two jobs differ, in words. An output that
+appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``); ``job.json`` in it is the job's identity,
+everything that the result depends on, and ``accept`` refuses the work of another one. A run of training has its
+``config.yaml`` and ``outcome.json`` for these (:mod:`run_folder.paths`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import ConfigError, ResourceError
+from common.publishing import take_lock, write_atomically, writing
+
+JOB_FILE, LOCK_FILE = "job.json", ".lock"
+PATIENCE_S = 0.5
+"""A live view of a run holds its lock for a moment now and then."""
+
+
+class Difference(NamedTuple):
+    """A setting by its dotted key, and its values in two jobs."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.old!r}, is now {self.new!r}"
+
+    def within(self, names: tuple[str, ...]) -> bool:
+        """Test for a key that is one of these or belongs to one of these sections."""
+        return any(self.key == name or self.key.startswith(f"{name}.") for name in names)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[Difference]:
+    """Settings of the new job whose values differ, sections compared setting by setting."""
+    changes: list[Difference] = []
+    for name, value in new.items():
+        key, before = f"{prefix}{name}", old.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            changes += differences(before, value, f"{key}.")
+        elif before != value:
+            changes.append(Difference(key, before, value))
+    return changes
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a second process from the folder, which is made. One with nothing but the lock is removed at the end.
+
+    Raises ResourceError where another process holds it, or it can't be written.
+    """
+    lock = folder / LOCK_FILE
+    with writing(folder):
+        try:
+            descriptor = take_lock(lock, PATIENCE_S)
+        except BlockingIOError as error:
+            holder = lock.read_text(errors="replace").strip()
+            raise ResourceError(
+                f"{folder}: process {holder} works on it: wait for it, or choose another name"
+            ) from error
+    try:
+        with writing(folder):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            if [*folder.iterdir()] == [lock]:  # the command was refused before it began
+                lock.unlink()  # while it is held: whoever waits sees the file gone
+                folder.rmdir()
+        os.close(descriptor)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Test for a lock that its process, of this host, holds no more; False where that can't be known.
+
+    A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
+    """
+    try:
+        with (folder / LOCK_FILE).open() as file:
+            if file.read().split()[-1:] != [socket.gethostname()]:
+                return False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or no such file, or a storage without locks
+        return False
+    return True
+
+
+@contextmanager
+def unfinished(output: Path) -> Iterator[Path]:
+    """The folder of the work on an output, held; removed at the end where no job was accepted."""
+    folder = output.with_name(f"{output.name}.partial")
+    with held(folder):
+        try:
+            yield folder
+        finally:
+            if not any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")]):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
+    """Begin a job in its unfinished folder, or resume it. Raises ConfigError where the work there is of another."""
+    path = folder / name
+    text = json.dumps(job, indent=1) + "\n"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if changes := differences(before, json.loads(text)):
+            raise other_job(folder, changes[0], "choose another output, or remove this folder")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+
+def other_job(place: Path, difference: Difference | str, remedy: str) -> ConfigError:
+    """The refusal of a folder that holds the work of another job."""
+    return ConfigError(f"{place}: holds the work of another job ({difference}); {remedy}")
