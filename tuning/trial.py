@@ -94,9 +94,6 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
     """Build what training builds, run the trial on it, and let go of it."""
     from training.tasks.registry import open_experiment
 
-    # The autoencoder's normalisation from a single step: its value changes neither speed nor memory.
-    autoencoder = config.model.autoencoder.model_copy(update={"normalization_tokens": 1})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"autoencoder": autoencoder})})
     if not inference:
         check_precision(config.training, context.device.type)
     torch.manual_seed(config.run.seed + context.rank)
@@ -106,7 +103,7 @@ def _on_work(config: Config, context: WorkerContext, store_path: str, inference:
     try:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
-        experiment.prepare(model, context, trial.control)
+        experiment.prepare(model, context, trial.control, brief=True)
         stage = zero_stage(config.training, config.deepspeed)
         prepare_layers(model.backbone, config.training, context.device, 0 if inference else stage)
         if inference:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from dataset.packed_batch import IGNORED_TARGET, PackedBatch
 from dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY
@@ -27,7 +28,8 @@ from model.backbones.base import PackedBackbone
 from model.backbones.loading import seeded
 from model.backbones.residues import residue_backbone
 from model.tasks.base import (
-    TaskModel,
+    Card,
+    ResidueModel,
     TaskOutput,
     load_own_weights,
     read_own_settings,
@@ -43,6 +45,15 @@ WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
 _FORMAT_VERSION = 1
 
+_OPENING = """```python
+from model.tasks.autoencoder import ESM2Autoencoder
+
+autoencoder = ESM2Autoencoder.from_pretrained("FOLDER")
+latents = autoencoder.encode(["MKTAYIAKQR"])       # one (residues, channels) tensor for each sequence
+features, residue_logits = autoencoder.decode(latents)
+```
+"""
+
 _GELU_GAIN = 1.0 / math.sqrt(0.4252)
 """1 / sqrt(E[gelu(x)²]) for x ~ N(0, 1): weights of variance gain²/fan_in keep the scale through a layer."""
 
@@ -54,7 +65,7 @@ against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear la
 """
 
 
-class ESM2Autoencoder(TaskModel):
+class ESM2Autoencoder(ResidueModel):
     """Compresses residue features to ``section.hidden_sizes[-1]`` channels."""
 
     def __init__(self, backbone: PackedBackbone, section: AutoencoderSection) -> None:
@@ -183,6 +194,20 @@ class ESM2Autoencoder(TaskModel):
         decoded_TD = self.decoder(self._cast(latent_TZ))
         features = self.normalization.inverse(decoded_TD).split(lengths)
         return list(features), list(self.residue_head(decoded_TD).float().split(lengths))
+
+    def network(self) -> PreTrainedModel:
+        backbone: PreTrainedModel = self.backbone.model
+        return backbone
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# {family} autoencoder\n\nCompresses the features of each residue from {self.backbone.hidden_size} to "
+            f"{self.latent_size} channels ({self.compression_ratio:g} times) and reconstructs features and residues. "
+            f"The backbone is {family} with {size}.\n"
+        )
+        alone = network_code("features", "last_hidden_state")
+        opening = f"{_OPENING}\nThe backbone alone, without Esmeray:\n\n{alone}"
+        return Card("feature-extraction", ("autoencoder",), description, opening)
 
     def save(self, folder: Path) -> None:
         """Write all but the backbone to ``folder``: weights, normalisation and settings."""

@@ -15,12 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from common.errors import DataError
 from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
@@ -60,6 +61,34 @@ class TaskModel(nn.Module, ABC):
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the reported metrics from their sums over batches and workers; none if there was no target."""
+
+
+class Card(NamedTuple):
+    """The text of a model card: tag of the hub, more tags, and Markdown of what the model is and of how to open it."""
+
+    pipeline_tag: str
+    tags: tuple[str, ...]
+    description: str
+    opening: str
+
+
+class ResidueModel(TaskModel):
+    """Base of the tasks on residues: each is exported as a network of transformers, with files of its own beside it."""
+
+    @abstractmethod
+    def network(self) -> PreTrainedModel:
+        """The model of transformers that holds the same parameters, to be saved; nothing is copied."""
+
+    @abstractmethod
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        """The card's text.
+
+        ``family`` and ``size`` name the network. ``network_code`` makes the block of code that opens it alone, with a
+        name for its output and the attribute that this is. The folder is called FOLDER.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write what the model learns beside the network to ``folder``."""
 
 
 def save_own_weights(state: dict[str, Tensor], path: Path) -> None:

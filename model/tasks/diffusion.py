@@ -12,23 +12,25 @@ encoder, K tokens of the vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from common.errors import DataError
 from dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from model.attention.packed import attend
 from model.backbones.base import PackedBackbone
-from model.backbones.loading import seeded
+from model.backbones.loading import masked_lm_network, seeded
 from model.backbones.residues import residue_masked_lm
 from model.structures.encoder import StructureEncoder
 from model.tasks.base import (
-    TaskModel,
+    Card,
+    ResidueModel,
     TaskOutput,
     load_own_weights,
     read_own_settings,
@@ -45,8 +47,17 @@ WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
 _FORMAT_VERSION = 1
 
+_OPENING = """```python
+from model.tasks.diffusion import open_diffusion
 
-class SequenceDiffusion(TaskModel):
+model = open_diffusion("FOLDER")
+```
+
+or `python -m tools generate FOLDER --structure FILE --output DESIGNS`.
+"""
+
+
+class SequenceDiffusion(ResidueModel):
     """Predicts hidden residues on packed batches.
 
     Args:
@@ -135,6 +146,16 @@ class SequenceDiffusion(TaskModel):
         """(T, H): the same of sequences without structures and labels."""
         nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
         return nothing.expand(batch.num_tokens, -1)
+
+    def network(self) -> PreTrainedModel:
+        return masked_lm_network(self.backbone, self.lm_head)
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
+            "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
+        )
+        return Card("text-generation", ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
         """Write all but the language model to ``folder``: weights, settings and labels."""

@@ -10,20 +10,22 @@ Shape legend: T tokens in the batch, M tokens with a target, D channels, K token
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
+from model.backbones.loading import masked_lm_network
 from model.backbones.residues import residue_masked_lm
-from model.tasks.base import TaskModel, TaskOutput, scalar_sums, target_positions, targets_of
+from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums, target_positions, targets_of
 from train_config.schema import ModelSection
 
 
-class MaskedLM(TaskModel):
+class MaskedLM(ResidueModel):
     """A masked language model on packed batches.
 
     ``backbone``: gives the features. Frozen, the head is trained alone; output weights that are tied to the embeddings
@@ -67,6 +69,15 @@ class MaskedLM(TaskModel):
         """(T, K) logits of every token."""
         logits_TK: Tensor = self.lm_head(self.backbone(batch))
         return logits_TK
+
+    def network(self) -> PreTrainedModel:
+        return masked_lm_network(self.backbone, self.lm_head)
+
+    def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
+        description = (
+            f"# {family} masked language model\n\n{family} with {size}, which predicts hidden residues of proteins.\n"
+        )
+        return Card("fill-mask", ("masked-lm",), description, network_code("logits", "logits"))
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""

@@ -100,8 +100,13 @@ class Experiment(ABC):
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
         """Make what batches depend on the model for. Every worker calls it, whenever it starts."""
 
-    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
-        """Measure what the model needs to know of the data before the first step. Every worker calls it."""
+    def prepare(  # noqa: B027 - most models need to know nothing
+        self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False
+    ) -> None:
+        """Measure what the model needs to know of the data before the first step. Every worker calls it.
+
+        ``brief``: as fast as can be, for timings, which do not depend on the values.
+        """
 
     def names(self) -> dict[str, bytes]:
         """Files that say what the model's inputs and outputs mean, by name; they go into each checkpoint."""

@@ -1,47 +1,45 @@
-"""The tasks by name: the one place that knows them. A new task is a package beside this file and a line in ``TASKS``.
-
-A task has two classes, since the driver must not wait for torch: a :class:`~training.tasks.plan.TaskPlan` for the
-driver, an :class:`~training.tasks.experiment.Experiment` for the workers. Each is imported when it is first asked for.
-"""
+"""The tasks by name: the one place that knows them. A new task is a package beside this file and its name here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from run_folder.paths import RunFolder
 from train_config.schema import Config, DataSection
 from training.tasks.plan import TaskPlan
+from training.tasks.task import Task
 
 if TYPE_CHECKING:
+    from dataset.tokens.base import SequenceTokenizer
+    from model.tasks.base import TaskModel
     from training.engine.context import WorkerContext
     from training.tasks.experiment import Experiment
 
 
-class _Task(NamedTuple):
-    """The classes of a task, each as ``module:name`` in this folder."""
-
-    plan: str
-    experiment: str
+TASKS = ("autoencoder", "masked_lm", "diffusion", "classifier")
+"""Names of ``model.task`` and of the packages, each of which has a ``TASK``."""
 
 
-TASKS = {
-    "autoencoder": _Task("residues.plan:AutoencoderPlan", "residues.experiment:AutoencoderExperiment"),
-    "masked_lm": _Task("residues.plan:MaskedLMPlan", "residues.experiment:MaskedLMExperiment"),
-    "diffusion": _Task("diffusion.plan:DiffusionPlan", "diffusion.experiment:DiffusionExperiment"),
-    "classifier": _Task("classifier.plan:ClassifierPlan", "classifier.experiment:ClassifierExperiment"),
-}
+def task_named(name: str) -> Task:
+    """Return the task of this name."""
+    return resolve_name(f"{__package__}.{name}:TASK")
 
 
 def task_plan(config: Config) -> TaskPlan:
     """Return the driver's side of the config's task."""
-    return resolve_name(f"{__package__}.{TASKS[config.model.task].plan}")(config)
+    return task_named(config.model.task).load("plan")(config)
 
 
 def experiment_class(task: str) -> type[Experiment]:
     """Return the workers' side of a task."""
-    return resolve_name(f"{__package__}.{TASKS[task].experiment}")
+    return task_named(task).load("experiment")
+
+
+def open_exported(task: str, folder: Path) -> tuple[TaskModel, SequenceTokenizer]:
+    """Return the model that ``task`` exported to a folder, in fp32 on the CPU, and its tokenizer; DataError if not."""
+    return task_named(task).load("open")(folder)
 
 
 def stage(task: str, data: DataSection, path: Path) -> Path:

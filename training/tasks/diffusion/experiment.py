@@ -11,7 +11,6 @@ from dataset.store.staging import stage_once
 from dataset.structures.batches import StructureSource
 from dataset.structures.predictions import predictions_of
 from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
-from model.tasks.base import TaskModel
 from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
 from train_config.schema import Config
@@ -64,7 +63,7 @@ class DiffusionExperiment(Experiment):
             SequenceDiffusion.build(config.model, config.run.seed, labels), trained, folder, overwrite=overwrite
         )
 
-    def build_model(self) -> TaskModel:
+    def build_model(self) -> SequenceDiffusion:
         return SequenceDiffusion.build(self._section, self._seed, tuple(self._structures.manifest.label_names))
 
     def record_name(self, record: int) -> str:

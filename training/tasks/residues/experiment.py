@@ -1,4 +1,4 @@
-"""Tasks that learn from residues alone, as the training loop sees them: the autoencoder, the masked language model."""
+"""Tasks that learn from the residues of a store alone, as the training loop sees them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from dataset.store.reader import Store
 from dataset.store.staging import stage_once
 from model.backbones.residues import residue_tokenizer
 from model.export.backbone import export
-from model.tasks.autoencoder import ESM2Autoencoder
-from model.tasks.base import TaskModel
-from model.tasks.masked_lm import MaskedLM
-from model.tasks.normalization import FeatureStatistics
+from model.tasks.base import ResidueModel
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
 from train_config.schema import Config, MaskedLMSection, ModelSection
-from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
 
@@ -50,7 +46,7 @@ class ResidueExperiment(Experiment):
 
     @staticmethod
     @abstractmethod
-    def new_model(section: ModelSection, seed: int) -> TaskModel:
+    def new_model(section: ModelSection, seed: int) -> ResidueModel:
         """Return the model to train, in fp32 on the CPU."""
 
     @staticmethod
@@ -67,47 +63,14 @@ class ResidueExperiment(Experiment):
         config = trained.checkpoint.config()
         return exported(cls.new_model(config.model, config.run.seed), trained, folder, overwrite=overwrite)
 
-    def build_model(self) -> TaskModel:
+    def build_model(self) -> ResidueModel:
         return self.new_model(self._section, self._seed)
 
     def record_name(self, record: int) -> str:
         return self._store.id(record)
 
 
-class MaskedLMExperiment(ResidueExperiment):
-    """The masked language model."""
-
-    new_model = staticmethod(MaskedLM.build)
-
-    @staticmethod
-    def masking(section: ModelSection) -> MaskedLMSection | None:
-        return section.masked_lm
-
-
-class AutoencoderExperiment(ResidueExperiment):
-    """The autoencoder."""
-
-    new_model = staticmethod(ESM2Autoencoder.build)
-
-    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
-        assert isinstance(model, ESM2Autoencoder)
-        model.to(context.device)
-        # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
-        statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
-        seen = 0
-        for step in self.batches.epoch(0):
-            for batch in step.batches:
-                model.measure(batch.to(context.device), statistics)
-            seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
-            if seen >= self._section.autoencoder.normalization_tokens:
-                break
-        sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
-        for index, tensor in enumerate(statistics.tensors):
-            tensor.copy_(sums[str(index)])
-        model.normalization.set(statistics)
-
-
-def exported(model: TaskModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
+def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
     """Put the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
     config = trained.checkpoint.config()
     return export(

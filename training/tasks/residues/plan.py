@@ -17,7 +17,7 @@ from dataset.store.format import MANIFEST_FILE
 from dataset.store.reader import Store
 from dataset.store.sample import sample_records
 from model.backbones.source import is_padded, source_type
-from model.cost.memory import ParameterCount, count_autoencoder_parameters, count_masked_lm_parameters
+from model.cost.memory import ParameterCount
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, DataSection, ModelSection
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
@@ -54,18 +54,6 @@ class ResiduePlan(TaskPlan):
         section = self.config.model.backbone
         self.check_stage(padded=is_padded(section, source_type(section)))
         return self.count_parameters(self.config.model)
-
-
-class MaskedLMPlan(ResiduePlan):
-    """The masked language model."""
-
-    count_parameters = staticmethod(count_masked_lm_parameters)
-
-
-class AutoencoderPlan(ResiduePlan):
-    """The autoencoder."""
-
-    count_parameters = staticmethod(count_autoencoder_parameters)
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:

@@ -1,0 +1,35 @@
+"""The autoencoder as the training loop sees it: its normalisation is measured before the first step."""
+
+from __future__ import annotations
+
+from model.tasks.autoencoder import ESM2Autoencoder
+from model.tasks.base import TaskModel
+from model.tasks.normalization import FeatureStatistics
+from training.engine.collective import ControlGroup
+from training.engine.context import WorkerContext
+from training.tasks.residues.experiment import ResidueExperiment
+
+
+class AutoencoderExperiment(ResidueExperiment):
+    """The autoencoder."""
+
+    new_model = staticmethod(ESM2Autoencoder.build)
+
+    def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False) -> None:
+        """Measure mean and scale of the features; from a single step if ``brief``."""
+        assert isinstance(model, ESM2Autoencoder)
+        model.to(context.device)
+        wanted = 1 if brief else self._section.autoencoder.normalization_tokens
+        # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
+        statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
+        seen = 0
+        for step in self.batches.epoch(0):
+            for batch in step.batches:
+                model.measure(batch.to(context.device), statistics)
+            seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
+            if seen >= wanted:
+                break
+        sums = control.sum({str(index): tensor for index, tensor in enumerate(statistics.tensors)})
+        for index, tensor in enumerate(statistics.tensors):
+            tensor.copy_(sums[str(index)])
+        model.normalization.set(statistics)
