@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help train serve test test-fast lint format bench lock docs clean
+.PHONY: help train serve test test-fast lint size format bench lock docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -60,6 +60,9 @@ lint: $(VENV)/.installed-dev  ## style, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+size:  ## lines, rooms, functions and imports beside their limits
+	@$(PYTHON) .ci/size.py
 
 format: $(VENV)/.installed-dev  ## put the code in form
 	$(BIN)/ruff check --fix .

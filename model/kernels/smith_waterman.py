@@ -80,7 +80,7 @@ class SmithWaterman:
         if block.letters.is_cuda:
             from model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
 
-            return scores(profile_LS, block, *self._gaps)
+            return scores(profile_LS, block, LANES, *self._gaps)
         places = zip(block.starts.tolist(), block.widths.tolist(), strict=True)
         groups = [block.letters[start : start + width * LANES].view(width, LANES) for start, width in places]
         return torch.cat([_scores_on_diagonals(profile_LS, group_WP, *self._gaps) for group_WP in groups])

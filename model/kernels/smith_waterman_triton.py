@@ -15,20 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model.kernels.smith_waterman import LANES, Block
-
 ROWS = 16
 
 
-def scores(profile_LS: Tensor, block: Block, first: int, extend: int) -> Tensor:
-    """(G * P,) int32 scores of a block; ``profile_LS``: (L, S) int32 scores of each residue of the query."""
+def scores(profile_LS: Tensor, block: tuple[Tensor, Tensor, Tensor], lanes: int, first: int, extend: int) -> Tensor:
+    """(G * P,) int32 scores of a :class:`~model.kernels.smith_waterman.Block`, P being ``lanes``.
+
+    ``profile_LS``: (L, S) int32 scores of each residue of the query.
+    """
+    letters, starts, _ = block
     rows = -(-len(profile_LS) // ROWS) * ROWS
     padding = (0, 0, 0, rows - len(profile_LS))
-    profile = torch.nn.functional.pad(profile_LS, padding, value=int(profile_LS[0, -1])).to(block.letters.device)
-    h, f = (torch.empty_like(block.letters, dtype=torch.int32) for _ in range(2))
-    best = torch.empty(len(block.starts) * LANES, dtype=torch.int32, device=block.letters.device)
-    settings = {"ROWS": ROWS, "LANES": LANES, "LETTERS": profile.shape[1], "num_warps": 1}
-    _kernel[(len(block.starts),)](profile, *block, h, f, best, rows, first, extend, **settings)
+    profile = torch.nn.functional.pad(profile_LS, padding, value=int(profile_LS[0, -1])).to(letters.device)
+    h, f = (torch.empty_like(letters, dtype=torch.int32) for _ in range(2))
+    best = torch.empty(len(starts) * lanes, dtype=torch.int32, device=letters.device)
+    settings = {"ROWS": ROWS, "LANES": lanes, "LETTERS": profile.shape[1], "num_warps": 1}
+    _kernel[(len(starts),)](profile, *block, h, f, best, rows, first, extend, **settings)
     return best
 
 

@@ -83,6 +83,6 @@ def interpreted() -> None:
         for query in (b"W", targets[1], targets[3][:16]):
             codes = [by.codes[np.frombuffer(one, np.uint8)] for one in targets]
             align = SmithWaterman(codes, by.scores, by.first, by.gap_extend, "cpu")
-            align._scores = lambda profile, block, by=by: scores(profile, block, by.first, by.gap_extend)
+            align._scores = lambda profile, block, by=by: scores(profile, block, LANES, by.first, by.gap_extend)
             found = align(by.codes[np.frombuffer(query, np.uint8)])
             np.testing.assert_array_equal(found, expected([query], targets, by)[0])
