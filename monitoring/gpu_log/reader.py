@@ -7,6 +7,7 @@ and the columns of the log.
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from common.errors import DataError
+from dataset.table import text_batches
 from monitoring.gpu_log.columns import COLUMNS, FACTORS, GPU, NAME, REASON_BITS, REQUIRED, TIME, UUID
 
 _NUMBER = r"(?P<hex>0x[0-9a-fA-F]+)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]+)?"
@@ -56,23 +59,20 @@ def read_gpu_log(path: Path | str) -> GpuLog:
 def _cells(path: Path) -> pd.DataFrame:
     """The cells as text, by title; the index is the line's number."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read as a CSV log: {getattr(error, 'strerror', None) or error}") from error
-    lines = [line.split(",") for line in text[: text.rfind("\n") + 1].splitlines()]
-    rows = {number: [cell.strip() for cell in line] for number, line in enumerate(lines, start=1)}
-    titles = rows.get(1, [""])
-    if titles == [""]:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    batches = list(text_batches(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
+    if not batches:
         raise DataError(f"{path}: is empty")
-    _find_titles(titles, path)
-    samples = {number: row for number, row in rows.items() if row not in (titles, [""])}
-    for number, row in samples.items():
-        if len(row) != len(titles):
-            problem = f"{len(row)} cells where the header has {len(titles)}"
-            raise DataError(f"{path}, line {number}: {problem}; remove the line")
-    if not samples:
+    cells = pa.Table.from_batches(batches).to_pandas().rename(columns=str.strip)
+    _find_titles(list(cells), path)
+    cells = cells.apply(lambda column: column.str.strip())
+    cells.index += 2  # lines from 1, the first is the header
+    samples = cells[cells.iloc[:, 0] != cells.columns[0]]
+    if samples.empty:
         raise DataError(f"{path}: has a header and no samples")
-    return pd.DataFrame.from_dict(samples, orient="index", columns=titles, dtype=str)
+    return samples
 
 
 def _find_titles(titles: list[str], path: Path) -> dict[str, str]:

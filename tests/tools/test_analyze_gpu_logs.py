@@ -26,7 +26,9 @@ def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path)
 
 def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
     log = tmp_path / "log.csv"
-    log.write_text("timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n1\n")
+    log.write_text(
+        "timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n" + "1," * 7 + "1\n"
+    )
     outcome = command("analyze_gpu_logs", "--log", log)
     assert outcome.code == 3
     assert outcome.err.count("\n") == 1
