@@ -15,13 +15,36 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import DataError
 from common.publishing import atomic_file
 
 Record = dict[str, Any]
 """One line of metrics.jsonl, decoded."""
+
+
+class MetricLabel(NamedTuple):
+    """The words for a metric of a validation.
+
+    Attributes:
+        curve: in the picture of the curves.
+        word: in a line of text; None for one that is drawn alone.
+        definition: for a person who does not know the metric.
+        is_loss: drawn with the losses.
+        repeats: another metric that it equals where both are there, so that it is not drawn.
+    """
+
+    curve: str
+    word: str | None = None
+    definition: str | None = None
+    is_loss: bool = False
+    repeats: str | None = None
+
+
+MetricLabels = Mapping[str, MetricLabel]
+"""The words by the metric's name in metrics.jsonl."""
+
 _TIMED = ("sample", "alert")
 """Kinds of records that are distinguished by their time, not by their step."""
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from common.arguments import ToolArguments, parse
 from monitoring.watch.status import RunStatus
+from training.tasks.registry import metric_labels
 
 EVERY_S = 1.0
 """Between two looks at the files."""
@@ -36,7 +37,7 @@ class Arguments(ToolArguments):
 def main(argv: list[str]) -> int:
     """Print once, or until the run ends."""
     arguments = parse(Arguments, argv, "watch", __doc__)
-    status = RunStatus(arguments.run)
+    status = RunStatus(arguments.run, metric_labels())
     status.update()
     if not arguments.follow:
         print("\n".join(status.lines()))

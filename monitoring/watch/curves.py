@@ -6,6 +6,7 @@ Dotted lines mark where the run was resumed, crosses the steps that were skipped
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from common.figure_style import (
     save,
     style_steps,
 )
-from run_folder.metrics_log import Record
+from run_folder.metrics_log import MetricLabels, Record
 
 SMOOTHING_SHARE = 0.02
 """Share of the run's points over which the smoothed loss is averaged."""
@@ -36,16 +37,17 @@ LOWEST_METRIC = -1.0
 """Lower end of the metrics' axis; lower values are marked there."""
 
 
-def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None:
+def draw_curves(records: Iterable[Record], path: Path | str, title: str, labels: MetricLabels) -> None:
     """Draw the records of metrics.jsonl to ``path``, a PNG, which is replaced only when the new one is complete.
 
-    Where a step occurs twice (resumed), the last counts.
+    Where a step occurs twice (resumed), the last counts. ``labels`` name the metrics of validations that are drawn, in
+    the order in which they get their colours.
     """
     kinds = _by_kind(records)
     figure = new_figure(11, 6.4, title)
     losses, metrics, rates, speeds = figure.subplots(2, 2, sharex=True).ravel()
-    _draw_losses(losses, kinds)
-    _draw_metrics(metrics, kinds["validation"])
+    _draw_losses(losses, kinds, labels)
+    _draw_metrics(metrics, kinds["validation"], labels)
     _draw_line(rates, kinds["train"], "learning_rate", "Learning rate")
     _draw_speed(speeds, kinds["train"])
     for axes in (losses, metrics, rates, speeds):
@@ -56,7 +58,7 @@ def draw_curves(records: Iterable[Record], path: Path | str, title: str) -> None
     save(figure, path)
 
 
-def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
+def _draw_losses(axes: Axes, kinds: dict[str, list[Record]], labels: MetricLabels) -> None:
     heading(axes, "Loss")
     steps, losses = _series(kinds["train"], "loss")
     if len(steps):
@@ -70,37 +72,28 @@ def _draw_losses(axes: Axes, kinds: dict[str, list[Record]]) -> None:
     validated, validation_losses = _series(kinds["validation"], "loss")
     if len(validated):
         axes.plot(validated, validation_losses, color=ORANGE, label="validation", **_points(validated))
-    without, unconditional = _series(kinds["validation"], "unconditional_loss")
-    if len(without):
-        axes.plot(without, unconditional, "--", color=ORANGE, label="validation, without structure or label")
+    for name, label in labels.items():
+        steps, losses = _series(kinds["validation"], name)
+        if label.is_loss and len(steps):
+            axes.plot(steps, losses, "--", color=ORANGE, label=label.curve)
     skipped = _skipped_steps(kinds)
     if skipped:
         top = axes.get_ylim()[1]
-        label = f"skipped ({len(skipped)})"
-        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=label)
+        count = f"skipped ({len(skipped)})"
+        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=count)
     legend(axes)
 
 
-def _draw_metrics(axes: Axes, validations: Sequence[Record]) -> None:
+def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabels) -> None:
     heading(axes, "Validation")
-    names = {
-        "residue_recovery": ("recovery, share of residues right", GREEN),
-        "feature_r2": ("feature R², variance explained", BLUE),
-        "accuracy": ("accuracy", GREEN),
-        "f1_macro": ("macro F1", ORANGE),
-        "mcc": ("MCC", BLUE),
-        "f1_micro": ("micro F1", BLUE),
-        "spearman": ("Spearman", GREEN),
-        "r2": ("R², variance explained", BLUE),
-    }
-    if any("mcc" in record for record in validations):
-        del names["f1_micro"]  # which is the accuracy, where a record has one class
+    known = {name for record in validations for name in record}
+    shown = [
+        name for name, label in labels.items() if name in known and label.repeats not in known and not label.is_loss
+    ]
     lowest = 0.0
-    for name, (label, color) in names.items():
+    for name, color in zip(shown, cycle((GREEN, ORANGE, BLUE))):
         steps, values = _series(validations, name)
-        if not len(steps):
-            continue
-        axes.plot(steps, values, color=color, label=f"{label} (last {values[-1]:.3f})", **_points(steps))
+        axes.plot(steps, values, color=color, label=f"{labels[name].curve} (last {values[-1]:.3f})", **_points(steps))
         lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
         if (below := values < LOWEST_METRIC).any():
             label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"

@@ -20,35 +20,29 @@ from rich.text import Text
 
 from common.text import amount, duration
 from monitoring.watch.pace import Pace
-from run_folder.metrics_log import Record
+from run_folder.metrics_log import MetricLabels, Record
 
 MIN_BAR_COLUMNS = 150
 """Terminal width below which the bar gives way to the metrics."""
 BAR_COLUMNS = 20
 
-_METRICS = {
-    "residue_recovery": ("recovery", "share of the residues that are predicted right"),
-    "feature_r2": ("R²", "share of the features' variance that is reconstructed; below 0: worse than their mean"),
-    "accuracy": ("accuracy", None),
-    "mcc": ("MCC", "Matthews' correlation of predicted and true classes; 0 is chance, 1 is perfect"),
-    "spearman": ("Spearman", "rank correlation of predicted and measured values"),
-    "r2": ("R²", "share of the targets' variance that is predicted; below 0: worse than their mean"),
-}
-"""Metrics of a validation: name and definition."""
-
 
 class ProgressSink:
-    """A progress line on ``stream``; where that is no terminal, a line every ``plain_every_s``."""
+    """A progress line on ``stream``; where that is no terminal, a line every ``plain_every_s``.
+
+    ``labels`` are the words for the metrics of validations.
+    """
 
     def __init__(
         self,
         total_steps: int,
+        labels: MetricLabels,
         stream: TextIO | None = None,
         plain_every_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stdout if stream is None else stream
-        state = _State(total_steps)
+        state = _State(total_steps, labels)
         self._view: _Line | _PlainLines
         if stream.isatty():
             self._view = _Line(state, Console(file=stream))
@@ -67,8 +61,8 @@ class ProgressSink:
 class _State:
     """The run's state in words."""
 
-    def __init__(self, total_steps: int) -> None:
-        self.total_steps = total_steps
+    def __init__(self, total_steps: int, labels: MetricLabels) -> None:
+        self.total_steps, self._labels = total_steps, labels
         self.step = 0
         self._last: Record | None = None
         self._pace = Pace()
@@ -100,7 +94,7 @@ class _State:
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
             if self._validation is not None:
-                parts["validation"] = describe_validation(self._validation)
+                parts["validation"] = self.describe_validation(self._validation)
         for name in ("rate", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
@@ -112,8 +106,11 @@ class _State:
         if self._defined or self._validation is None:
             return None
         self._defined = True
-        known = [f"  {word}: {what}" for name, (word, what) in _METRICS.items() if what and name in self._validation]
-        return "\n".join(known) or None
+        shown = [label for name, label in self._labels.items() if name in self._validation]
+        return "\n".join(f"  {label.word}: {label.definition}" for label in shown if label.definition) or None
+
+    def describe_validation(self, record: Record) -> str:
+        return describe_validation(record, self._labels)
 
 
 class _Line:
@@ -164,7 +161,7 @@ class _PlainLines:
             if self._clock() >= self._next_s or record["step"] >= self._state.total_steps:
                 self._print_state()
         elif record["kind"] == "validation":
-            self._print(f"step {record['step']}: {describe_validation(record)}")
+            self._print(f"step {record['step']}: {self._state.describe_validation(record)}")
             if definitions := self._state.definitions():
                 self._print(definitions)
         elif record["kind"] == "event" and (line := describe_event(record)):
@@ -185,9 +182,13 @@ class _PlainLines:
         print(line, file=self._stream, flush=True)
 
 
-def describe_validation(record: Record) -> str:
-    """Return the metrics of a validation record in one phrase."""
-    metrics = [f"{word} {record[name]:.3f}" for name, (word, _) in _METRICS.items() if record.get(name) is not None]
+def describe_validation(record: Record, labels: MetricLabels) -> str:
+    """Return the loss of a validation record, and those metrics that have a word, in one phrase."""
+    metrics = [
+        f"{label.word} {record[name]:.3f}"
+        for name, label in labels.items()
+        if label.word is not None and record.get(name) is not None
+    ]
     return ", ".join([f"validation loss {_number(record.get('loss'))}", *metrics])
 
 

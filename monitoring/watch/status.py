@@ -15,7 +15,7 @@ from monitoring.advice import Facts, what_limits
 from monitoring.watch.pace import Pace
 from monitoring.watch.progress import describe_alert, describe_validation
 from run_folder.job import is_abandoned
-from run_folder.metrics_log import Record
+from run_folder.metrics_log import MetricLabels, Record
 from run_folder.paths import Outcome, RunFolder
 from run_folder.tail import RecordTail
 
@@ -26,9 +26,13 @@ _QUIET_S = 60.0
 
 
 class RunStatus:
-    """A run; :meth:`update` reads what is new. Raises ConfigError where the folder is none of a run."""
+    """A run; :meth:`update` reads what is new.
 
-    def __init__(self, folder: Path) -> None:
+    ``labels`` are the words for metrics of validations. Raises ConfigError where the folder is none of a run.
+    """
+
+    def __init__(self, folder: Path, labels: MetricLabels) -> None:
+        self._labels = labels
         folder = folder.resolve()
         self.files = RunFolder(folder.parent, folder.name)
         if not self.files.exists:
@@ -64,7 +68,7 @@ class RunStatus:
         if self._step is not None:
             yield from self._progress(self._step)
             if self._validation is not None:
-                yield f"  step {self._validation['step']:,}: {describe_validation(self._validation)}"
+                yield f"  step {self._validation['step']:,}: {describe_validation(self._validation, self._labels)}"
             yield f"  {what_limits(self._facts()) or 'nothing measured limits the speed'}"
         for alert in self._alerts.values():
             if alert.get("state") == "raised":

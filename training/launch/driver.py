@@ -46,7 +46,7 @@ from training.checkpoints.resuming import (
 from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize
-from training.tasks.registry import task_plan
+from training.tasks.registry import metric_labels, task_plan
 
 WATCHER_TIMEOUT_S = 30.0
 
@@ -274,7 +274,7 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
 
 
 def _watch(alerts: AlertsSection, run: RunFolder, total_steps: int) -> RunWatcher:
-    sinks: list[Sink] = [ProgressSink(total_steps)]
+    sinks: list[Sink] = [ProgressSink(total_steps, metric_labels())]
     if alerts.enabled:
         sinks.append(AlertSink(run.alerts, alerts))
     return RunWatcher(run, sinks, warn=warn)
@@ -301,7 +301,7 @@ def _draw(run: RunFolder) -> None:
 
     try:
         if run.metrics.exists():
-            draw_curves(read_metrics(run.metrics), run.curves, run.path.name)
+            draw_curves(read_metrics(run.metrics), run.curves, run.path.name, metric_labels())
     except (OSError, DataError) as error:
         warn(f"{run.curves}: not drawn ({error})")
 

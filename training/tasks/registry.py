@@ -6,6 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from run_folder.metrics_log import MetricLabels
 from run_folder.paths import RunFolder
 from train_config.schema import Config, DataSection
 from training.tasks.plan import TaskPlan
@@ -40,6 +41,11 @@ def experiment_class(task: str) -> type[Experiment]:
 def open_exported(task: str, folder: Path) -> tuple[TaskModel, SequenceTokenizer]:
     """Return the model that ``task`` exported to a folder, in fp32 on the CPU, and its tokenizer; DataError if not."""
     return task_named(task).load("open")(folder)
+
+
+def metric_labels() -> MetricLabels:
+    """Return the words for the metrics of all tasks, by the metric's name."""
+    return {name: label for task in TASKS for name, label in task_named(task).metrics.items()}
 
 
 def stage(task: str, data: DataSection, path: Path) -> Path:

@@ -8,6 +8,13 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from run_folder.metrics_log import MetricLabel, MetricLabels
+
+RESIDUE_RECOVERY = MetricLabel(
+    "recovery, share of residues right", "recovery", "share of the residues that are predicted right"
+)
+"""The label of ``residue_recovery``, which every task on residues has."""
+
 
 class Task(NamedTuple):
     """The parts of a task.
@@ -18,12 +25,14 @@ class Task(NamedTuple):
         experiment: the :class:`~training.tasks.experiment.Experiment`, for the workers.
         open: a function of the folder of an export, which returns the model in fp32 on the CPU, in evaluation mode, and
             its tokenizer. Raises DataError where the folder holds another model or is damaged.
+        metrics: words for those of its metrics that are shown while it trains.
     """
 
     section: str
     plan: str
     experiment: str
     open: str
+    metrics: MetricLabels
 
     def load(self, part: str) -> Any:
         """Import one of the parts."""

@@ -3,6 +3,7 @@ from matplotlib import image
 
 from monitoring.watch import curves
 from monitoring.watch.curves import draw_curves
+from training.tasks.registry import metric_labels
 
 
 def records(steps: int = 50) -> list[dict]:
@@ -19,20 +20,25 @@ def records(steps: int = 50) -> list[dict]:
 
 
 def test_picture_is_drawn_and_shows_something(tmp_path):
-    draw_curves(records(), tmp_path / "curves.png", "a run")
+    draw_curves(records(), tmp_path / "curves.png", "a run", metric_labels())
     pixels = image.imread(tmp_path / "curves.png")
     assert pixels.shape[0] > 500
     assert pixels.shape[1] > 1000
     assert len(np.unique(pixels[..., 0])) > 20
     assert list(tmp_path.iterdir()) == [tmp_path / "curves.png"]
-    draw_curves([], tmp_path / "empty.png", "nothing yet")
+    draw_curves([], tmp_path / "empty.png", "nothing yet", metric_labels())
 
 
 def validation_of(monkeypatch, validations: list[dict]):
     """The panel of the metrics, as it is drawn."""
     figures = []
     monkeypatch.setattr(curves, "save", lambda figure, path: figures.append(figure))
-    draw_curves([{"kind": "validation", "loss": 1.0, **record} for record in validations], "unused.png", "a run")
+    draw_curves(
+        [{"kind": "validation", "loss": 1.0, **record} for record in validations],
+        "unused.png",
+        "a run",
+        metric_labels(),
+    )
     return figures[0].axes[1]
 
 

@@ -3,6 +3,7 @@ import io
 import pytest
 
 from monitoring.watch.progress import ProgressSink, describe_event
+from training.tasks.registry import metric_labels
 
 
 def train(step: int, **values) -> dict:
@@ -24,7 +25,7 @@ class Terminal(io.StringIO):
 
 def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
     clock, stream = Clock(), io.StringIO()
-    sink = ProgressSink(1000, stream=stream, plain_every_s=10, clock=clock)
+    sink = ProgressSink(1000, metric_labels(), stream=stream, plain_every_s=10, clock=clock)
     for step in range(1, 101):
         clock.now = float(step)
         sink.write(train(step))
@@ -38,7 +39,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
 @pytest.mark.parametrize("make", [io.StringIO, Terminal])
 def test_metrics_are_defined_once_where_they_first_appear(make):
     stream = make()
-    sink = ProgressSink(10, stream=stream)
+    sink = ProgressSink(10, metric_labels(), stream=stream)
     for step in (1, 2):
         sink.write(train(step))
         sink.write({"kind": "validation", "step": step, "loss": 1.0, "residue_recovery": 0.5, "feature_r2": 0.4})
@@ -51,7 +52,7 @@ def test_metrics_are_defined_once_where_they_first_appear(make):
 def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
-    sink = ProgressSink(120, stream=stream)
+    sink = ProgressSink(120, metric_labels(), stream=stream)
     sink.write({"kind": "validation", "step": 40, "loss": 0.1712, "residue_recovery": 1.0, "feature_r2": 0.841})
     for step in (85, 86):
         sink.write(train(step))
@@ -64,7 +65,7 @@ def test_terminal_of_any_width_shows_the_metrics(columns, monkeypatch):
 
 def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
     stream = io.StringIO()
-    sink = ProgressSink(10, stream=stream, clock=Clock())
+    sink = ProgressSink(10, metric_labels(), stream=stream, clock=Clock())
     sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 100})
     sink.write(train(1, loss=None, nonfinite=True, skipped_steps=1))
     sink.write(train(2))
@@ -76,7 +77,7 @@ def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_alerts_are_shown_and_so_is_their_end(stream):
-    sink = ProgressSink(10, stream=stream)
+    sink = ProgressSink(10, metric_labels(), stream=stream)
     alert = {"kind": "alert", "step": 1, "time": 0.0, "name": "memory", "subject": "GPU 0", "message": "it is full"}
     sink.write({**alert, "state": "raised"})
     sink.write({**alert, "state": "cleared", "message": "there is room"})

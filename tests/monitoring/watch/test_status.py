@@ -13,6 +13,7 @@ from monitoring.watch.status import RunStatus
 from run_folder.job import held
 from run_folder.paths import Outcome, RunFolder
 from tests.monitoring.samples import append
+from training.tasks.registry import metric_labels
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def step(number: int, **values: float | None) -> dict[str, object]:
 
 
 def lines(run: RunFolder) -> list[str]:
-    status = RunStatus(run.path)
+    status = RunStatus(run.path, metric_labels())
     status.update()
     return list(status.lines())
 
@@ -74,4 +75,4 @@ def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
 
 def test_what_is_no_run_is_refused_with_what_may_be_meant(run):
     with pytest.raises(ConfigError, match="did you mean mine"):
-        RunStatus(run.path.parent / "mime")
+        RunStatus(run.path.parent / "mime", metric_labels())

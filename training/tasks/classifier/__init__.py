@@ -1,5 +1,6 @@
 """The classifier: classes, labels or numbers of each labelled record, or a class of each residue."""
 
+from run_folder.metrics_log import MetricLabel
 from training.tasks.task import Task
 
 TASK = Task(
@@ -7,4 +8,19 @@ TASK = Task(
     plan="training.tasks.classifier.plan:ClassifierPlan",
     experiment="training.tasks.classifier.experiment:ClassifierExperiment",
     open="model.export.classifier:load_classifier",
+    metrics={
+        "accuracy": MetricLabel("accuracy", "accuracy"),
+        "f1_macro": MetricLabel("macro F1"),
+        "mcc": MetricLabel(
+            "MCC", "MCC", "Matthews' correlation of predicted and true classes; 0 is chance, 1 is perfect"
+        ),
+        # Where a record has one class, micro F1 is the accuracy.
+        "f1_micro": MetricLabel("micro F1", repeats="mcc"),
+        "spearman": MetricLabel("Spearman", "Spearman", "rank correlation of predicted and measured values"),
+        "r2": MetricLabel(
+            "R², variance explained",
+            "R²",
+            "share of the targets' variance that is predicted; below 0: worse than their mean",
+        ),
+    },
 )

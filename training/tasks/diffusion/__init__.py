@@ -1,10 +1,15 @@
 """Sequence diffusion: hidden residues of a structure store, predicted from the structure and from the others."""
 
-from training.tasks.task import Task
+from run_folder.metrics_log import MetricLabel
+from training.tasks.task import RESIDUE_RECOVERY, Task
 
 TASK = Task(
     section="train_config.diffusion_schema:DiffusionSection",
     plan="training.tasks.diffusion.plan:DiffusionPlan",
     experiment="training.tasks.diffusion.experiment:DiffusionExperiment",
     open="model.export.backbone:open_designer",
+    metrics={
+        "residue_recovery": RESIDUE_RECOVERY,
+        "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),
+    },
 )
