@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.embeddings.arrays import scales_of
-from dataset.embeddings.format import (
+from dataset.embeddings.formats.base import Block, Source
+from dataset.embeddings.formats.hdf5 import hdf5_key
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.manifest import (
     Dtype,
     EmbeddingsManifest,
-    FileFormat,
     OutputManifest,
     Per,
     write_index,
     write_manifest,
 )
-from dataset.embeddings.tables import SUFFIXES, Block, hdf5_key, write_datasets, write_table
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:
@@ -29,7 +29,7 @@ def make_embeddings(
     folder: Path,
     vectors: NDArray[np.float32] | dict[str, NDArray[np.float32]],
     ids: Sequence[str] | None = None,
-    file_format: FileFormat = "parquet",
+    file_format: str = "parquet",
     dtype: Dtype = "fp32",
     per: Per = "protein",
     block: int = 7,
@@ -42,23 +42,21 @@ def make_embeddings(
     folder.mkdir(parents=True)
     manifests = {}
     for name, values in outputs.items():
-        scales = scales_of(np.abs(values).max(axis=0)) if dtype == "int8" else None
-        starts = range(0, number, block)
-        blocks = [Block(ids[n : n + block], lengths[n : n + block], values[n : n + block]) for n in starts]
-        path = folder / f"{name}{SUFFIXES.get(file_format, '.h5')}"
-        if file_format == "hdf5":
-            write_datasets(path, zip(keys, ids, values, strict=True))
-        else:
-            write_table(path, file_format, blocks, values.shape, dtype, scales)
-        manifests[name] = OutputManifest(
+        output = OutputManifest(
             description=f"{name} over residues",
             per=per,
             channels=values.shape[1],
             dtype=dtype,
             format=file_format,
-            files=[path.name],
-            scales=None if scales is None else scales.tolist(),
         )
+
+        def blocks(_rows: int, values=values) -> Iterator[Block]:
+            for n in range(0, number, block):
+                rows = slice(n, n + block)
+                yield Block(ids[rows], lengths[rows], values[rows], keys[rows])
+
+        source = Source(number, blocks, lambda values=values: np.abs(values).max(axis=0))
+        manifests[name] = FORMATS[file_format].merge(folder, name, output, source)
     part = {"id": ids, "length": lengths, "sequence": np.arange(number)}
     write_index(folder, [{**part, "key": keys} if file_format == "hdf5" else part])
     job = {"model": folder.name}

@@ -29,7 +29,7 @@ from common.errors import ConfigError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
-from dataset.embeddings.format import read_manifest
+from dataset.embeddings.manifest import read_manifest
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from run_folder.job import accept, unfinished

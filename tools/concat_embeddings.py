@@ -11,7 +11,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from pydantic import Field
@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.progress import record_bar
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
-from dataset.embeddings.format import FileFormat
+from dataset.embeddings.formats.registry import TableFormat
 from dataset.embeddings.joining import join
 from dataset.embeddings.reader import open_vectors
 
@@ -36,7 +36,7 @@ class Arguments(ToolArguments):
     )
     output: Path = Field(description="Folder to make.")
     names: list[str] = Field([], description="Output to take of each folder. Default: its first.")
-    format: Literal["parquet", "npy"] | None = Field(None, description="Default: npy where the first folder has it.")
+    format: TableFormat | None = Field(None, description="Default: npy where the first folder has it.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
         False, description="Replace the folder if this tool made it and nobody changed it since."
     )
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --names")
     of_first = next(iter(sources.values())).output.format
-    file_format: FileFormat = arguments.format or ("npy" if of_first == "npy" else "parquet")
+    file_format = arguments.format or ("npy" if of_first == "npy" else "parquet")
     with record_bar("joining") as bar, made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         joined = join(building, sources, file_format, bar)
     records = counted(len(next(iter(sources.values()))), "record{s}")

@@ -20,13 +20,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from dataset.embeddings.format import INDEX_FILE, Dtype, FileFormat, OutputManifest, parts, write_manifest
-from dataset.embeddings.reader import Embeddings, Values
-from dataset.embeddings.tables import SUFFIXES, Block, block_rows, write_table
+from dataset.embeddings.formats.base import Block, Source, Values
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.manifest import INDEX_FILE, Dtype, OutputManifest, parts, write_manifest
+from dataset.embeddings.reader import Embeddings
 
 
 def join(
-    building: Path, sources: dict[str, Embeddings], file_format: FileFormat, show: Callable[[float, int], None]
+    building: Path, sources: dict[str, Embeddings], file_format: str, show: Callable[[float, int], None]
 ) -> OutputManifest:
     """Write the output ``joined`` of named sources to a folder, in their dtype if they have one, else fp32.
 
@@ -41,23 +42,19 @@ def join(
         channels=sum(output.channels for output in outputs),
         dtype=dtype,
         format=file_format,
-        files=[f"joined{SUFFIXES[file_format]}"],
         scales=[scale for output in outputs for scale in output.scales or ()] if dtype == "int8" else None,
         columns={name: source.channels for name, source in sources.items()},
     )
-    rows = block_rows(output.channels, dtype)
     orders = _orders(list(sources.values()))
-    streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
 
-    def blocks() -> Iterator[Block]:
+    def blocks(rows: int) -> Iterator[Block]:
+        streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
         for start, stop in parts(len(first), rows):
             vectors_nC = np.concatenate([next(stream) for stream in streams], axis=1)
             yield Block(first.ids[start:stop], first.lengths[start:stop], vectors_nC)
             show(stop / len(first), stop)
 
-    shape = len(first), output.channels
-    scales = None if output.scales is None else np.array(output.scales, dtype=np.float32)
-    write_table(building / output.files[0], file_format, blocks(), shape, dtype, scales)
+    output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
     shutil.copyfile(first.folder / INDEX_FILE, building / INDEX_FILE)
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     write_manifest(building, first.manifest.model_copy(update={"outputs": {"joined": output}, "job": job}))

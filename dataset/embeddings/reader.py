@@ -8,22 +8,19 @@ Shape legend: N records, C channels, L residues of a record.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, DataError
 from common.text import did_you_mean
-from dataset.embeddings.arrays import as_float32, open_arrays
-from dataset.embeddings.format import INDEX_FILE, EmbeddingsManifest, OutputManifest, parts, read_manifest
-
-Values = NDArray[np.float32]
+from dataset.embeddings.formats.base import Values
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.manifest import INDEX_FILE, EmbeddingsManifest, Index, OutputManifest, parts, read_manifest
 
 
 def open_embeddings(folder: Path | str, output: str | None = None) -> Embeddings:
@@ -43,7 +40,7 @@ def open_vectors(folder: Path | str, output: str | None = None) -> Embeddings:
     return embeddings
 
 
-class Embeddings:
+class Embeddings(Index):
     """Embeddings of N records, in the order of the input.
 
     ``embeddings[id]`` or ``embeddings[number]`` is a record's: (C,) where the output has one vector a protein, (L, C)
@@ -56,7 +53,7 @@ class Embeddings:
     """
 
     def __init__(self, folder: Path, output: str | None) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.manifest: EmbeddingsManifest = read_manifest(folder)
         known = list(self.manifest.outputs)
         self.name = known[0] if output is None else output
@@ -68,7 +65,9 @@ class Embeddings:
         missing = [name for name in [INDEX_FILE, *self.output.files] if not (folder / name).is_file()]
         if missing:
             raise DataError(f"{folder}: damaged: {missing[0]} is missing; compute the embeddings again")
-        self._files: _Table | _Shards | _Hdf5 = _opened(self)
+        if self.output.format not in FORMATS:
+            raise DataError(f"{folder}: output {self.name!r} is {self.output.format}; {', '.join(FORMATS)} are read")
+        self._rows = FORMATS[self.output.format].read(self.output, self)
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -78,36 +77,20 @@ class Embeddings:
         """C."""
         return self.output.channels
 
-    @cached_property
-    def ids(self) -> list[str]:
-        """(N,) the ids, in the order of the input."""
-        ids: list[str] = self.column("id").to_pylist()
-        return ids
-
-    @cached_property
-    def lengths(self) -> NDArray[np.uint32]:
-        """(N,) residues of each record."""
-        return self.column("length").to_numpy()
-
-    @cached_property
-    def sequences(self) -> NDArray[np.int64]:
-        """(N,) number of each record's distinct sequence: equal sequences have the same."""
-        return self.column("sequence").to_numpy()
-
     def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
                 raise ValueError("a slice of embeddings has no step; take every one, then some of them")
-            return self._files.rows(start, max(start, stop))
-        return self._files.row(self._numbers[key] if isinstance(key, str) else self._checked(key))
+            return self._rows.rows(start, max(start, stop))
+        return self._rows.row(self._numbers[key] if isinstance(key, str) else self._checked(key))
 
     def __iter__(self) -> Iterator[Values]:
-        return (self._files.row(number) for number in range(len(self)))
+        return (self._rows.row(number) for number in range(len(self)))
 
     def blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Any]]:
         """The number of its first record, and the vectors (n, C), of one part after the other."""
-        return ((start, self._files.rows(start, stop)) for start, stop in parts(len(self), rows))
+        return ((start, self._rows.rows(start, stop)) for start, stop in parts(len(self), rows))
 
     def finite_blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
         """:meth:`blocks` of vectors; raises DataError where one has NaN or infinity."""
@@ -128,115 +111,3 @@ class Embeddings:
         if not -len(self) <= number < len(self):
             raise IndexError(f"record {number} of {len(self)}")
         return number % len(self)
-
-    def column(self, name: str) -> Any:
-        """(N,) a column of the index, as Arrow has it."""
-        return pq.read_table(self.folder / INDEX_FILE, columns=[name]).column(name)
-
-
-def _opened(embeddings: Embeddings) -> _Table | _Shards | _Hdf5:
-    kinds: dict[str, Any] = {"parquet": _Parquet, "npy": _Npy, "safetensors": _Shards, "hdf5": _Hdf5}
-    opened: _Table | _Shards | _Hdf5 = kinds[embeddings.output.format](embeddings)
-    return opened
-
-
-class _Table(ABC):
-    """(N, C) in one file."""
-
-    def __init__(self, embeddings: Embeddings) -> None:
-        output = embeddings.output
-        self._path = embeddings.folder / output.files[0]
-        self._shape = len(embeddings), output.channels
-        self._scales = None if output.scales is None else np.array(output.scales, dtype=np.float32)
-
-    def row(self, number: int) -> Values:
-        return self.rows(number, number + 1)[0]
-
-    def rows(self, start: int, stop: int) -> Values:
-        return as_float32(self._stored(start, stop), self._scales)
-
-    @abstractmethod
-    def _stored(self, start: int, stop: int) -> NDArray:
-        """(n, C) as it is stored."""
-
-
-class _Npy(_Table):
-    @cached_property
-    def _mapped(self) -> NDArray:
-        try:
-            mapped: NDArray = np.load(self._path, mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._path}: damaged ({error}); compute the embeddings again") from error
-        return mapped
-
-    def _stored(self, start: int, stop: int) -> NDArray:
-        return np.asarray(self._mapped[start:stop])
-
-
-class _Parquet(_Table):
-    def __init__(self, embeddings: Embeddings) -> None:
-        super().__init__(embeddings)
-        try:
-            self._file = pq.ParquetFile(self._path, memory_map=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._path}: damaged ({error}); compute the embeddings again") from error
-        groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
-        self._ends = np.cumsum([0, *groups])
-        self._group = lru_cache(maxsize=2)(self._read_group)
-
-    def _stored(self, start: int, stop: int) -> NDArray:
-        first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right") - 1
-        found = [self._group(int(n)) for n in range(first, min(int(last), self._ends.size - 2) + 1)]
-        offset = int(self._ends[first])
-        joined = found[0] if len(found) == 1 else np.concatenate(found)
-        return joined[start - offset : stop - offset]
-
-    def _read_group(self, number: int) -> NDArray:
-        column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
-        values: NDArray = column.flatten().to_numpy(zero_copy_only=True)
-        return values.reshape(-1, self._shape[1])
-
-
-class _Shards:
-    """Rows of distinct sequences end to end, in one file for each shard."""
-
-    def __init__(self, embeddings: Embeddings) -> None:
-        self._embeddings = embeddings
-        self._paths = [embeddings.folder / name for name in embeddings.output.files]
-        self._first = np.array(embeddings.output.first_sequences)
-        self._open = lru_cache(maxsize=1024)(open_arrays)
-
-    def row(self, number: int) -> Values:
-        sequence = int(self._embeddings.sequences[number])
-        shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
-        arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])
-        start, stop = arrays["offsets"][place : place + 2]
-        values = as_float32(arrays["values"][start:stop], arrays.get("scales"))
-        if self._embeddings.output.per != "pair":
-            return values
-        length = int(self._embeddings.lengths[number])
-        return values.reshape(length, length)
-
-    def rows(self, start: int, stop: int) -> list[Values]:
-        return [self.row(number) for number in range(start, stop)]
-
-
-class _Hdf5:
-    """A dataset for each record."""
-
-    def __init__(self, embeddings: Embeddings) -> None:
-        import h5py  # here: half a second that the other formats don't need
-
-        try:
-            self._file = h5py.File(embeddings.folder / embeddings.output.files[0], "r")
-        except OSError as error:
-            raise DataError(f"{embeddings.folder}: damaged ({error}); compute the embeddings again") from error
-        self._per_protein = embeddings.output.per == "protein"
-        self._keys: list[str] = embeddings.column("key").to_pylist()
-
-    def row(self, number: int) -> Values:
-        return self._file[self._keys[number]][()].astype(np.float32)
-
-    def rows(self, start: int, stop: int) -> Any:
-        rows = [self.row(number) for number in range(start, stop)]
-        return np.stack(rows) if self._per_protein and rows else rows

@@ -8,41 +8,28 @@ Shape legend: N records, n of a part of them, C channels.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from common.publishing import writing
-from dataset.embeddings.arrays import as_float32, open_arrays, scales_of
-from dataset.embeddings.format import (
+from dataset.embeddings.arrays import as_float32, open_arrays
+from dataset.embeddings.formats.base import Block, Source, Values
+from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key, refuse_equal_keys
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.manifest import (
     INDEX_ROWS,
     EmbeddingsManifest,
-    FileFormat,
     OutputManifest,
     parts,
     write_index,
     write_manifest,
 )
-from dataset.embeddings.tables import (
-    NUMPY_DTYPES,
-    SUFFIXES,
-    Block,
-    biotrainer_key,
-    block_rows,
-    hdf5_key,
-    refuse_equal_keys,
-    write_datasets,
-    write_table,
-)
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, Output, file_format
+from inference.embedding.settings import EmbeddingSettings, Output, format_of
 from inference.embedding.shard_files import ShardFiles
 
 
@@ -58,68 +45,59 @@ class Assembly:
 
     def write(self, outputs: tuple[Output, ...], job: dict[str, Any], show: Callable[[str], None]) -> None:
         """Write all files. Raises ResourceError where the disk is full, DataError for ids that HDF5 can't hold."""
-        if self._settings.format == "hdf5" and self._settings.hdf5_key == "id":
+        if FORMATS[self._settings.format].has_keys and self._settings.hdf5_key == "id":
             refuse_equal_keys(self._store.id(record) for record in range(len(self._store)))
-        write = {"safetensors": self._linked, "hdf5": self._datasets, "parquet": self._table, "npy": self._table}
-        made = {}
+        manifests = {}
         for output in outputs:
             show(f"writing {output.name}")
-            made[output.name] = write[file_format(self._settings, output)](output)
+            manifests[output.name] = self._merged(output)
         show("writing the index")
         records = len(self._store)
         write_index(self._building, (self._index_part(*part) for part in parts(records, INDEX_ROWS)))
         manifest = EmbeddingsManifest(
-            num_records=records, num_sequences=self._plan.num_sequences, outputs=made, job=job
+            num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )
         write_manifest(self._building, manifest)
 
-    def _table(self, output: Output) -> OutputManifest:
-        settings, store = self._settings, self._store
-        name = output.name + SUFFIXES[settings.format]
-        scales = None
-        if settings.dtype == "int8":
-            largest = [np.abs(self._open(output.name, n)["values"]).max(axis=0) for n in range(self._plan.num_shards)]
-            scales = scales_of(np.max(largest, axis=0))
+    def _merged(self, output: Output) -> OutputManifest:
+        file_format, numbers = format_of(self._settings, output), range(self._plan.num_shards)
 
-        def blocks() -> Iterator[Block]:
-            for start, stop in parts(len(store), block_rows(output.channels, settings.dtype)):
-                ids = [store.id(record) for record in range(start, stop)]
-                yield Block(ids, store.lengths[start:stop], self._of_proteins(output, start, stop))
+        def blocks(rows: int) -> Iterator[Block]:
+            for start, stop in parts(len(self._store), rows):
+                records = range(start, stop)
+                keys = [self._key(record) for record in records] if file_format.has_keys else None
+                values = self._values(output, start, stop)
+                yield Block(
+                    [self._store.id(record) for record in records], self._store.lengths[start:stop], values, keys
+                )
 
-        shape = len(store), output.channels
-        write_table(self._building / name, settings.format, blocks(), shape, settings.dtype, scales)
-        return self._manifest(output, settings.format, [name], scales=None if scales is None else scales.tolist())
+        def largest() -> Values:
+            return np.max([np.abs(self._open(output.name, n)["values"]).max(axis=0) for n in numbers], axis=0)
 
-    def _linked(self, output: Output) -> OutputManifest:
-        """The shards as they are."""
-        paths = [self._shards.path(output.name, number) for number in range(self._plan.num_shards)]
-        folder = self._building / output.name
-        with writing(self._building):
-            folder.mkdir()
-            for path in paths:
-                try:
-                    os.link(path, folder / path.name)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(path, folder / path.name)
-        names = [f"{output.name}/{path.name}" for path in paths]
-        return self._manifest(output, "safetensors", names, first_sequences=self._plan.bounds[:-1].tolist())
+        manifest = OutputManifest(
+            description=output.description,
+            per=output.per,
+            channels=output.channels,
+            dtype=self._settings.dtype,
+            format=file_format.name,
+        )
+        shards = [self._shards.path(output.name, number) for number in numbers]
+        source = Source(len(self._store), blocks, largest, shards, self._plan.bounds[:-1].tolist())
+        return file_format.merge(self._building, output.name, manifest, source)
 
-    def _datasets(self, output: Output) -> OutputManifest:
-        """A dataset for each record: (C,), (residues, C) or (residues, residues)."""
-        shapes = {"protein": lambda length: (-1,), "residue": lambda length: (length, -1)}
-        shape = shapes.get(output.per, lambda length: (length, length))
+    def _values(self, output: Output, start: int, stop: int) -> Any:
+        """(n, C) fp32 of records ``start`` to ``stop``; of residues or pairs an array (L, C) or (L, L) of each."""
+        if output.per == "protein":
+            return self._of_proteins(output, start, stop)
+        lengths = self._plan.lengths[self._plan.sequences[start:stop]].tolist()
+        columns = lengths if output.per == "pair" else [-1] * len(lengths)
+        records = range(start, stop)
+        return [
+            self._of_record(output, record).reshape(length, width)
+            for record, length, width in zip(records, lengths, columns, strict=True)
+        ]
 
-        def datasets() -> Iterator[tuple[str, str, NDArray]]:
-            for record in range(len(self._store)):
-                values, sequence = self._of_record(output, record), self._plan.sequences[record]
-                shaped = values.reshape(shape(int(self._plan.lengths[sequence])))
-                yield self._key(record), self._store.id(record), shaped.astype(NUMPY_DTYPES[self._settings.dtype])
-
-        name = f"{output.name}.h5"
-        write_datasets(self._building / name, datasets())
-        return self._manifest(output, "hdf5", [name])
-
-    def _of_proteins(self, output: Output, start: int, stop: int) -> NDArray[np.float32]:
+    def _of_proteins(self, output: Output, start: int, stop: int) -> Values:
         """(n, C) fp32 of records ``start`` to ``stop``."""
         sequences_n, bounds = self._plan.sequences[start:stop], self._plan.bounds
         shards_n = bounds.searchsorted(sequences_n, side="right") - 1
@@ -129,17 +107,13 @@ class Assembly:
             rows_nC[chosen] = self._open(output.name, number)["values"][sequences_n[chosen] - bounds[number]]
         return rows_nC
 
-    def _of_record(self, output: Output, record: int) -> NDArray[np.float32]:
+    def _of_record(self, output: Output, record: int) -> Values:
         """(rows, C) fp32 of one record."""
         sequence, bounds = int(self._plan.sequences[record]), self._plan.bounds
         number = int(bounds.searchsorted(sequence, side="right")) - 1
         arrays, place = self._open(output.name, number), sequence - int(bounds[number])
         start, stop = arrays["offsets"][place : place + 2]
         return as_float32(arrays["values"][start:stop])
-
-    def _manifest(self, output: Output, kind: FileFormat, files: list[str], **more: Any) -> OutputManifest:
-        about = {"description": output.description, "per": output.per, "channels": output.channels}
-        return OutputManifest(**about, dtype=self._settings.dtype, format=kind, files=files, **more)
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
         records = range(start, stop)
@@ -148,7 +122,7 @@ class Assembly:
             "length": self._store.lengths[start:stop],
             "sequence": self._plan.sequences[start:stop],
         }
-        if self._settings.format == "hdf5":
+        if FORMATS[self._settings.format].has_keys:
             part["key"] = [self._key(record) for record in records]
         return part
 

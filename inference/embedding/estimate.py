@@ -13,18 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from common.progress import status_line
-from dataset.embeddings.format import Dtype
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
 from inference.embedding.encoder import Encoder
 from inference.embedding.job import resolved
 from inference.embedding.plan import Plan, make_plan
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, file_format
+from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, format_of
 from inference.embedding.worker import ShardWorker
 
 MEASURED_S = 10.0
-_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
 class Estimate(NamedTuple):
@@ -69,14 +67,13 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
     seconds = flops / (measured_flops / passed_s) / (request.workers or 1)
-    return Estimate(facts, plan, _disk_bytes(facts, plan, store, settings), measured_tokens / passed_s, seconds)
+    return Estimate(facts, plan, _disk_bytes(facts, plan, settings), measured_tokens / passed_s, seconds)
 
 
-def _disk_bytes(facts: ModelFacts, plan: Plan, store: Store, settings: EmbeddingSettings) -> int:
+def _disk_bytes(facts: ModelFacts, plan: Plan, settings: EmbeddingSettings) -> int:
     """Of the outputs, without ids."""
-    total = 0
+    total, every_length = 0, plan.lengths[plan.sequences]
     for output in facts.outputs:
-        lengths = plan.lengths[plan.sequences] if file_format(settings, output) == "hdf5" else plan.lengths
-        rows = {"protein": len(store), "residue": int(lengths.sum()), "pair": int((lengths**2).sum())}[output.per]
-        total += rows * output.channels * _BYTES[settings.dtype]
+        file_format = format_of(settings, output)
+        total += file_format.size(output.per, output.channels, settings.dtype, every_length, plan.lengths)
     return total

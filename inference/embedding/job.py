@@ -22,7 +22,7 @@ from cluster.placement import local_resources
 from common.errors import ConfigError, ResourceError
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing, writing
-from dataset.embeddings.format import MANIFEST_FILE, read_manifest
+from dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from dataset.store.conversion import open_store
 from inference.embedding.model_job import ModelJob
 from inference.embedding.report import report_name

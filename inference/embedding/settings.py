@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import ConfigError
-from dataset.embeddings.format import Dtype, FileFormat, Per
+from dataset.embeddings.formats.base import Format
+from dataset.embeddings.formats.registry import FORMATS, VectorFormat
+from dataset.embeddings.manifest import Dtype, Per
 from train_config.processor import computes_bf16
 
 OutputName: TypeAlias = Literal["mean", "max", "cls", "residues", "logits", "contacts", "latents", "mean_latents"]
@@ -59,7 +61,7 @@ class EmbeddingSettings(BaseModel):
     dtype: Dtype = Field(
         "fp32", description="Precision of the files. bf16: of residues alone; int8: scaled by channel."
     )
-    format: Literal["parquet", "npy", "hdf5"] = Field(
+    format: VectorFormat = Field(
         "parquet", description="Files of the vectors of proteins. hdf5 also holds outputs of residues and pairs."
     )
     hdf5_key: Literal["id", "hash"] = Field(
@@ -173,18 +175,22 @@ def outputs_of(settings: EmbeddingSettings, num_layers: int, channels: dict[str,
     return tuple(found)
 
 
-def file_format(settings: EmbeddingSettings, output: Output) -> FileFormat:
-    """Format of an output's files: what is no vector of a protein is in shards, if not in HDF5."""
-    return settings.format if output.per == "protein" or settings.format == "hdf5" else "safetensors"
+def format_of(settings: EmbeddingSettings, output: Output) -> Format:
+    """Format of an output's files: what is no vector of a protein stays in shards, where the format can't hold it."""
+    chosen = FORMATS[settings.format]
+    return chosen if output.per in chosen.holds else FORMATS["safetensors"]
 
 
 def check_settings(settings: EmbeddingSettings, outputs: tuple[Output, ...]) -> None:
     """Raise ConfigError for settings that don't go together."""
-    proteins = any(output.per == "protein" for output in outputs)
-    if settings.dtype == "bf16" and (proteins or settings.format == "hdf5"):
-        raise ConfigError("--dtype bf16: NumPy, Parquet and HDF5 have none; choose fp16, or residues alone")
-    if settings.dtype == "int8" and settings.format == "hdf5":
-        raise ConfigError("--dtype int8: HDF5 files have no place for its scales; choose fp16, or another --format")
+    for output in outputs:
+        file_format = format_of(settings, output)
+        if settings.dtype not in file_format.dtypes:
+            known = ", ".join(file_format.dtypes)
+            raise ConfigError(
+                f"--dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds {known}; choose one "
+                "of these, or another --format or --outputs"
+            )
     if settings.long == "window" and any(output.kind == "contacts" for output in outputs):
         raise ConfigError("--outputs contacts: pairs of residues can't be averaged over windows; choose --long crop")
     if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:

@@ -21,7 +21,7 @@ from alignment.prefilter import SharedWords
 from alignment.scoring import scoring
 from alignment.search import Search
 from common.errors import DataError
-from dataset.embeddings.format import parts as ranges
+from dataset.embeddings.manifest import parts as ranges
 from dataset.embeddings.reader import open_vectors
 from dataset.store.reader import Store
 from function.composition import composition

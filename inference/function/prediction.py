@@ -20,7 +20,7 @@ from scipy.sparse import csr_array, hstack
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import file_xxh128, made_file
-from dataset.embeddings.format import parts as ranges
+from dataset.embeddings.manifest import parts as ranges
 from dataset.embeddings.reader import open_vectors
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.embeddings import joining
+from dataset.embeddings.formats.base import Format
 from dataset.embeddings.reader import open_embeddings
 from tests.embeddings import make_embeddings, random_vectors
 
@@ -15,7 +15,7 @@ SHUFFLED = np.random.default_rng(3).permutation(25)
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(joining, "block_rows", lambda channels, dtype: 4)
+    monkeypatch.setattr(Format, "block_rows", lambda self, output: 4)
     return tmp_path
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError, DataError, ResourceError
-from dataset.embeddings.format import read_manifest
+from dataset.embeddings.manifest import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import convert
 from inference.embedding.encoder import Encoder

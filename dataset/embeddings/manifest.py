@@ -11,11 +11,14 @@ Nothing here needs torch or Ray.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import DataError
@@ -26,7 +29,6 @@ INDEX_ROWS = 65_536
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
-FileFormat: TypeAlias = Literal["parquet", "npy", "hdf5", "safetensors"]
 
 
 class OutputManifest(BaseModel):
@@ -36,6 +38,7 @@ class OutputManifest(BaseModel):
         description: pooling, layer, and whether special tokens count.
         per: what has a row: a protein, each of its residues, or each pair of its residues.
         channels: values of a row.
+        format: a name in :mod:`dataset.embeddings.formats.registry`.
         files: relative to the folder; of safetensors one for each shard.
         first_sequences: number of the first sequence of each shard.
         scales: of int8, by channel; shards have their own.
@@ -48,8 +51,8 @@ class OutputManifest(BaseModel):
     per: Per
     channels: int
     dtype: Dtype
-    format: FileFormat
-    files: list[str]
+    format: str
+    files: list[str] = []
     first_sequences: list[int] = []
     scales: list[float] | None = None
     columns: dict[str, int] = {}
@@ -82,6 +85,33 @@ def read_manifest(folder: Path) -> EmbeddingsManifest:
 def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
     """Write the manifest, last of all files."""
     write_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+class Index:
+    """The index of a folder: N records in the order of the input."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """(N,) the ids."""
+        ids: list[str] = self.column("id").to_pylist()
+        return ids
+
+    @cached_property
+    def lengths(self) -> NDArray[np.uint32]:
+        """(N,) residues of each record."""
+        return self.column("length").to_numpy()
+
+    @cached_property
+    def sequences(self) -> NDArray[np.int64]:
+        """(N,) number of each record's distinct sequence: equal sequences have the same."""
+        return self.column("sequence").to_numpy()
+
+    def column(self, name: str) -> Any:
+        """(N,) a column, as Arrow has it."""
+        return pq.read_table(self.folder / INDEX_FILE, columns=[name]).column(name)
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +22,28 @@ from safetensors.torch import load_file as load_torch_file
 
 from common.errors import ConfigError, DataError
 from dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
-from dataset.embeddings.format import EmbeddingsManifest, OutputManifest, write_index, write_manifest
+from dataset.embeddings.formats.base import Append, Block, Format, Rows
+from dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key, refuse_equal_keys
+from dataset.embeddings.formats.registry import FORMATS
+from dataset.embeddings.joining import join
+from dataset.embeddings.manifest import EmbeddingsManifest, Index, OutputManifest, write_index, write_manifest
 from dataset.embeddings.reader import open_embeddings
-from dataset.embeddings.tables import (
-    SUFFIXES,
-    Block,
-    biotrainer_key,
-    block_rows,
-    hdf5_key,
-    refuse_equal_keys,
-    write_datasets,
-    write_table,
-)
+from inference.embedding.estimate import estimate
+from inference.embedding.job import run_job
+from tests.inference.embedding.jobs import request
 
 IDS = ["sp|P1|A", "a/b", "c:1", "d"]
 LENGTHS = np.array([3, 5, 8, 13])
 VECTORS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 
-def write(path: Path, file_format: Any, dtype: Any = "fp32") -> Path:
-    blocks = [Block(IDS[:3], LENGTHS[:3], VECTORS[:3]), Block(IDS[3:], LENGTHS[3:], VECTORS[3:])]
-    scales = scales_of(np.abs(VECTORS).max(0)) if dtype == "int8" else None
-    write_table(path, file_format, blocks, VECTORS.shape, dtype, scales)
+def write(path: Path, file_format: str, dtype: Any = "fp32") -> Path:
+    """The vectors in two blocks."""
+    output = OutputManifest(description="", per="protein", channels=6, dtype=dtype, format=file_format)
+    with FORMATS[file_format].write(path, output, 4) as append:
+        for rows in (slice(0, 3), slice(3, 4)):
+            keys = [biotrainer_key(name * 3) for name in "ACDE"[rows]]
+            append(Block(IDS[rows], LENGTHS[rows], VECTORS[rows], keys))
     return path
 
 
@@ -66,7 +69,8 @@ def test_parquet_has_row_groups_and_neither_dictionary_nor_compression(tmp_path:
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 1]
     column = metadata.row_group(0).column(2)
     assert column.compression == "UNCOMPRESSED" and not any("DICTIONARY" in name for name in column.encodings)
-    assert 64 << 20 <= block_rows(1280, "fp32") * 1280 * 4 <= 128 << 20
+    output = OutputManifest(description="", per="protein", channels=1280, dtype="fp32", format="parquet")
+    assert 64 << 20 <= FORMATS["parquet"].block_rows(output) * 1280 * 4 <= 128 << 20
 
 
 def test_npy_is_mapped_by_numpy(tmp_path: Path):
@@ -77,9 +81,7 @@ def test_npy_is_mapped_by_numpy(tmp_path: Path):
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
     """By its convert of an embeddings file (1.4): key by id or hash, attribute original_id."""
-    path = tmp_path / "mean.h5"
-    write_datasets(path, zip((biotrainer_key(name * 3) for name in "ACDE"), IDS, VECTORS, strict=True))
-    with h5py.File(path, "r") as file:
+    with h5py.File(write(tmp_path / "mean.h5", "hdf5"), "r") as file:
         by_id = {file[key].attrs["original_id"]: np.array(values) for key, values in file.items()}
         np.testing.assert_array_equal(file[biotrainer_key("CCC")][:], VECTORS[1])
     assert sorted(by_id) == sorted(IDS)
@@ -115,7 +117,7 @@ def test_int8_is_near_by_half_a_step_of_each_channel():
 def folder(tmp_path: Path) -> Path:
     outputs = {}
     for file_format in ("parquet", "npy"):
-        name = f"mean{SUFFIXES[file_format]}"
+        name = f"mean{FORMATS[file_format].suffix}"
         write(tmp_path / name, file_format)
         outputs[file_format] = OutputManifest(
             description="", per="protein", channels=6, dtype="fp32", format=file_format, files=[name]
@@ -149,3 +151,53 @@ def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: 
         open_embeddings(folder, "npy")
     with pytest.raises(DataError, match="no embeddings there"):
         open_embeddings(tmp_path / "nowhere")
+
+
+class Csv(Format):
+    """Lines of id and numbers: the whole of a new format."""
+
+    name, suffix, holds, dtypes = "csv", ".csv", frozenset({"protein"}), ("fp32",)
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        with path.open("w") as file:
+            yield lambda block: file.writelines(
+                ",".join([name, *map(str, row.tolist())]) + "\n"
+                for name, row in zip(block.ids, block.values, strict=True)
+            )
+
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        return CsvRows(index.folder / output.files[0])
+
+
+class CsvRows(Rows):
+    def __init__(self, path: Path) -> None:
+        self.lines = path.read_text().splitlines()
+
+    def row(self, number: int) -> np.ndarray:
+        return np.array(self.lines[number].split(",")[1:], dtype=np.float32)
+
+
+def test_a_new_format_is_one_class_and_a_line_of_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Embedding, its estimate and joining take it by its name alone (docs/design.md, "A new format")."""
+    monkeypatch.setitem(FORMATS, "csv", Csv())
+    monkeypatch.setattr("inference.embedding.estimate.MEASURED_S", 0.05)
+    job = request(tmp_path, outputs=["mean", "residues"])
+    run_job(job)
+    wanted = open_embeddings(job.output)[:]
+    job = replace(job, output=tmp_path / "csv", settings=job.settings.model_copy(update={"format": "csv"}))
+    (expected,) = estimate(job)
+    assert expected.disk_bytes == 4 * 32 * (12 + int(expected.plan.lengths.sum()))
+    run_job(job)
+    opened = open_embeddings(job.output)
+    assert (
+        opened.output.files == ["mean.csv"] and open_embeddings(job.output, "residues").output.format == "safetensors"
+    )
+    np.testing.assert_array_equal(np.stack(opened[:]), wanted)
+    (tmp_path / "joined").mkdir()
+    sources = {"first": open_embeddings(tmp_path / "out"), "again": open_embeddings(tmp_path / "out")}
+    join(tmp_path / "joined", sources, "csv", lambda share, done: None)
+    np.testing.assert_array_equal(open_embeddings(tmp_path / "joined")[3], np.tile(wanted[3], 2))
+    wrong = job.settings.model_copy(update={"dtype": "fp16"})
+    with pytest.raises(ConfigError, match=r"--dtype fp16: csv, the format of mean, holds fp32"):
+        run_job(replace(job, output=tmp_path / "narrow", settings=wrong))

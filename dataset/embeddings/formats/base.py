@@ -1,0 +1,156 @@
+"""Interface of a format of embeddings: write a file block by block, read it, tell its size, merge values into it.
+
+A new format is a module beside this one with a :class:`Format`, and a line in ``registry.py``.
+
+Shape legend: N records, n of a block, C channels, L residues of a record, U distinct sequences.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.publishing import writing
+from dataset.embeddings.arrays import as_float32, quantized, scales_of
+from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+
+NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+_BLOCK_BYTES, _MOST_ROWS = 96 << 20, 1 << 17
+
+Values: TypeAlias = NDArray[np.float32]
+
+
+class Block(NamedTuple):
+    """n records: ids, lengths in residues (n,), and values, (n, C) fp32 or an array (L, C) or (L, L) of each record.
+
+    ``keys``: names of the records' datasets, for formats that have these.
+    """
+
+    ids: list[str]
+    lengths: NDArray[np.integer]
+    values: Any
+    keys: list[str] | None = None
+
+
+Append: TypeAlias = Callable[[Block], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Values of one output, to be merged into final files.
+
+    Attributes:
+        records: N.
+        blocks: gives them in the order of the records, so many at a time.
+        largest: gives the largest absolute value of each channel, (C,).
+        shards: files of arrays of distinct sequences, in order, where there are any.
+        first_sequences: number of the first sequence of each shard.
+    """
+
+    records: int
+    blocks: Callable[[int], Iterator[Block]]
+    largest: Callable[[], Values] | None = None
+    shards: Sequence[Path] = ()
+    first_sequences: Sequence[int] = ()
+
+
+class Rows(ABC):
+    """One output of a folder, opened."""
+
+    @abstractmethod
+    def row(self, number: int) -> Values:
+        """A record's values: (C,), (L, C) or (L, L)."""
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Those of records ``start`` to ``stop``: a list of arrays, or (n, C)."""
+        return [self.row(number) for number in range(start, stop)]
+
+
+class Format(ABC):
+    """One format.
+
+    Attributes:
+        name: in manifests and settings.
+        suffix: of its files.
+        holds: what may have a row.
+        dtypes: in which it stores values.
+        has_keys: each record has a dataset of its own, named in the index.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    holds: ClassVar[frozenset[Per]]
+    dtypes: ClassVar[tuple[Dtype, ...]]
+    has_keys: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
+        """Begin a file of so many records; gives the function that appends a block to it."""
+
+    @abstractmethod
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        """Open an output. Raises DataError where a file is damaged."""
+
+    def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
+        """Bytes of the values, without ids, from the lengths of records and of distinct sequences."""
+        return num_rows(per, lengths_N) * channels * _BYTES[dtype]
+
+    def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
+        """Write the files of an output; its manifest, complete. Raises ResourceError where the disk refuses."""
+        if output.dtype == "int8" and output.scales is None:
+            assert source.largest is not None
+            output = output.model_copy(update={"scales": scales_of(source.largest()).tolist()})
+        path = folder / (name + self.suffix)
+        with writing(path), self.write(path, output, source.records) as append:
+            for block in source.blocks(self.block_rows(output)):
+                append(block)
+        return output.model_copy(update={"files": [path.name]})
+
+    def block_rows(self, output: OutputManifest) -> int:
+        """Records of a block, for memory: one where a record has many rows."""
+        if output.per != "protein":
+            return 1
+        return min(_MOST_ROWS, max(1, _BLOCK_BYTES // (output.channels * _BYTES[output.dtype])))
+
+
+class TableRows(Rows):
+    """(N, C) in one file."""
+
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        self.path = index.folder / output.files[0]
+        self.channels = output.channels
+        self._scales = scales_array(output)
+
+    def row(self, number: int) -> Values:
+        return self.rows(number, number + 1)[0]
+
+    def rows(self, start: int, stop: int) -> Values:
+        return as_float32(self.stored(start, stop), self._scales)
+
+    @abstractmethod
+    def stored(self, start: int, stop: int) -> NDArray:
+        """(n, C) as it is stored."""
+
+
+def num_rows(per: Per, lengths: NDArray) -> int:
+    """Rows of sequences of these lengths."""
+    return {"protein": lengths.size, "residue": int(lengths.sum()), "pair": int((lengths**2).sum())}[per]
+
+
+def scales_array(output: OutputManifest) -> Values | None:
+    """(C,) scales of int8."""
+    return None if output.scales is None else np.array(output.scales, dtype=np.float32)
+
+
+def narrowed(vectors: Values, output: OutputManifest) -> NDArray:
+    """Vectors in the dtype in which they are stored."""
+    scales_C = scales_array(output)
+    return vectors.astype(NUMPY_DTYPES[output.dtype], copy=False) if scales_C is None else quantized(vectors, scales_C)

@@ -1,0 +1,88 @@
+"""HDF5 with a dataset for each record, with the attribute ``original_id``: vectors, or values of residues or pairs.
+
+A dataset is named by the record's id, or by the hash by which biotrainer finds its sequence; of equal names the first
+counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from common.errors import DataError
+from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
+from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+
+
+class Hdf5(Format):
+    """A dataset for each record."""
+
+    name = "hdf5"
+    suffix = ".h5"
+    holds: ClassVar[frozenset[Per]] = frozenset({"protein", "residue", "pair"})
+    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16")
+    has_keys = True
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        import h5py  # here and below: half a second that the other formats don't need
+
+        def append(block: Block) -> None:
+            assert block.keys is not None
+            for key, record_id, values in zip(block.keys, block.ids, block.values, strict=True):
+                if key not in file:
+                    stored = values.astype(NUMPY_DTYPES[output.dtype])
+                    file.create_dataset(key, data=stored).attrs["original_id"] = record_id
+
+        with h5py.File(path, "w") as file:
+            yield append
+
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        return _Hdf5Rows(output, index)
+
+
+class _Hdf5Rows(Rows):
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        import h5py
+
+        try:
+            self._file = h5py.File(index.folder / output.files[0], "r")
+        except OSError as error:
+            raise DataError(f"{index.folder}: damaged ({error}); compute the embeddings again") from error
+        self._is_per_protein = output.per == "protein"
+        self._keys: list[str] = index.column("key").to_pylist()
+
+    def row(self, number: int) -> Values:
+        return self._file[self._keys[number]][()].astype(np.float32)
+
+    def rows(self, start: int, stop: int) -> Any:
+        rows = super().rows(start, stop)
+        return np.stack(rows) if self._is_per_protein and rows else rows
+
+
+def hdf5_key(record_id: str) -> str:
+    """Name of a record's dataset: its id, without the ``/`` that would make a group."""
+    return record_id.replace("/", "_")
+
+
+def biotrainer_key(sequence: str) -> str:
+    """Name of a record's dataset where biotrainer (1.4) looks for the sequence: ``calculate_sequence_hash`` there."""
+    return hashlib.sha256(f"{sequence}_{len(sequence)}".encode()).hexdigest()
+
+
+def refuse_equal_keys(ids: Iterable[str]) -> None:
+    """Raise DataError where two ids have the same name in HDF5."""
+    seen: dict[str, str] = {}
+    for record_id in ids:
+        key = hdf5_key(record_id)
+        if key in seen:
+            raise DataError(
+                f"ids {seen[key]!r} and {record_id!r} would both be the dataset {key!r} of an HDF5 file; choose "
+                "another --format, or --hdf5-key hash"
+            )
+        seen[key] = record_id

@@ -1,0 +1,53 @@
+"""Vectors of proteins as one .npy, memory-mapped; ids stand in the index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
+from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+
+
+class Npy(Format):
+    """(N, C), in input order."""
+
+    name = "npy"
+    suffix = ".npy"
+    holds: ClassVar[frozenset[Per]] = frozenset({"protein"})
+    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "int8")
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
+        header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
+
+        def append(block: Block) -> None:
+            file.write(np.ascontiguousarray(narrowed(block.values, output)).data)
+
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            yield append
+
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        return _NpyRows(output, index)
+
+
+class _NpyRows(TableRows):
+    @cached_property
+    def _mapped(self) -> NDArray:
+        try:
+            mapped: NDArray = np.load(self.path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path}: damaged ({error}); compute the embeddings again") from error
+        return mapped
+
+    def stored(self, start: int, stop: int) -> NDArray:
+        return np.asarray(self._mapped[start:stop])

@@ -1,0 +1,80 @@
+"""Vectors of proteins as Parquet: columns id, length and embedding, a list of fixed size.
+
+Row groups are of about 96 MB, without dictionary or compression, so that a group is decoded by taking its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
+from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+
+
+class Parquet(Format):
+    """A row for each record, in input order."""
+
+    name = "parquet"
+    suffix = ".parquet"
+    holds: ClassVar[frozenset[Per]] = frozenset({"protein"})
+    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "int8")
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        value = pa.field("element", pa.from_numpy_dtype(np.dtype(NUMPY_DTYPES[output.dtype])), nullable=False)
+        vector = pa.list_(value, output.channels)
+        fields = {"id": pa.string(), "length": pa.uint32(), "embedding": vector}
+        schema = pa.schema(
+            [pa.field(name, kind, nullable=False) for name, kind in fields.items()],
+            metadata=None if output.scales is None else {"scales": json.dumps(output.scales)},
+        )
+
+        def append(block: Block) -> None:
+            flat = pa.array(narrowed(block.values, output).reshape(-1))
+            columns = [
+                pa.array(block.ids),
+                pa.array(block.lengths.astype(np.uint32)),
+                pa.FixedSizeListArray.from_arrays(flat, type=vector),
+            ]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(block.ids))
+
+        with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
+            yield append
+
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        return _ParquetRows(output, index)
+
+
+class _ParquetRows(TableRows):
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        super().__init__(output, index)
+        try:
+            self._file = pq.ParquetFile(self.path, memory_map=True)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path}: damaged ({error}); compute the embeddings again") from error
+        groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
+        self._ends = np.cumsum([0, *groups])
+        self._group = lru_cache(maxsize=2)(self._read_group)
+
+    def stored(self, start: int, stop: int) -> NDArray:
+        first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right") - 1
+        groups = [self._group(int(n)) for n in range(first, min(int(last), self._ends.size - 2) + 1)]
+        offset = int(self._ends[first])
+        joined = groups[0] if len(groups) == 1 else np.concatenate(groups)
+        return joined[start - offset : stop - offset]
+
+    def _read_group(self, number: int) -> NDArray:
+        column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
+        values: NDArray = column.flatten().to_numpy(zero_copy_only=True)
+        return values.reshape(-1, self.channels)

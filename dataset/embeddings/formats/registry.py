@@ -1,0 +1,22 @@
+"""The formats of embeddings, by name: a new one is a line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from dataset.embeddings.formats.base import Format
+from dataset.embeddings.formats.hdf5 import Hdf5
+from dataset.embeddings.formats.npy import Npy
+from dataset.embeddings.formats.parquet import Parquet
+from dataset.embeddings.formats.safetensors import Safetensors
+
+FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors())}
+
+if TYPE_CHECKING:
+    VectorFormat: TypeAlias = str
+    TableFormat: TypeAlias = str
+else:
+    VectorFormat = Literal[tuple(name for name, kind in FORMATS.items() if "protein" in kind.holds)]
+    """Names of the formats of vectors of proteins, as settings take them."""
+    TableFormat = Literal[tuple(name for name in VectorFormat.__args__ if not FORMATS[name].has_keys)]
+    """Of these, those that need no names of datasets, as joining takes them."""

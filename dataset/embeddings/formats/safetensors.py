@@ -1,0 +1,67 @@
+"""Values of residues or pairs of distinct sequences end to end: a file for each shard of the job, as it was computed.
+
+``values`` (R, C), ``offsets`` (U + 1,) of the sequences' rows, and ``scales`` (C,) of int8.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.publishing import writing
+from dataset.embeddings.arrays import as_float32, open_arrays
+from dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
+from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+
+
+class Safetensors(Format):
+    """The shards of a job."""
+
+    name = "safetensors"
+    suffix = ".safetensors"
+    holds: ClassVar[frozenset[Per]] = frozenset({"residue", "pair"})
+    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "bf16", "int8")
+
+    def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
+        raise NotImplementedError("shards are written by the job's workers")
+
+    def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
+        with writing(folder):
+            (folder / name).mkdir()
+            for path in source.shards:
+                try:
+                    os.link(path, folder / name / path.name)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(path, folder / name / path.name)
+        files = [f"{name}/{path.name}" for path in source.shards]
+        return output.model_copy(update={"files": files, "first_sequences": list(source.first_sequences)})
+
+    def read(self, output: OutputManifest, index: Index) -> Rows:
+        return _ShardRows(output, index)
+
+    def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
+        return super().size(per, channels, dtype, distinct_U, distinct_U)
+
+
+class _ShardRows(Rows):
+    def __init__(self, output: OutputManifest, index: Index) -> None:
+        self._index, self._is_pair = index, output.per == "pair"
+        self._paths = [index.folder / name for name in output.files]
+        self._first = np.array(output.first_sequences)
+        self._open = lru_cache(maxsize=1024)(open_arrays)
+
+    def row(self, number: int) -> Values:
+        sequence = int(self._index.sequences[number])
+        shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
+        arrays, place = self._open(self._paths[shard]), sequence - int(self._first[shard])
+        start, stop = arrays["offsets"][place : place + 2]
+        values = as_float32(arrays["values"][start:stop], arrays.get("scales"))
+        length = int(self._index.lengths[number])
+        return values.reshape(length, length) if self._is_pair else values
