@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench, Row
+from benchmarks.gpu.bench import Bench
+from benchmarks.harness.stage import Row
 from common.timing import median_seconds
 from model.kernels.smith_waterman import SmithWaterman
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +24,6 @@ from model.tasks.masked_lm import MaskedLM
 from monitoring.sampling.measured_peaks import copy_bytes_per_s, product_flops_per_s
 from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
-Row: TypeAlias = dict[str, str | int | float | None]
-
 LONGEST = 1024
 """Tokens of the longest sequence."""
 
@@ -38,7 +35,7 @@ class Arguments(BaseModel):
     """Parts to run, and the place of their results."""
 
     part: tuple[str, ...] = Field((), description="Parts to run; all if none is named.")
-    output: Path = Field(Path("gpu-results"), description="Folder of gpu.json and gpu.md.")
+    output: Path = Field(Path("gpu-results"), description="Folder of results.json and results.md.")
     device: str = Field("cuda", description="cuda, or cpu to try the script.")
     sizes: tuple[str, ...] = Field(("8M", "650M", "150M", "3B"), description="Sizes of ESM-2, in order; 'tiny' to try.")
     tokens: int = Field(65_536, description="Token budget of a batch in forward passes; training takes half of it.")
@@ -48,11 +45,10 @@ class Arguments(BaseModel):
 
 @dataclass
 class Bench:
-    """What the parts share, and what they found."""
+    """What the parts share."""
 
     arguments: Arguments
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _drawn: dict[str, MaskedLM] = field(default_factory=dict)
+    _models: dict[str, MaskedLM] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -93,11 +89,11 @@ class Bench:
         return BackboneSection(source=SIZES[name])
 
     def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
-        """A masked language model on the device; weights are drawn once for each size."""
-        if name not in self._drawn:
+        """A masked language model on the device; weights are made once for each size."""
+        if name not in self._models:
             section = ModelSection(task="masked_lm", backbone=self.size(name))
-            self._drawn[name] = MaskedLM.build(section, seed=0)
-        return copy.deepcopy(self._drawn[name]).to(self.device, dtype)
+            self._models[name] = MaskedLM.build(section, seed=0)
+        return copy.deepcopy(self._models[name]).to(self.device, dtype)
 
     def share_of_peak(self, flops: float, taken_s: float) -> float:
         """Model FLOP/s as a share of a large product's (MFU against what the card reaches)."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Row
+from benchmarks.gpu.bench import Bench
+from benchmarks.harness.stage import Row
 from common.timing import median_seconds
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Row
+from benchmarks.gpu.bench import Bench
+from benchmarks.harness.stage import Row
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row, captured
+from benchmarks.gpu.bench import LONGEST, Bench, captured
+from benchmarks.harness.stage import Row
 from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches
 from dataset.packed_batch import PackedBatch

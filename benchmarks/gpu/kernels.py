@@ -9,7 +9,8 @@ from typing import get_args
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row
+from benchmarks.gpu.bench import LONGEST, Bench
+from benchmarks.harness.stage import Row
 from common.timing import median_seconds
 from model.kernels.pooling import Pooling, pool, pool_in_torch
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.bench import SIZES, Bench, Row
+from benchmarks.gpu.bench import SIZES, Bench
+from benchmarks.harness.stage import Row
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RunFolder
 

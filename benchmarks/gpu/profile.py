@@ -10,8 +10,9 @@ import torch
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache
 
-from benchmarks.gpu.bench import WARM_UPS, Bench, Row
+from benchmarks.gpu.bench import WARM_UPS, Bench
 from benchmarks.gpu.training import TrainingRun
+from benchmarks.harness.stage import Row
 from dataset.packed_batch import PackedBatch
 from model.cost.flops import training_flops_per_token
 from model.tasks.masked_lm import MaskedLM

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import LONGEST, Bench, Row, captured
+from benchmarks.gpu.bench import LONGEST, Bench, captured
+from benchmarks.harness.stage import Row
 from common.errors import ConfigError
 from common.timing import median_seconds, timed
 from dataset.batches.steps import StepBatches

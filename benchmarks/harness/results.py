@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.protocol import Measured
-from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Stage
+from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row, Stage
 from common.errors import DataError
 from common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 
@@ -75,12 +75,22 @@ class CaseResult(Origin):
     facts: Facts
 
 
+class Table(Origin):
+    """Rows of a stage that compares with no peer; ``seconds`` that they took so far."""
+
+    stage: str
+    summary: str
+    seconds: float
+    rows: list[Row]
+
+
 class Results(BaseModel):
     """All that was measured on one machine."""
 
     format_version: Literal[1] = 1
     machine: Machine
     cases: list[CaseResult] = []
+    tables: list[Table] = []
 
     @property
     def smoke(self) -> bool:
@@ -114,10 +124,14 @@ def case_result(stage: Stage, case: Case, measured: Measured, device: Device, or
     )
 
 
-def merged(results: Results, fresh: CaseResult, order: Sequence[str]) -> Results:
-    """The results with this case replaced or added, in the order of the stages' names."""
-    cases = {(case.stage, case.case): case for case in [*results.cases, fresh]}
+def merged(results: Results, fresh: CaseResult | Table, order: Sequence[str]) -> Results:
+    """The results with this case or table replaced or added, in the order of the stages' names."""
     place = {name: number for number, name in enumerate(order)}
+    if isinstance(fresh, Table):
+        tables = {table.stage: table for table in [*results.tables, fresh]}
+        ordered_tables = sorted(tables.values(), key=lambda table: place.get(table.stage, len(place)))
+        return results.model_copy(update={"tables": ordered_tables})
+    cases = {(case.stage, case.case): case for case in [*results.cases, fresh]}
     ordered = sorted(cases.values(), key=lambda case: place.get(case.stage, len(place)))
     return results.model_copy(update={"cases": ordered})
 

@@ -2,7 +2,8 @@
 
 ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
 takes it down, and the protocol (:mod:`benchmarks.harness.protocol`) measures in between. Everything is a ratio, better
-when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device.
+when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device. A stage that compares with no peer
+yields rows of values that it took itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Literal, TypeAlias
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Facts: TypeAlias = dict[str, float | int | str | bool]
+Row: TypeAlias = dict[str, str | int | float | None]
+"""Values by column; where one of them begins with WRONG, the stage counts as broken."""
 
 
 class WrongWorkError(Exception):
@@ -115,7 +118,7 @@ class Stage:
 
     Attributes:
         summary: one line for ``--list``.
-        cases: yields one case after the other; each is measured before the next is asked for. A case that makes no
+        cases: yields cases or rows; each case is measured before the next is asked for. A case that makes no
             sense on ``setting.device`` is not yielded.
         packages: import names of the peers, which must be installed (``make bench``).
         distributions: names of the packages whose versions are recorded beside torch and numpy.
@@ -123,7 +126,7 @@ class Stage:
 
     name: str
     summary: str
-    cases: Callable[[Setting], Iterator[Case]]
-    comparisons: tuple[Comparison, ...]
+    cases: Callable[[Setting], Iterator[Case | Row]]
+    comparisons: tuple[Comparison, ...] = ()
     packages: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()

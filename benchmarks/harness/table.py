@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.results import CaseResult, ComparisonResult, Results
+from collections.abc import Iterable
+
+from benchmarks.harness.results import CaseResult, ComparisonResult, Origin, Results, Table
+from benchmarks.harness.stage import Row
 
 _HEADER = ("stage", "what", "ours", "peer", "ratio", "interval", "floor", "reached")
 _VERDICTS = {
@@ -19,15 +22,19 @@ def markdown(results: Results) -> str:
     machine = results.machine
     gpu = f", {machine.gpu} ({machine.gpu_memory_gib:g} GiB)" if machine.gpu else ""
     rows = [_row(case, comparison) for case in results.cases for comparison in case.comparisons]
+    compared = [
+        _lines([_HEADER, ["---"] * len(_HEADER), *rows]),
+        "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
+        "is better for ours.",
+    ]
     parts = [
         f"# {machine.slug}",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB{gpu}; {machine.system}, Python "
         f"{machine.python}. Made by `python -m benchmarks`; every sample is in `results.json`.",
         *(["**Of a smoke run: these values mean nothing.**"] if results.smoke else []),
-        "\n".join("| " + " | ".join(row) + " |" for row in [_HEADER, ["---"] * len(_HEADER), *rows]),
-        "A ratio is the median over the rounds, its interval the smallest and the largest (of fewer than nine); larger "
-        "is better for ours.",
+        *(compared if results.cases or not results.tables else []),
         *(_case(case) for case in results.cases),
+        *(_table(table) for table in results.tables),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -64,20 +71,40 @@ def _row(case: CaseResult, comparison: ComparisonResult) -> list[str]:
     ]
 
 
+def row_text(row: Row) -> str:
+    """A row of values in one line."""
+    return ", ".join(f"{column} {_fact(value)}" for column, value in row.items() if value is not None)
+
+
+def _table(table: Table) -> str:
+    columns = list(dict.fromkeys(column for row in table.rows for column in row))
+    rows = [[_fact(row.get(column)) for column in columns] for row in table.rows]
+    head = f"## {table.stage}\n\n{table.summary}\n\n{_origin(table)}, {table.seconds:.0f} s."
+    return f"{head}\n\n{_lines([columns, ['---'] * len(columns), *rows])}"
+
+
+def _lines(rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _origin(measured: Origin) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
+    return f"{measured.date}, `{measured.command}`, revision {measured.revision or 'unknown'}; {versions}"
+
+
 def _case(case: CaseResult) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in case.versions.items())
     unsteady = ", ".join(contender.name for contender in case.contenders if contender.warm_up_settled is False)
     facts = [f"- {name}: {_fact(value)}" for name, value in case.facts.items()]
     lines = [
         f"## {case.stage}: {case.case}",
-        f"{case.date}, `{case.command}`, revision {case.revision or 'unknown'}, on {case.device}; {versions}.",
+        f"{_origin(case)}, on {case.device}.",
         *([f"Not steady after the warm-up: {unsteady}."] if unsteady else []),
         *(["\n".join(facts)] if facts else []),
     ]
     return "\n\n".join(lines)
 
 
-def _fact(value: float | int | str | bool) -> str:
-    if isinstance(value, (bool, str)):
-        return str(value)
+def _fact(value: float | int | str | bool | None) -> str:
+    if value is None or isinstance(value, (bool, str)):
+        return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.harness.results import read_results
 from benchmarks.harness.runner import Run, run_stages
-from benchmarks.harness.stage import Case, Setting, WrongWorkError
+from benchmarks.harness.stage import Case, Row, Setting, WrongWorkError
 from common.errors import DataError
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
 
@@ -74,6 +75,33 @@ def test_a_stage_that_measures_wrong_work_fails_and_the_next_has_its_turn(
     assert broken == ["conversion"]
     assert "conversion: the ids differ" in capsys.readouterr().err
     assert {case.stage for case in read_results(tmp_path, MACHINE).cases} == {"loading"}
+
+
+def test_rows_of_a_stage_without_peers_are_written_as_they_come_and_a_wrong_one_breaks_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def rows(_: Setting) -> Iterator[Row]:
+        yield {"what": "copy", "TB/s": 1.5}
+        yield {"what": "product", "verdict": "WRONG: by 2"}
+        raise RuntimeError("injected")
+
+    def late(_: Setting) -> Iterator[Row]:
+        yield {"what": "never"}
+
+    stages = [toy_stage("conversion", rows), toy_stage("loading")]
+    assert run_stages(stages, a_run(tmp_path)) == ["conversion"]
+    assert "injected" in capsys.readouterr().err
+    assert run_stages([toy_stage("loading", late)], replace(a_run(tmp_path), minutes=0.0)) == []
+    (table,) = read_results(tmp_path, MACHINE).tables
+    assert table.rows == [{"what": "copy", "TB/s": 1.5}, {"what": "product", "verdict": "WRONG: by 2"}]
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "| what | TB/s | verdict |" in page and "| copy | 1.5 |  |" in page
+
+    def wrong(_: Setting) -> Iterator[Row]:
+        yield {"verdict": "WRONG"}
+
+    assert run_stages([toy_stage("conversion", wrong)], a_run(tmp_path)) == ["conversion"]
+    assert "conversion: verdict WRONG" in capsys.readouterr().err
 
 
 def test_results_that_cannot_be_read_are_refused_before_anything_is_measured(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.stage import Case, Comparison, Contender, Reference, Setting, Stage
+from benchmarks.harness.stage import Case, Comparison, Contender, Reference, Row, Setting, Stage
 
 MACHINE = Machine(
     cpu="Toy CPU", cores=2, memory_gib=1, gpu=None, gpu_memory_gib=None, system="Linux 1", python="3.11.0"
@@ -17,7 +17,7 @@ def constant(name: str, value: float) -> Contender:
     return Contender(name, lambda: value, kind="value")
 
 
-def toy_stage(name: str, cases: Callable[[Setting], Iterator[Case]] | None = None, ours: float = 30.0) -> Stage:
+def toy_stage(name: str, cases: Callable[[Setting], Iterator[Case | Row]] | None = None, ours: float = 30.0) -> Stage:
     """Ours beside a peer of 10, and beside the number 20; by default with two cases, the second without the peer."""
 
     def two_cases(_: Setting) -> Iterator[Case]:
