@@ -1,11 +1,11 @@
-"""Serve models over HTTP on a Ray cluster: ``esmeray serve`` from the repository, see :mod:`tools.serve`."""
+"""Serve models over HTTP on a Ray cluster: ``esmeray serve`` from the repository, see :mod:`tools.serve.run`."""
 
 from __future__ import annotations
 
 import sys
 
 from common.command_line import run
-from tools.serve import main
+from tools.serve.run import main
 
 if __name__ == "__main__":
     sys.exit(run(main))

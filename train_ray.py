@@ -1,11 +1,11 @@
-"""Train an experiment on a Ray cluster: ``esmeray train`` from the repository, see :mod:`tools.train`."""
+"""Train an experiment on a Ray cluster: ``esmeray train`` from the repository, see :mod:`tools.train.run`."""
 
 from __future__ import annotations
 
 import sys
 
 from common.command_line import run
-from tools.train import main
+from tools.train.run import main
 
 if __name__ == "__main__":
     sys.exit(run(main))

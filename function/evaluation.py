@@ -36,7 +36,7 @@ _DRAWS_AT_ONCE = 128
 
 
 class Settings(ToolArguments):
-    """Choices of an evaluation, as ``evaluate_function`` takes them."""
+    """Choices of an evaluation, as ``esmeray function evaluate`` takes them."""
 
     norm: Normalisation = Field(
         "cafa", description="Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."

@@ -34,7 +34,7 @@ def model_folder(source: str | Path) -> Path:
     problem = f"holds no exported classifier (no {CONFIG_FILE})" if folder.is_dir() else "there is no such folder"
     raise ConfigError(
         f"{source}: {problem}; give an exported classifier or a run that has one: it exports one at its end, and "
-        "'python -m tools export RUN' does so from a checkpoint"
+        "'esmeray train export RUN' does so from a checkpoint"
     )
 
 

@@ -168,7 +168,7 @@ def _budget(facts: Facts) -> str:
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
 _BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
-_MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray find_batch_size` finds the fastest)")
+_MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray tune tokens` finds the fastest)")
 _SAVE_MEMORY = (
     _BF16,
     Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: true", lambda facts: facts.gradient_checkpointing is not True),

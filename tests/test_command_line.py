@@ -7,7 +7,7 @@ import pytest
 
 from common.command_line import run
 from tests.conftest import REPOSITORY
-from tools.__main__ import entry_point, main, tool_names
+from tools.__main__ import COMMANDS, entry_point, example, main, subcommands
 from train_config.loading import known_keys
 from train_config.tune_schema import TuneConfig
 
@@ -31,11 +31,27 @@ def called(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedP
     return call
 
 
-def test_without_a_command_each_is_listed_with_one_line(called):
+TOOLS = [[command, name] for command in COMMANDS for name in subcommands(command)]
+
+
+def test_without_a_command_each_is_listed_with_an_example_on_one_screen(called):
     lines = called().stdout.splitlines()
-    assert [line.split()[0] for line in lines[2:-2]] == tool_names()
-    assert all(line.endswith(".") for line in lines[2:-2])
-    assert "there is no command 'trian' (did you mean train?)" in called("trian").stderr
+    assert len(lines) <= 24 and all(len(line) <= 120 for line in lines)
+    assert [line.split()[0] for line in lines[2:-2:2]] == list(COMMANDS)
+    assert [line.split()[:2] for line in lines[3:-2:2]] == [["esmeray", command] for command in COMMANDS]
+
+
+def test_an_unknown_name_gets_a_suggestion(called):
+    refused(called("trian"), 2, "there is no command 'trian' (did you mean train?)")
+    refused(called("data", "convrt"), 2, "there is no subcommand 'convrt' (did you mean convert?)")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_without_what_it_needs_is_one_line(called, command):
+    if command != "profile":
+        refused(called(command), 2, "")
+    if "run" not in subcommands(command):
+        refused(called(command), 2, f"; for example: {example(command)}")
 
 
 def test_help_lists_every_setting_with_the_values_of_the_files(called):
@@ -74,7 +90,7 @@ def refused(result: subprocess.CompletedProcess, code: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "error: --config: no experiment is named; usage: python -m tools train --config FILE"),
+        ([], 2, "error: --config: no experiment is named; usage: esmeray train --config FILE"),
         (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
         (["--config", "empty.yaml"], 2, "empty.yaml: holds no settings"),
         ([*EXPERIMENT, "--tune.search.seed", "1"], 2, "--tune.search.seed: is of a search, and there is none: add"),
@@ -90,15 +106,15 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, mes
     assert code != 2 or [path.name for path in tmp_path.iterdir()] == ["empty.yaml"]
 
 
-@pytest.mark.parametrize("tool", tool_names())
+@pytest.mark.parametrize("tool", TOOLS, ids=" ".join)
 def test_an_unknown_option_of_a_tool_is_named(called, tool):
-    refused(called(tool, "--hlep"), 2, "--hlep (did you mean --help?)")
+    refused(called(*tool, "--hlep"), 2, "--hlep (did you mean --help?)")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "error: missing: MODEL, FILE, --output PATH; usage: python -m tools predict "),
+        ("", "error: missing: MODEL, FILE, --output PATH; usage: python -m tools classify predict "),
         ("model a.fasta b.fasta --output b.csv", "unexpected argument b.fasta; usage: "),
         ("model a.fasta --output", "--output: a value is missing; usage: "),
         (
@@ -109,7 +125,7 @@ def test_an_unknown_option_of_a_tool_is_named(called, tool):
     ],
 )
 def test_a_wrong_argument_of_a_tool_is_named(called, arguments, words):
-    refused(called("predict", *arguments.split()), 2, words)
+    refused(called("classify", "predict", *arguments.split()), 2, words)
 
 
 def test_train_ray_is_the_same_program(tmp_path):

@@ -26,9 +26,11 @@ from tests.model.tasks.test_diffusion import trained
 from tests.runs import merged, run_folder, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.training.tasks.test_classification import train
-from tools import find_batch_size, query
+from tools.__main__ import COMMANDS, subcommands
 from tools.__main__ import main as esmeray
-from tools._gpu_check import trial
+from tools.profile._gpu import trial
+from tools.serve import query
+from tools.tune import tokens
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training.engine.context import WorkerContext
@@ -45,15 +47,15 @@ TINY_CLASSIFIER = {
 GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
-    "gpu_monitor": ["--duration", "0.01"],
-    "benchmark_cpu_gpu": ["--rounds", "1", "--proteins", "20"],
-    "profile_embeddings": ["--batches", "1"],
-    "benchmark": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
-    "train_function": [
+    "profile monitor": ["--duration", "0.01"],
+    "profile devices": ["--rounds", "1", "--proteins", "20"],
+    "profile model": ["--batches", "1"],
+    "profile store": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],
+    "function train": [
         *("--data.sample.records", "60", "--data.sample.families", "12"),
         *("--network.epochs", "1", "--network.hidden_size", "8"),
     ],
-    "profile_classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
+    "profile classifier": ["--warmup-runs", "0", "--runs", "1", "--batch-sizes", "2", "--steps", "batch_sizes"],
 }
 """What ends a tool early, or makes it measure less."""
 
@@ -98,7 +100,7 @@ def made(tmp_path_factory, process_group) -> Path:
     assert (
         run(
             esmeray,
-            ["predict_function", *(str(folder / word) if "/" in word or "." in word else word for word in made)],
+            ["function", "predict", *(str(folder / word) if "/" in word or "." in word else word for word in made)],
         )
         == 0
     )
@@ -141,7 +143,7 @@ def write_data(folder: Path) -> None:
     write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
-    assert run(esmeray, ["fasta2lmdb", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    assert run(esmeray, ["data", "convert", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
     for channels, name in (4, "esm2"), (5, "prot_t5"), (4, "swissprot"), (4, "proteome"):
         outputs = {"mean": random_vectors(60, channels), "cls": random_vectors(60, channels)}
         make_embeddings(folder / name, outputs)
@@ -163,7 +165,7 @@ def write_structures(folder: Path) -> None:
     texts = random_sequences([20, 30, 25, 28])
     (folder / "peptides.fasta").write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(texts)))
     options = ["--model", str(save_esmfold(folder / "esmfold")), "--cache", str(folder / "predictions")]
-    assert run(esmeray, ["predict_structures", str(folder / "peptides.fasta"), *options, "--device", "cpu"]) == 0
+    assert run(esmeray, ["design", "fold", str(folder / "peptides.fasta"), *options, "--device", "cpu"]) == 0
 
 
 def write_terms(folder: Path) -> None:
@@ -225,13 +227,22 @@ def words_of(command: str) -> list[str]:
     return words if program == "esmeray" else [program, *words]
 
 
-PLANNED = [one for one in ALL_COMMANDS if words_of(one)[0] in ("train", "tune", "serve")]
-RUN = [one for one in ALL_COMMANDS if words_of(one)[0] not in ("train", "tune", "serve", "make", "python")]
+def name_of(command: str) -> str:
+    """A command's name, with that of its subcommand where it has one."""
+    name, *words = words_of(command)
+    if name in COMMANDS and words and words[0] in subcommands(name):
+        return f"{name} {words[0]}"
+    return name
+
+
+PLANNED = [command for command in ALL_COMMANDS if name_of(command) in ("train", "tune", "serve")]
+RUN = [command for command in ALL_COMMANDS if name_of(command) not in ("train", "tune", "serve", "make", "python")]
 
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
-    name, *arguments = words_of(command)
+    name = name_of(command)
+    arguments = words_of(command)[len(name.split()) :]
     assert run_tool(name, arguments, workspace, monkeypatch) == 0, capsys.readouterr().err
 
 
@@ -256,30 +267,31 @@ def test_every_other_command_names_what_there_is():
 
 def train_function(folder: Path) -> int:
     config = str(REPOSITORY / "train_config" / "function.yaml")
-    options = ["--config", config, "--storage_path", str(folder / "runs"), *QUICK["train_function"]]
-    return run(esmeray, ["train_function", *options])
+    options = ["--config", config, "--storage_path", str(folder / "runs"), *QUICK["function train"]]
+    return run(esmeray, ["function", "train", *options])
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code of a tool; of those that start workers only what comes before."""
-    if name == "fasta2lmdb":
+    if name == "data convert":
         shutil.rmtree(workspace / "proteins.store")
-    if name == "structures2lmdb":
+    if name == "data structures":
         shutil.rmtree(workspace / "folds_store")
-    if name == "train_function":
+    if name == "function train":
         shutil.rmtree(workspace / "runs" / "function")
-    if name == "predict_function":
+    if name == "function predict":
         (workspace / "predicted.tsv").unlink()
     if name == "embed":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
-    monkeypatch.setattr(find_batch_size, "_searched", instead)
+    monkeypatch.setattr(tokens, "_searched", instead)
     monkeypatch.setattr(query, "Client", instead)
     if "--network.classifier" in arguments:
         arguments = [*arguments, "--dry-run"]
-    words = {"FILE": "train_config/esm2ae.yaml" if name == "find_batch_size" else "mine.csv"}
+    words = {"FILE": "train_config/esm2ae.yaml" if name == "tune tokens" else "mine.csv"}
     try:
-        return run(esmeray, [name, *(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])])
+        options = [*(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])]
+        return run(esmeray, [*name.split(), *options])
     except SystemExit as ended:
         return int(ended.code or 0)
 

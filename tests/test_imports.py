@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tools.__main__ import COMMANDS, subcommands
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -66,11 +67,11 @@ def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experime
 
 
 def test_help_of_every_tool_imports_nothing_heavy(tmp_path):
-    names = sorted(path.stem for path in (REPOSITORY / "tools").glob("[!_]*.py"))
-    helps = called([(f"tools.{name}", ["--help"]) for name in names], tmp_path)
-    for name, (code, heavy, said) in zip(names, helps, strict=True):
+    names = [(command, name) for command in COMMANDS for name in subcommands(command)]
+    helps = called([(f"tools.{command}.{name}", ["--help"]) for command, name in names], tmp_path)
+    for (command, _), (code, heavy, said) in zip(names, helps, strict=True):
         assert (code, heavy) == (0, []), said
-        assert f"tools {name}" in said
+        assert f"tools {command}" in said
 
 
 MISTAKES = [
@@ -86,13 +87,13 @@ MISTAKES = [
 
 
 TOOLS = [
-    ("find_batch_size --config esm2ae --data.source none.fasta", 3, "none.fasta"),
-    ("predict absent a.csv --output b.csv", 2, "absent"),
-    ("predict model a.csv --output there.csv", 2, "there.csv: exists"),
-    ("predict model a.csv --output b.csv", 3, "model"),
-    ("predict model a.csv --output b.csv --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
-    ("evaluate model a.csv", 3, "model"),
-    ("export absent", 2, "absent"),
+    ("tune tokens --config esm2ae --data.source none.fasta", 3, "none.fasta"),
+    ("classify predict absent a.csv --output b.csv", 2, "absent"),
+    ("classify predict model a.csv --output there.csv", 2, "there.csv: exists"),
+    ("classify predict model a.csv --output b.csv", 3, "model"),
+    ("classify predict model a.csv --output b.csv --data.labels.kinds x", 2, "did you mean --data.labels.kind?"),
+    ("classify evaluate model a.csv", 3, "model"),
+    ("train export absent", 2, "absent"),
 ]
 
 

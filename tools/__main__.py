@@ -1,7 +1,8 @@
-"""The command line: ``esmeray``, or ``python -m tools``, lists its commands; ``esmeray NAME --help`` explains one.
+"""The command line: ``esmeray``, or ``python -m tools``, lists its commands; ``esmeray COMMAND --help`` explains one.
 
-A command is a module of this package with ``main(argv) -> int``; the first line of its docstring is its line in the
-list. Only the module that is named is imported, since some take seconds.
+A command is a package of this one, whose docstring is its line in the list and an example. Its modules are its
+subcommands, each with ``main(argv) -> int``; the module ``run``, where there is one, needs no name. Only the module
+that is named is imported, since some take seconds.
 """
 
 from __future__ import annotations
@@ -13,39 +14,84 @@ import signal
 import sys
 from pathlib import Path
 
-import tools
 from common.arguments import program_of
 from common.command_line import TERMINATED, run
 from common.errors import ConfigError
 from common.text import did_you_mean
 
+COMMANDS = ("data", "train", "tune", "embed", "classify", "design", "function", "align", "serve", "profile")
+"""In the order in which a newcomer meets them."""
+DEFAULT = "run"
+"""Subcommand that needs no name."""
+
 
 def main(argv: list[str]) -> int:
-    """Run the command that the first argument names."""
-    names = tool_names()
-    if not argv or argv[0] in {"-h", "--help"}:
-        print(_overview(names))
+    """Run the command that the first arguments name."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
         return 0
-    name, *arguments = argv
-    if name not in names:
-        raise ConfigError(f"there is no command {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
-    return importlib.import_module(f"tools.{name}").main(arguments)
+    command, *arguments = argv
+    if command not in COMMANDS:
+        raise ConfigError(f"there is no command {command!r}{did_you_mean(command, COMMANDS)}; {_listed(COMMANDS)}")
+    names = subcommands(command)
+    if len(names) > 1 and arguments[:1] in (["-h"], ["--help"]):
+        print(_command_overview(command, names))
+        if DEFAULT not in names:
+            return 0
+    subcommand = _subcommand(command, names, arguments)
+    named = arguments[:1] == [subcommand]
+    return importlib.import_module(f"tools.{command}.{subcommand}").main(arguments[named:])
 
 
-def tool_names() -> list[str]:
-    """Names of the commands, in order."""
-    return sorted(module.name for module in pkgutil.iter_modules(tools.__path__) if not module.name.startswith("_"))
+def subcommands(command: str) -> list[str]:
+    """Names of a command's subcommands, in order."""
+    path = [str(Path(__file__).with_name(command))]
+    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
 
 
-def _overview(names: list[str]) -> str:
+def _subcommand(command: str, names: list[str], arguments: list[str]) -> str:
+    """The subcommand that is named, or the default."""
+    first = arguments[0] if arguments else ""
+    if first in names:
+        return first
+    # An option, or nothing: the default says what it needs.
+    if DEFAULT in names and (first.startswith("-") or not first or names == [DEFAULT]):
+        return DEFAULT
+    problem = f"there is no subcommand {first!r}{did_you_mean(first, names)}" if first else "name a subcommand"
+    raise ConfigError(f"{program_of(command)}: {problem}; {_listed(names)}; for example: {example(command)}")
+
+
+def example(command: str) -> str:
+    """A command line that shows the command."""
+    return _docstring(command, "__init__").splitlines()[-1]
+
+
+def _overview() -> str:
+    lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]", ""]
+    for command in COMMANDS:
+        others = ", ".join(name for name in subcommands(command) if name != DEFAULT)
+        subject = _docstring(command, "__init__").splitlines()[0]
+        lines += [f"{command:<9} {subject}{f' ({others})' if others else ''}", f"          {example(command)}"]
+    return "\n".join([*lines, "", f"{program_of('COMMAND')} --help says more."])
+
+
+def _command_overview(command: str, names: list[str]) -> str:
     width = max(map(len, names))
-    lines = [f"  {name:<{width}}  {_first_line(name)}" for name in names]
-    return "\n".join([f"usage: {program_of('NAME')} ...", "", *lines, "", f"{program_of('NAME')} --help says more."])
+    lines = [f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}" for name in names]
+    usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if DEFAULT in names else 'SUBCOMMAND'} ..."
+    default = f" {DEFAULT} is the default." if DEFAULT in names else ""
+    end = f"{program_of(command)} SUBCOMMAND --help explains one.{default}"
+    return "\n".join([usage, "", *lines, "", f"Example: {example(command)}", end, ""])
 
 
-def _first_line(name: str) -> str:
-    source = Path(tools.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").split("\n", 1)[0]
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return f"there are {', '.join(names)}"
+
+
+def _docstring(command: str, module: str) -> str:
+    """Docstring of a module, which is not imported for it."""
+    source = (Path(__file__).with_name(command) / f"{module}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 def _terminate(*_: object) -> None:

@@ -15,7 +15,7 @@ class PredictionsSection(Section):
     on Ray, in the order in which it wants them."""
 
     folder: Annotated[str | None, PATH] = None
-    """Folder of predictions, as predict_structures makes it."""
+    """Folder of predictions, as 'esmeray design fold' makes it."""
     on_miss: Literal["error", "null", "wait"] = "error"
     """Sequences without a prediction. error: refuse; null: train without their structure; wait: until it is there, if
     they are no longer than data.max_length."""

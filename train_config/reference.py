@@ -37,7 +37,7 @@ on the command line as `--tune.section.key VALUE`, with several values for a lis
 FUNCTION_HEAD = """
 # Settings of function prediction
 
-Made from `train_config/function_schema.py`, for `python -m tools train_function --config FILE --section.key VALUE`. See
+Made from `train_config/function_schema.py`, for `esmeray function train --config FILE --section.key VALUE`. See
 [functions](function.md).
 """
 

@@ -69,7 +69,7 @@ class AccessSection(Section):
     """Callers, and the encryption of what they send."""
 
     keys: str | None = None
-    """YAML file of API keys, as 'python -m tools make_key' writes it. Default: none; host must then be a loopback
+    """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
     address."""
     tls_certificate: str | None = None
     """PEM file; with tls_key the service speaks HTTPS."""
@@ -105,7 +105,7 @@ class ServiceConfig(Section):
         if self.access.keys is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host}: without access.keys the service listens on 127.0.0.1 alone; make keys with "
-                "'python -m tools make_key', or choose 127.0.0.1"
+                "'esmeray serve key', or choose 127.0.0.1"
             )
         if (self.access.tls_certificate is None) != (self.access.tls_key is None):
             raise ValueError("access: tls_certificate and tls_key go together")

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         if name not in PARTS:
             raise ConfigError(f"--part: no part {name!r}{did_you_mean(name, PARTS)}; there are {', '.join(PARTS)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("no GPU is seen: see python -m tools gpu_check; --device cpu tries the script without one")
+        raise ConfigError("no GPU is seen: see esmeray profile gpu; --device cpu tries the script without one")
     bench = Bench(arguments)
     command = shlex.join(["python", "-m", "benchmarks", "gpu", *argv])
     run = Run(describe_machine(), arguments.output, False, command, list(PARTS), minutes=arguments.minutes)

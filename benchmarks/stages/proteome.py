@@ -3,7 +3,7 @@
 All contenders load the same weights of ESM-2 8M, read the same FASTA file of real proteins (spread over the lengths,
 cropped to 1022 residues, in the file's order) and leave one file of fp32 means with the ids. The stock script is
 transformers as documented: fp32, batches of 16 in file order, padded, ``np.savez``. Tuned by hand: sorted by length,
-bf16, the batch size that a search before the timing finds fastest. Ours is the job of ``python -m tools embed``: store,
+bf16, the batch size that a search before the timing finds fastest. Ours is the job of ``esmeray embed``: store,
 plan, shards with fsync, Parquet, manifest. The same proteins through our forward pass alone show what the rest costs.
 Before anything is timed, all vectors must have a cosine of 0.999 with the stock script's. Peak memory is taken in fresh
 processes, without what the libraries take when they are imported.

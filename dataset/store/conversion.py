@@ -146,7 +146,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | No
 
 
 def _tool_option(name: str) -> str:
-    """A policy as ``python -m tools fasta2lmdb`` takes it."""
+    """A policy as ``esmeray data convert`` takes it."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -111,7 +111,7 @@ class PredictedStructures:
         if absent and self._on_miss == "error":
             raise DataError(
                 f"{self._cache}: has no structure of {counted(absent, 'protein{s}')} of {len(hashes_N):,}; predict "
-                "them with predict_structures, or set data.predictions.on_miss to null or wait"
+                "them with 'esmeray design fold', or set data.predictions.on_miss to null or wait"
             )
 
 

@@ -57,7 +57,7 @@ def refuse_designs(source: str) -> None:
     folder = Path(source).expanduser()
     if any((path / DIFFUSION_CONFIG).is_file() for path in (folder, folder / EXPORT_FOLDER)):
         raise ConfigError(
-            f"models: {source}: sequence diffusion is not served; design with it by 'python -m tools generate {source}'"
+            f"models: {source}: sequence diffusion is not served; design with it by 'esmeray design generate {source}'"
         )
 
 

@@ -291,7 +291,7 @@ def _loaded(source: str, with_head: bool, random_weights: bool) -> dict[str, Any
         if (folder / EXPORT_FOLDER / CONFIG_FILE).is_file():
             folder = folder / EXPORT_FOLDER
         elif (folder / "metrics.jsonl").is_file():
-            raise ConfigError(f"--model {source}: a run without an export; 'python -m tools export {source}' makes one")
+            raise ConfigError(f"--model {source}: a run without an export; 'esmeray train export {source}' makes one")
         if (folder / CLASSIFIER_FILE).is_file():
             classifier, tokenizer = load_classifier(folder)
             merge(classifier.backbone)

@@ -39,7 +39,7 @@ def predicting(config: Config, store: Path) -> Iterator[Config]:
     wanted, ended = config.data.predictions, threading.Event()
     assert wanted.folder is not None and wanted.model is not None
     cache = Path(wanted.folder).absolute()
-    if any(cache.glob("shard-*")):  # the folder that predict_structures printed
+    if any(cache.glob("shard-*")):  # the folder that 'esmeray design fold' printed
         cache = cache.parent
     on_gpu = bool(ray.cluster_resources().get("GPU"))
     if on_gpu and config.ray.num_workers == "auto":

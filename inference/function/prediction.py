@@ -41,7 +41,7 @@ _BLOCK = 1024
 def _finished(folder: Path) -> tuple[FunctionConfig, dict[str, Any]]:
     """Settings and blend of a finished run. Raises ConfigError where there is none, DataError where it is damaged."""
     if not (folder / BLEND_FILE).is_file():
-        raise ConfigError(f"{folder}: is no finished run of train_function; give one, or run that command again")
+        raise ConfigError(f"{folder}: is no finished run of 'esmeray function train'; give one, or run it again")
     try:
         config, blend = ((folder / name).read_text(encoding="utf-8") for name in (CONFIG_FILE, BLEND_FILE))
         return FunctionConfig.model_validate(yaml.safe_load(config)), json.loads(blend)

@@ -72,7 +72,7 @@ def _accept(folder: Path, config: FunctionConfig) -> None:
     path = folder / CONFIG_FILE
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file() and any(not one.name.startswith((f".{CONFIG_FILE}.", LOCK_FILE)) for one in folder.iterdir()):
-        raise ConfigError(f"{folder}: is no run of train_function; choose another name")
+        raise ConfigError(f"{folder}: is no run of 'esmeray function train'; choose another name")
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(
             f"{folder}: is a run with other settings (see {CONFIG_FILE}); remove it or choose another name"

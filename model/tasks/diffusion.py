@@ -53,7 +53,7 @@ from model.tasks.diffusion import open_diffusion
 model = open_diffusion("FOLDER")
 ```
 
-or `python -m tools generate FOLDER --structure FILE --output DESIGNS`.
+or `esmeray design generate FOLDER --structure FILE --output DESIGNS`.
 """
 
 

@@ -132,7 +132,7 @@ class NvmlDevices:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             if error.value not in _NO_DRIVER or _DRIVER_NODE.exists():
-                warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'python -m tools gpu_check'")
+                warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
             return
         for index in range(count):
             try:

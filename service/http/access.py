@@ -69,7 +69,7 @@ def read_keys(path: str | Path) -> list[Key]:
         keys = TypeAdapter(list[Key]).validate_python(content or [])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).split("\n")[0]
-        raise ConfigError(f"access.keys: {path}: no list of keys ({reason}); see 'make_key --help'") from error
+        raise ConfigError(f"access.keys: {path}: no list of keys ({reason}); see 'esmeray serve key --help'") from error
     if len({key.name for key in keys}) < len(keys):
         raise ConfigError(f"access.keys: {path}: two keys have the same name; rename one")
     return keys
@@ -114,7 +114,7 @@ class Access:
             local = False
         if self._keys is None and not local:
             raise RefusalError(
-                421, "without keys the service answers as 127.0.0.1 or localhost alone; see 'make_key --help'"
+                421, "without keys the service answers as 127.0.0.1 or localhost alone; see 'esmeray serve key --help'"
             )
 
     def key_of(self, path: str, authorization: str) -> Key:

@@ -16,10 +16,10 @@ OTHER = "0" * 64
 COMMANDS = {
     "train": ["train_ray.py", "--config", "{config}"],
     "tune": ["train_ray.py", "--config", "{config}", "--tune", "train_config/tune_throughput.yaml"],
-    "find_batch_size": ["-m", "tools", "find_batch_size", "--config", "{config}"],
+    "find_batch_size": ["-m", "tools", "tune", "tokens", "--config", "{config}"],
     "serve": ["serve_ray.py", "--config", "train_config/serve.yaml", "--ray.address", "{address}"],
     "embed": ["-m", "tools", "embed", "--workers=1", "--model=esm2_t6_8M", "--random-weights", "--input", "{fasta}"],
-    "predict_structures": ["-m", "tools", "predict_structures", "--workers=1", "--model={folder}", "{fasta}"],
+    "predict_structures": ["-m", "tools", "design", "fold", "--workers=1", "--model={folder}", "{fasta}"],
 }
 
 

@@ -17,7 +17,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """``command("inspect", path)``: what ``python -m tools inspect path`` returns and prints."""
+    """``command("data", "inspect", path)``: what ``esmeray data inspect path`` returns and prints."""
 
     def call(*arguments: object) -> Outcome:
         try:

@@ -60,7 +60,7 @@ def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, ki
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta"
     path.write_bytes(content)
-    outcome = command("fasta2lmdb", path, tmp_path / "store")
+    outcome = command("data", "convert", path, tmp_path / "store")
     refused(outcome, words.format(path=path), tmp_path)
     assert str(path) in outcome.err
 
@@ -70,13 +70,13 @@ def test_places_are_those_of_the_text_inside_a_compressed_file(command, tmp_path
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta.gz"
     path.write_bytes(gzip.compress(content))
-    refused(command("fasta2lmdb", path, tmp_path / "store"), words.format(path=path), tmp_path)
+    refused(command("data", "convert", path, tmp_path / "store"), words.format(path=path), tmp_path)
 
 
 def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_path):
     (tmp_path / "1.fasta").write_bytes(FIRST)
     (tmp_path / "2.fasta").write_bytes(b">a\nMK\n>ok\nMK\n")
-    outcome = command("fasta2lmdb", tmp_path / "1.fasta", tmp_path / "2.fasta", tmp_path / "store")
+    outcome = command("data", "convert", tmp_path / "1.fasta", tmp_path / "2.fasta", tmp_path / "store")
     words = f"{tmp_path / '2.fasta'}, line 3, record 2 'ok': the id 'ok' stands already in {tmp_path / '1.fasta'}"
     refused(outcome, words, tmp_path)
 
@@ -88,7 +88,7 @@ MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
 def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tmp_path, options):
     path = tmp_path / "in.fasta"
     path.write_bytes(MANY)
-    outcome = command("fasta2lmdb", path, *options, *([] if options else [tmp_path / "store"]))
+    outcome = command("data", "convert", path, *options, *([] if options else [tmp_path / "store"]))
     first, *lines = outcome.err.replace(str(path), "in.fasta").splitlines()
     assert (outcome.code, outcome.out) == (3, "")
     assert first == (
@@ -108,7 +108,7 @@ def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, t
     proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several chunks of reading
     end = {"NUL": b">z \0\nMK\n>y\nM1\n", "comment": b">z\n#K\n>y\nM1\n", "truncated": b">z\n%b\n" % proteins}[damage]
     path.write_bytes(gzip.compress(MANY + end)[:-6] if damage == "truncated" else MANY + end)
-    outcome = command("fasta2lmdb", "--check", path)
+    outcome = command("data", "convert", "--check", path)
     lines = outcome.err.splitlines()
     assert (outcome.code, len(lines)) == (3, 7)
     assert lines[0].startswith("error: 6 faults: ") and lines[0].endswith(", 1 fault that ended the reading")
@@ -121,7 +121,7 @@ def test_places_are_looked_up_in_one_pass_over_the_file(command, tmp_path, monke
     scan = fasta_places._scan
     monkeypatch.setattr(fasta_places, "_scan", lambda path: passes.append(path) or scan(path))
     (tmp_path / "in.fasta").write_bytes(FIRST + b"".join(b">id%d\nM1\n" % number for number in range(1000)))
-    outcome = command("fasta2lmdb", "--check", tmp_path / "in.fasta")
+    outcome = command("data", "convert", "--check", tmp_path / "in.fasta")
     assert outcome.err.startswith("error: 1,000 faults: ") and outcome.err.count("\n") == 11
     assert len(passes) == 1
 
@@ -137,7 +137,7 @@ SOURCES = {
 def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
     make(tmp_path / "in.fasta")
-    refused(command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store"), words, tmp_path)
+    refused(command("data", "convert", tmp_path / "in.fasta", tmp_path / "store"), words, tmp_path)
 
 
 def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
@@ -153,21 +153,23 @@ def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
             return real_open(self, *arguments, **options)
 
         monkeypatch.setattr(Path, "open", refuse)
-    refused(command("fasta2lmdb", path, tmp_path / "store"), f"{path}: can't be read: Permission denied", tmp_path)
+    refused(command("data", "convert", path, tmp_path / "store"), f"{path}: can't be read: Permission denied", tmp_path)
 
 
 def test_a_truncated_gzip_is_refused_and_publishes_nothing(command, tmp_path, shared_data):
     content = (shared_data / "uniref90_10k.fasta.gz").read_bytes()
     path = tmp_path / "in.fasta.gz"
     path.write_bytes(content[: len(content) // 2])
-    refused(command("fasta2lmdb", path, tmp_path / "store"), "the compressed file is truncated after line", tmp_path)
+    refused(
+        command("data", "convert", path, tmp_path / "store"), "the compressed file is truncated after line", tmp_path
+    )
 
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
 def test_a_plain_file_with_a_compressed_name_is_refused(command, tmp_path, suffix):
     path = tmp_path / f"in.fasta.{suffix}"
     path.write_bytes(FIRST)
-    refused(command("fasta2lmdb", path, tmp_path / "store"), f"not a {suffix} file in spite of its name", tmp_path)
+    refused(command("data", "convert", path, tmp_path / "store"), f"not a {suffix} file in spite of its name", tmp_path)
 
 
 ACCEPTED = {
@@ -185,7 +187,7 @@ ACCEPTED = {
 def test_what_can_be_mended_is_mended_and_counted(command, tmp_path, kind):
     content, sequence, words = ACCEPTED[kind]
     (tmp_path / "in.fasta").write_bytes(content)
-    outcome = command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store")
+    outcome = command("data", "convert", tmp_path / "in.fasta", tmp_path / "store")
     assert (outcome.code, outcome.err) == (0, "")
     assert words in outcome.out
     store = Store(tmp_path / "store", verify="full")
@@ -224,7 +226,7 @@ STORE_DAMAGES = {
 @pytest.fixture
 def store(command, tmp_path):
     (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
-    assert command("fasta2lmdb", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    assert command("data", "convert", tmp_path / "in.fasta", tmp_path / "store").code == 0
     return tmp_path / "store"
 
 
@@ -232,7 +234,7 @@ def store(command, tmp_path):
 def test_a_damaged_store_is_refused(command, store, kind):
     damage, words = STORE_DAMAGES[kind]
     damage(store)
-    outcome = command("inspect", store)
+    outcome = command("data", "inspect", store)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (3, "", 1)
     assert words in outcome.err
 
@@ -240,7 +242,7 @@ def test_a_damaged_store_is_refused(command, store, kind):
 def test_a_store_with_a_flipped_bit_anywhere_ends_the_command_by_an_error_and_not_by_a_signal(store):
     data_file = store / DATA_FILE
     _flip(data_file, random.Random(0).randrange(data_file.stat().st_size))
-    inspect = [sys.executable, "-m", "tools", "inspect", "--verify", store]
+    inspect = [sys.executable, "-m", "tools", "data", "inspect", "--verify", store]
     done = subprocess.run(inspect, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

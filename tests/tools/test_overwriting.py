@@ -20,19 +20,19 @@ def inputs(tmp_path_factory) -> Path:
 
 
 COMMANDS = {
-    "predict": ("predict", "model", "proteins.fasta", "--output", "target.csv"),
-    "evaluate": ("evaluate", "model", "proteins.fasta", "--output", "target"),
-    "profile_classifier": ("profile_classifier", "model", "--data", "proteins.fasta", "--output", "target"),
-    "analyze_gpu_logs": ("analyze_gpu_logs", "--log", "log.csv", "--output", "target.png"),
-    "analyze_gpu_logs --json": ("analyze_gpu_logs", "--log", "log.csv", "--json", "target.json"),
-    "benchmark": ("benchmark", "store", "--output", "target"),
+    "predict": ("classify", "predict", "model", "proteins.fasta", "--output", "target.csv"),
+    "evaluate": ("classify", "evaluate", "model", "proteins.fasta", "--output", "target"),
+    "profile_classifier": ("profile", "classifier", "model", "--data", "proteins.fasta", "--output", "target"),
+    "analyze_gpu_logs": ("profile", "log", "--log", "log.csv", "--output", "target.png"),
+    "analyze_gpu_logs --json": ("profile", "log", "--log", "log.csv", "--json", "target.json"),
+    "benchmark": ("profile", "store", "store", "--output", "target"),
     "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
-    "profile_embeddings": ("profile_embeddings", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
-    "benchmark_cpu_gpu": ("benchmark_cpu_gpu", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
-    "fasta2lmdb": ("fasta2lmdb", "proteins.fasta", "target"),
-    "concat_embeddings": ("concat_embeddings", "one", "other", "--output", "target"),
-    "search": ("search", "one", "--output", "target.tsv"),
-    "plot_embeddings": ("plot_embeddings", "one", "--output", "target"),
+    "profile_embeddings": ("profile", "model", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
+    "benchmark_cpu_gpu": ("profile", "devices", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
+    "fasta2lmdb": ("data", "convert", "proteins.fasta", "target"),
+    "concat_embeddings": ("embed", "join", "one", "other", "--output", "target"),
+    "search": ("embed", "search", "one", "--output", "target.tsv"),
+    "plot_embeddings": ("embed", "plot", "one", "--output", "target"),
 }
 
 
@@ -50,11 +50,11 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("inference.classifier.ClassifierPipeline.load", None)  # nothing may get so far
-    monkeypatch.setattr("tools.analyze_gpu_logs.read_gpu_log", None)
-    monkeypatch.setattr("tools.benchmark.measured", None)
+    monkeypatch.setattr("tools.profile.log.read_gpu_log", None)
+    monkeypatch.setattr("tools.profile.store.measured", None)
     target = here / target_of(kind)
     if kind == "benchmark":
-        assert command("fasta2lmdb", "proteins.fasta", "store").code == 0
+        assert command("data", "convert", "proteins.fasta", "store").code == 0
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
     for overwrite in ([], ["--overwrite"]):

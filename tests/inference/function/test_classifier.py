@@ -32,7 +32,7 @@ def written(folder: Path, ray_address: str) -> list[str]:
     options |= {"data.sequences": folder / "made" / "train.fasta", "data.annotations": folder / "one.tsv"}
     options |= {"data.ontology": folder / "made" / "terms.obo", "network.classifier": folder / "classifier.yaml"}
     given = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
-    return [sys.executable, "-m", "tools", "train_function", "--config=train_config/function.yaml", *given]
+    return [sys.executable, "-m", "tools", "function", "train", "--config=train_config/function.yaml", *given]
 
 
 def test_a_backbone_learns_terms_by_lora_and_its_probabilities_are_a_part(ray_address, tmp_path):

@@ -187,7 +187,7 @@ def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(
     driver.init = code
     devices = opened(driver, warnings)
     assert devices.read() == []
-    assert ["gpu_check" in warning for warning in warnings] == [True] * warned
+    assert ["profile gpu" in warning for warning in warnings] == [True] * warned
     devices.close()
     assert driver.open == 0
 

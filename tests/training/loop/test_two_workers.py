@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from tests.runs import exported_weights, run_folder, tiny_config, train_losses
 from tests.worker_pair import WorkerPair
-from tools.export import main as export
+from tools.train.export import main as export
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training.engine.context import WorkerContext

@@ -19,7 +19,7 @@ from tests.dataset.labelled_stores import rewrite_as_version_1
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses
 from tests.training.loop.test_two_workers import train_with
-from tools.export import main as export_command
+from tools.train.export import main as export_command
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config

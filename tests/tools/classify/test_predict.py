@@ -1,0 +1,148 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from inference.classifier import ClassifierPipeline
+from tests.classifiers import classifier_config, export_tiny, labelled_fasta
+from tests.model.support import random_sequences
+
+LENGTHS = [30, 1, 90, 12, 90, 5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return export_tiny(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture
+def proteins(tmp_path) -> Path:
+    return labelled_fasta(tmp_path / "proteins.fasta", LENGTHS)
+
+
+def rows(path: Path, delimiter=",") -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter=delimiter))
+
+
+def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model, proteins, tmp_path):
+    expected = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS))
+    for budget in (64, 8192):
+        output = tmp_path / f"{budget}.csv"
+        outcome = command("classify", "predict", model, proteins, "--output", output, "--batch-tokens", budget)
+        assert outcome.code == 0, outcome.err
+        found = rows(output)
+        assert list(found[0]) == ["id", "label", *(f"probability_{name}" for name in expected.label_space.names)]
+        assert [row["id"] for row in found] == [f"p{number}" for number in range(6)]
+        assert [row["label"] for row in found] == expected.labels()
+        numbers = np.array([list(row.values())[2:] for row in found], dtype=float)
+        np.testing.assert_allclose(numbers, expected.probabilities, rtol=0, atol=1e-5)
+    assert "6 predictions" in outcome.out and "every record taken as it stands" in outcome.out
+
+
+def test_chunks_of_a_table_keep_the_order_in_each_format(command, model, proteins, tmp_path, monkeypatch):
+    assert command("classify", "predict", model, proteins, "--output", tmp_path / "a.parquet").code == 0
+    monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("dataset.table.PART_ROWS", 2)
+    lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
+    (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
+    outcome = command(
+        "classify",
+        "predict",
+        model,
+        tmp_path / "table.csv",
+        "--output",
+        tmp_path / "a.tsv",
+        "--data.labels.id_column",
+        "name",
+    )
+    assert outcome.code == 0, outcome.err
+    table, text = pq.read_table(tmp_path / "a.parquet").to_pylist(), rows(tmp_path / "a.tsv", "\t")
+    for exact, shown in zip(table, text, strict=True):
+        assert (exact["id"], exact["label"]) == (shown["id"], shown["label"])
+        assert float(shown["probability_nucleus"]) == pytest.approx(exact["probability_nucleus"], rel=1e-5)
+
+
+def test_regression_has_numbers_alone(command, proteins, tmp_path):
+    labels = {"label_columns": ["stability", "activity"]}
+    model = export_tiny(tmp_path / "model", classifier_config("regression", labels=labels))
+    assert command("classify", "predict", model, proteins, "--output", tmp_path / "a.csv").code == 0
+    assert list(rows(tmp_path / "a.csv")[0]) == ["id", "predicted_stability", "predicted_activity"]
+
+
+def test_each_residue_has_its_letter_and_its_numbers(command, tmp_path):
+    model = export_tiny(tmp_path / "model", classifier_config("per_residue", max_length=20))
+    proteins = labelled_fasta(tmp_path / "proteins.fasta", [30, 5], "per_residue")
+    for name in ("a.csv", "a.parquet"):
+        outcome = command("classify", "predict", model, proteins, "--output", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+    assert "1 longer than 20 tokens, cropped" in outcome.out
+    found, exact = rows(tmp_path / "a.csv"), pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [len(row["label"]) for row in found] == [30, 5] and found[0]["label"].endswith("?" * 10)
+    numbers = [float(number) for number in found[0]["probability_H"].split()]
+    assert len(numbers) == len(exact[0]["probability_H"]) == 30 and np.isnan(numbers[20:]).all()
+    np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
+
+
+def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(command, model, tmp_path):
+    path = tmp_path / "a.fasta"
+    path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
+    outcome = command("classify", "predict", model, path, "--output", tmp_path / "a.csv")
+    assert outcome.code == 3 and outcome.err.count("\n") == 1
+    assert "line 5" in outcome.err and "the id 'p' stands already in" in outcome.err
+    assert "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
+    assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
+    renaming = ("--data.ingest.duplicate_ids", "rename")
+    renamed = ("classify", "predict", model, path, "--output", tmp_path / "a.csv", *renaming)
+    outcome = command(*renamed)
+    assert outcome.code == 0 and "1 id renamed" in outcome.out
+    assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
+
+
+def test_what_fails_half_way_leaves_what_was_there(command, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("dataset.table.PART_ROWS", 1)
+    (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
+    (tmp_path / "good.csv").write_text("sequence\nMKTA\n")
+    assert command("classify", "predict", model, tmp_path / "good.csv", "--output", tmp_path / "out.csv").code == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    overwriting = ("--output", tmp_path / "out.csv", "--overwrite")
+    outcome = command("classify", "predict", model, tmp_path / "a.csv", *overwriting)
+    assert outcome.code == 3 and "row 2" in outcome.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "a.csv").write_text("sequence\nMKTA\nMK\n")
+    assert command("classify", "predict", model, tmp_path / "a.csv", *overwriting).code == 0
+    assert len(rows(tmp_path / "out.csv")) == 2
+
+
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(command, model, proteins, tmp_path, full_disk):
+    with full_disk(100):
+        outcome = command("classify", "predict", model, proteins, "--output", tmp_path / "out.csv")
+    assert (outcome.code, outcome.err.count("\n")) == (4, 1) and "no room left to write it" in outcome.err
+    assert list(tmp_path.iterdir()) == [proteins]
+
+
+def test_wrong_usage_is_one_line(command, model, proteins, tmp_path):
+    for name, option, words in (
+        ("a.txt", "kind", "must end in .csv or .tsv or .parquet"),
+        ("a.csv", "kinds", "did you mean --data.labels.kind"),
+    ):
+        outcome = command(
+            "classify", "predict", model, proteins, "--output", tmp_path / name, f"--data.labels.{option}", "binary"
+        )
+        assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_a_table_without_records_is_refused_and_a_missing_column_with_the_option_to_give(command, model, tmp_path):
+    (tmp_path / "a.csv").write_text("sequence\n")
+    assert command("classify", "predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv").code == 3
+    (tmp_path / "a.csv").write_text("name,protein\nx,MKTA\n")
+    predict = ("classify", "predict", model, tmp_path / "a.csv", "--output", tmp_path / "out.csv")
+    outcome = command(*predict, "--data.labels.text_column", "protein", "--data.labels.id_column", "id")
+    assert outcome.code == 3
+    assert "no column 'id'; it has 'name', 'protein'" in outcome.err
+    assert outcome.err.endswith("as --data.labels.id_column name\n")
+    outcome = command(*predict)
+    assert "no column 'sequence'" in outcome.err and "as --data.labels.text_column " in outcome.err

@@ -1,0 +1,61 @@
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
+    (tmp_path / "1.fasta").write_text(">a\nmkv*\n>b\nMJ-\n")
+    (tmp_path / "2.fasta").write_text(f">c\n\n>a\nMK\n>gene\n{'ACGT' * 100}\n")
+    outcome = command(
+        "data", "convert", tmp_path / "1.fasta", tmp_path / "[2].fasta", tmp_path / "store",
+        "--bad-characters", "to_x", "--duplicate-ids", "first", "--empty-sequences", "skip",
+    )  # fmt: skip
+    assert outcome.code == 0
+    assert outcome.err == ""
+    first, nucleotides, *counts = outcome.out.splitlines()
+    assert first.startswith(f"{tmp_path / 'store'}: 3 records, 406 residues, ")
+    assert nucleotides.strip().startswith("1 record like DNA or RNA, not protein")
+    assert [line.strip() for line in counts] == [
+        "1 record with lower-case letters, upper-cased",
+        "1 final '*' dropped",
+        "1 J replaced by X",
+        "1 character outside the alphabet replaced by X",
+        "1 record skipped for want of a sequence",
+        "1 record skipped for an id that stood before",
+    ]
+
+
+def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, tmp_path):
+    (tmp_path / "a.fasta").write_text(">a\nmkv*\n")
+    (tmp_path / "b.fasta").write_text(">b\nMK\n")
+    outcome = command("data", "convert", "--check", tmp_path / "a.fasta", tmp_path / "b.fasta")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "b.fasta: sound, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fasta", "b.fasta"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["only_one"], ["--check"], ["a", "b", "--duplicate-ids", "frist"]])
+def test_wrong_usage_is_exit_code_2(command, arguments):
+    assert command("data", "convert", *arguments).code == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_behind(tmp_path, number, code):
+    (tmp_path / "in").mkdir()
+    letters = "MKVLAGDEST" * 30 + "\n"
+    with (tmp_path / "in" / "in.fasta").open("w") as file:
+        file.writelines(f">{record}\n{letters}" for record in range(400_000))
+    command = [sys.executable, "-m", "tools", "data", "convert", tmp_path / "in", tmp_path / "out" / "store"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(tmp_path.glob("out/.store.building-*/data.mdb")):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert list((tmp_path / "out").iterdir()) == []

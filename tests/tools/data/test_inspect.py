@@ -1,0 +1,58 @@
+import json
+
+import pytest
+
+from dataset.store.conversion import ensure_store
+from train_config.schema import DataSection, SampleSection
+
+
+@pytest.fixture
+def store(command, tmp_path):
+    (tmp_path / "in.fasta").write_text(">a\nMKV*\n>b\n" + "L" * 120 + "\n>c\nMKX\n")
+    assert command("data", "convert", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    return tmp_path / "store"
+
+
+def test_the_report_shows_counts_lengths_composition_and_origin(command, store):
+    outcome = command("data", "inspect", store)
+    assert outcome.code == 0
+    for words in (
+        "records   3",
+        "residues  126",
+        "3 to 120, median 3, mean 42",
+        "ACDEFGHIKLMNPQRSTVWYBUZOX",
+        "version 2, lmdb-0.9, 1 block",
+        "1 final '*' dropped",
+        "in.fasta",
+        "100 to 199",
+        "95.24 %",
+        "--verify reads all",
+    ):
+        assert words in " ".join(outcome.out.split("\n")), words
+
+
+def test_json_holds_the_same_and_more(command, store):
+    facts = json.loads(command("data", "inspect", store, "--json", "--verify").out)
+    assert facts["records"] == 3
+    assert facts["lengths"]["histogram"] == [
+        {"from": 0, "to": 50, "records": 2},
+        {"from": 50, "to": 100, "records": 0},
+        {"from": 100, "to": 200, "records": 1},
+    ]
+    assert facts["composition"] == {"L": 120, "K": 2, "M": 2, "V": 1, "X": 1}
+    assert facts["counts"]["stops_dropped"] == 1
+    assert facts["verified"] == "full"
+    assert facts["source"][0]["xxh128"]
+
+
+def test_the_embedded_sample_is_named_as_the_source(command, tmp_path):
+    path = ensure_store(DataSection(sample=SampleSection(records=5, families=1)), tmp_path)
+    assert "embedded sample: 5 records, 1 family, seed 0" in command("data", "inspect", path).out
+
+
+def test_for_a_fasta_file_the_command_that_makes_a_store_of_it_is_given(command, tmp_path):
+    source = tmp_path / "my.proteins.fasta.gz"
+    source.touch()
+    outcome = command("data", "inspect", source)
+    assert (outcome.code, outcome.err.count("\n")) == (3, 1)
+    assert outcome.err.endswith("esmeray data convert FASTA STORE\n")

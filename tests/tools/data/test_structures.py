@@ -1,0 +1,127 @@
+"""``esmeray data structures``: a file is read by what is in it, or refused in one line, and nothing stays."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.structures.store import StructureStore
+from tests.structures import folds, pdb_lines, write_pdb
+
+FOLD = folds(1)[0]
+LINES = pdb_lines(FOLD)
+PDB = "\n".join([*LINES, "TER", "END", ""]).encode()
+
+
+def renamed(residue: str, record: str = "ATOM") -> bytes:
+    return "\n".join(line[:17] + residue + line[20:] for line in pdb_lines(FOLD, record=record)).encode()
+
+
+def mmcif(binary: bool = False) -> bytes:
+    from biotite.structure.io import pdb, pdbx
+
+    file = pdbx.BinaryCIFFile() if binary else pdbx.CIFFile()
+    pdbx.set_structure(file, pdb.PDBFile.read(io.StringIO(PDB.decode())).get_structure(model=1))
+    written: io.BytesIO | io.StringIO = io.BytesIO() if binary else io.StringIO()
+    file.write(written)
+    content = written.getvalue()
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("fold.pdb", PDB)
+    return file.getvalue()
+
+
+NO_ATOMS, NO_CHAIN, DAMAGED = "it holds no atoms", "no chain of amino acids", "damaged or truncated"
+REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty.pdb": (lambda: b"", "the file is empty"),
+    "empty.cif.gz": (lambda: gzip.compress(b""), "the file is empty"),
+    "header.pdb": (lambda: b"HEADER    nothing here\nEND\n", NO_ATOMS),
+    "header.cif": (lambda: b"data_X\n_entry.id X\n", "an mmCIF file without atoms"),
+    "page.cif": (lambda: b"<!DOCTYPE html>\n<html>\n", NO_ATOMS),
+    "utf16.pdb": (lambda: PDB.decode().encode("utf-16"), NO_ATOMS),
+    "archive.pdb": (zipped, "a zip archive"),
+    "cut.pdb": (lambda: PDB[: PDB.rindex(b"ATOM") + 45], DAMAGED),
+    "cut.cif": (lambda: mmcif()[:-40], DAMAGED),
+    "cut.bcif": (lambda: mmcif(binary=True)[:-40], DAMAGED),
+    "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], "can't be read"),
+    "bytes.bcif": (lambda: b"\x83\xa7version\xff\xff", DAMAGED),
+    "stars.pdb": (
+        lambda: PDB.replace(LINES[9].encode(), f"{LINES[9][:30]}{24 * '*'}{LINES[9][54:]}".encode()),
+        DAMAGED,
+    ),
+    "ligand.pdb": (lambda: renamed("ATP", "HETATM").replace(b" CA ", b" PA "), NO_CHAIN),
+    "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "of CA atoms alone"),
+    "dna.pdb": (lambda: renamed(" DA").replace(b" CA ", b" C4'"), NO_CHAIN),
+    "nan.pdb": (lambda: "\n".join(line[:30] + "     nan" + line[38:] for line in LINES).encode(), NO_CHAIN),
+    "apart.pdb": (lambda: "\n".join([*LINES, "TER", *pdb_lines(FOLD, "B"), *LINES]).encode(), "'A' stands twice"),
+    "beside.pdb": (lambda: "\n".join([*LINES, "TER", *LINES]).encode(), "chain 'A' has 2 residues 1;"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_structure_is_refused_in_one_line_and_leaves_nothing(command, tmp_path: Path, name: str):
+    content, words = REFUSED[name]
+    (tmp_path / name).write_bytes(content())
+    outcome = command("data", "structures", tmp_path / name, tmp_path / "store")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (3, "", 1), outcome.err
+    assert words in outcome.err and str(tmp_path / name) in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+REDO = """HEADER    RETINOIC-ACID TRANSPORT                 28-SEP-94   1CBS
+REMARK   3  PROGRAM     : REFMAC 5.8.0158
+REMARK   3  THIS ENTRY WAS RE-REFINED AND REBUILT BY PDB-REDO
+LINKR        N   ALA A   1                 C   ALA A   2                 gap
+CRYST1   45.650   47.560   77.610  90.00  90.00  90.00 P 21 21 21    4
+"""
+ACCEPTED: dict[str, Callable[[], bytes]] = {
+    "mmcif.pdb": mmcif,
+    "binary.cif": lambda: mmcif(binary=True),
+    "pdb.cif": lambda: PDB,
+    "plain.pdb.gz": lambda: PDB,
+    "packed.pdb": lambda: gzip.compress(PDB),
+    "packed.bcif": lambda: gzip.compress(mmcif(binary=True)),
+    "mark.pdb": lambda: b"\xef\xbb\xbf" + PDB,
+    "mark.cif": lambda: b"\xef\xbb\xbf" + mmcif(),
+    "crlf.pdb": lambda: PDB.replace(b"\n", b"\r\n"),
+    "redo.pdb": lambda: REDO.encode() + PDB,
+    "redo.cif": lambda: b"# PDB-REDO\ndata_1CBS\n#\n_software.name PDB-REDO\n" + mmcif().split(b"\n", 1)[1],
+    "peptide.pdb": lambda: "\n".join(pdb_lines(FOLD, record="HETATM")).encode(),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_structure_is_known_by_its_content(command, tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(ACCEPTED[name]())
+    outcome = command("data", "structures", tmp_path / name, tmp_path / "store")
+    assert (outcome.code, outcome.err, outcome.out.count("\n")) == (0, "", 1), outcome
+    store = StructureStore(tmp_path / "store", verify="full")
+    assert store.store.text(0) == FOLD.residues
+    wanted = FOLD.coordinates - FOLD.coordinates[:, 1].mean(0)
+    np.testing.assert_allclose(store.atoms(0, 0, len(FOLD.residues))[0], wanted, atol=0.05)
+
+
+def test_what_was_mended_is_said(command, tmp_path: Path):
+    lines = [line[:17] + "UNK" + line[20:] for line in LINES[:4]] + LINES[4:80] + LINES[100:]
+    models = ["MODEL        1", *lines, "ENDMDL", "MODEL        2", *lines, "ENDMDL"]
+    ca_only = write_pdb(tmp_path / "ca.pdb", LINES[1::4])
+    path = write_pdb(tmp_path / "models.pdb", models)
+    outcome = command("data", "structures", path, ca_only, tmp_path / "store", "--ca-only", "complete")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [line.strip() for line in outcome.out.splitlines()[1:]]
+    assert lines == [
+        "1 model after the first, not read",
+        "1 chain of CA atoms alone, completed",
+        "1 residue read as X",
+        "1 break of chains",
+    ]

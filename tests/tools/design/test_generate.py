@@ -1,0 +1,125 @@
+"""``esmeray design generate`` and ``design score``: files to designs, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.export.backbone import export
+from tests.model.tasks.test_diffusion import trained
+from tests.structures import folds, pdb_lines, structure_store, write_pdb
+
+FOLDS = folds(2)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("designs")
+    export(trained(("helix", "barrel")), folder / "export")
+    for fold in FOLDS:
+        write_pdb(folder / f"{fold.id}.pdb", pdb_lines(fold))
+    structure_store(folder / "folds", 3)
+    one = FOLDS[0]
+    write_pdb(folder / "dimer.cif.pdb", pdb_lines(one, "A"), pdb_lines(one, "B"))
+    return folder
+
+
+def read_fasta(path: Path) -> dict[str, str]:
+    parts = path.read_text().split(">")[1:]
+    return {part.split("\n")[0]: "".join(part.split("\n")[1:]) for part in parts}
+
+
+def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here: Path, command, tmp_path: Path):
+    out = tmp_path / "designs"
+    outcome = command(
+        *(
+            "design",
+            "generate",
+            here,
+            "--structure",
+            here / "fold*.pdb",
+            "--output",
+            out,
+            "--number",
+            3,
+            "--label",
+            "helix",
+        ),
+        *(
+            "--label",
+            "helix",
+            "--fix",
+            "1-5,9",
+            "--omit",
+            "CW",
+            "--steps",
+            4,
+            "--temperature",
+            1,
+            "--known",
+            here / "folds" / "sequences",
+        ),
+    )
+    assert outcome.code == 0, outcome.err
+    designs = read_fasta(out / "designs.fasta")
+    assert len(designs) == 6 and all("score=-" in name and "recovery=0." in name for name in designs)
+    assert all("novelty=0." in name and "nearest=fold" in name for name in designs)
+    for name, residues in designs.items():
+        native = next(fold.residues for fold in FOLDS if name.startswith(fold.id))
+        assert residues[:5] + residues[8] == native[:5] + native[8]
+        assert not set("CW") & set(residues[9:]) and len(residues) == len(native)
+    rows = list(csv.DictReader((out / "probabilities.tsv").open(), delimiter="\t"))
+    assert len(rows) == sum(len(fold.residues) for fold in FOLDS)
+    assert sum(float(rows[20][letter]) for letter in "ACDEFGHIKLMNPQRSTVWY") == pytest.approx(1, abs=2e-3)
+    assert all((out / f"{fold.id}_A.png").stat().st_size > 5000 for fold in FOLDS)
+    again = command("design", "generate", here, "--structure", here / "fold0000.pdb", "--output", out)
+    assert again.code == 2 and "exists" in again.err
+
+
+def test_chains_of_a_complex_are_tied_and_sequences_need_no_structure(here: Path, command, tmp_path: Path):
+    pair = command(
+        *("design", "generate", here, "--structure", here / "dimer.cif.pdb", "--chain", "complex", "--tie", "A,B"),
+        *("--output", tmp_path / "pair", "--fix", "B:1-3", "--steps", 3),
+    )
+    assert pair.code == 0, pair.err
+    (residues,) = read_fasta(tmp_path / "pair" / "designs.fasta").values()
+    half = len(residues) // 2
+    assert residues[:half] == residues[half:] and residues[half : half + 3] == FOLDS[0].residues[:3]
+    free = command("design", "generate", here, "--length", 33, "--output", tmp_path / "free", "--steps", 2)
+    assert free.code == 0 and [len(text) for text in read_fasta(tmp_path / "free" / "designs.fasta").values()] == [33]
+
+
+def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):
+    native = FOLDS[0].residues
+    (tmp_path / "in.fasta").write_text(f">native\n{native}\n>shifted\n{native[1:]}{native[0]}\n>short\nMKT\n")
+    outcome = command(
+        *("design", "score", here, "--structure", here / "fold0000.pdb", "--sequences", tmp_path / "in.fasta"),
+        *("--output", tmp_path / "scores.tsv"),
+    )
+    assert outcome.code == 0, outcome.err
+    rows = {row["sequence"]: row for row in csv.DictReader((tmp_path / "scores.tsv").open(), delimiter="\t")}
+    assert set(rows) == {"native", "shifted"} and float(rows["native"]["recovery"]) == 1
+    assert np.isfinite([float(row["log_likelihood"]) for row in rows.values()]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        (["--structure", "fold0000.pdb", "--length", "5"], "either --structure or --length", 2),
+        (["--structure", "fold0000.pdb", "--fix", "999"], "has positions 1 to", 2),
+        (["--structure", "fold0000.pdb", "--fix", "a"], "write positions as", 2),
+        (["--structure", "fold0000.pdb", "--tie", "A,B"], "name a chain of", 2),
+        (["--structure", "fold0000.pdb", "--omit", "1"], "name amino acids", 2),
+        (["--structure", "fold0000.pdb", "--label", "knot"], "the model knows helix, barrel", 2),
+        (["--structure", "none.pdb"], "no such file", 3),
+        (["--structure", "fold0000.pdb", "--chain", "Z"], "has no protein chain Z", 3),
+    ],
+)
+def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tmp_path, options, words, code):
+    monkeypatch.chdir(here)
+    outcome = command("design", "generate", ".", "--output", tmp_path / "out", *options)
+    assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+    assert not (tmp_path / "out").exists()

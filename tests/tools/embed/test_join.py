@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.embeddings.formats.base import Format
+from dataset.embeddings.reader import open_embeddings
+from tests.embeddings import make_embeddings, random_vectors
+
+IDS = [f"p{n}" for n in range(25)]
+SHUFFLED = np.random.default_rng(3).permutation(25)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Format, "block_rows", lambda self, output: 4)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "hdf5"])
+@pytest.mark.parametrize("order", [np.arange(25), SHUFFLED], ids=["same order", "other order"])
+def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here, kind, order):
+    first, second = random_vectors(25, 3), random_vectors(25, 5, seed=1)
+    make_embeddings(here / "a", first, IDS, kind)
+    make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy")
+    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    assert outcome.code == 0, outcome.err
+    joined = open_embeddings("ab")
+    made = "parquet" if kind == "hdf5" else kind
+    assert (joined.ids, joined.output.format, joined.output.columns) == (IDS, made, {"a/mean": 3, "b/mean": 5})
+    np.testing.assert_array_equal(joined[:], np.concatenate([first, second], axis=1))
+    np.testing.assert_array_equal(joined["p7"], np.concatenate([first[7], second[7]]))
+    assert joined.lengths.tolist() == list(range(10, 35))
+    assert joined.manifest.job["joined"]["b/mean"] == {"model": "b"}
+    assert "25 records of 8 channels, fp32" in outcome.out and "5  b/mean" in outcome.out
+    names = {path.name for path in (here / "ab").iterdir()}
+    assert names == {"embeddings.json", "esmeray.json", "index.parquet", *joined.output.files}
+
+
+def test_outputs_are_chosen_by_name_and_the_format_by_option(command, here):
+    mean, cls = random_vectors(25, 3), random_vectors(25, 3, seed=1)
+    make_embeddings(here / "a", {"mean": mean, "cls": cls}, IDS)
+    outcome = command("embed", "join", "a", "a", "--names", "cls", "mean", "--output", "ab", "--format", "npy")
+    assert outcome.code == 0, outcome.err
+    np.testing.assert_array_equal(np.load(here / "ab" / "joined.npy"), np.concatenate([cls, mean], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"), [(("fp16", "fp16"), "fp16"), (("int8", "int8"), "int8"), (("fp16", "fp32"), "fp32")]
+)
+def test_the_dtype_is_that_of_the_sources_or_fp32(command, here, dtypes, expected):
+    for name, dtype in zip("ab", dtypes, strict=True):
+        make_embeddings(here / name, random_vectors(25, 3), IDS, dtype=dtype)
+    assert command("embed", "join", "a", "b", "--output", "ab").code == 0
+    joined = open_embeddings("ab")
+    assert joined.output.dtype == expected
+    np.testing.assert_array_equal(joined[:], np.concatenate([open_embeddings("a")[:], open_embeddings("b")[:]], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (IDS[:12], "b: 13 ids of a are missing: p12, p13, p14, p15, p16, p17, p18, p19, p20, p21, ..."),
+        ([*IDS, "extra"], "b: 1 ids are not in a: extra"),
+        ([*IDS[:-1], "p3"], "b: 1 ids repeat: p3"),
+    ],
+)
+def test_other_ids_are_named_and_nothing_is_written(command, here, ids, words):
+    make_embeddings(here / "a", random_vectors(25, 3), IDS)
+    make_embeddings(here / "b", random_vectors(len(ids), 3), ids)
+    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    assert (outcome.code, outcome.err) == (3, f"error: {words}\n")
+    assert sorted(path.name for path in here.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_named_with_its_folder(command, here, value):
+    vectors = random_vectors(25, 3)
+    vectors[13, 1] = value
+    make_embeddings(here / "a", random_vectors(25, 3), IDS)
+    make_embeddings(here / "b", vectors, IDS)
+    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    assert (outcome.code, outcome.err) == (3, "error: b: 'p13' has NaN or infinity in mean\n")
+
+
+def test_mistakes_are_one_line(command, here):
+    make_embeddings(here / "a", random_vectors(25, 3), IDS)
+    make_embeddings(here / "residues", random_vectors(25, 3), IDS, per="residue")
+    (here / "there").mkdir()
+    (here / "there" / "thesis").touch()
+    for arguments, code, words in [
+        (["a", "none", "--output", "ab"], 3, "none: no embeddings there"),
+        (["a", "a", "--output", "ab", "--names", "mean", "meen"], 2, "no output 'meen' (did you mean mean?)"),
+        (["a", "a", "--output", "ab", "--names", "mean"], 2, "--names: 1 for 2 folders"),
+        (["a", "a", "--output", "ab"], 2, "given twice"),
+        (["a", "--output", "ab"], 2, "give at least two folders"),
+        (["a", "residues", "--output", "ab"], 3, "has values for each residue"),
+        (["a", "a", "--output", "there"], 2, "there: exists already"),
+    ]:
+        outcome = command("embed", "join", *arguments)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+
+
+def test_what_was_joined_can_be_joined_and_replaced(command, here):
+    make_embeddings(here / "a", random_vectors(25, 3), IDS)
+    make_embeddings(here / "b", random_vectors(25, 2), IDS)
+    for first in ("a", "ab"):
+        assert command("embed", "join", first, "b", "--output", "ab", "--overwrite").code == 0
+    assert json.loads((here / "ab" / "embeddings.json").read_text())["outputs"]["joined"]["channels"] == 7

@@ -1,0 +1,135 @@
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from inference.embedding_map import SEARCH
+from tests.embeddings import make_embeddings, random_vectors
+
+IDS = [f"sp|P{n:03}" for n in range(120)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_embeddings(tmp_path / "vectors", random_vectors(120, 6), IDS)
+    return tmp_path
+
+
+def traces(page: Path) -> list[dict]:
+    text = page.read_text()
+    start = text.index("[", text.rindex("Plotly.newPlot("))
+    return json.JSONDecoder().raw_decode(text, start)[0]
+
+
+def plotted(command, *arguments) -> list[dict]:
+    outcome = command("embed", "plot", "vectors", "--output", "plot", *arguments)
+    assert outcome.code == 0, outcome.err
+    height, width, _ = imread("plot/embeddings.png").shape
+    assert height > 500 and width > 800
+    return traces(Path("plot/embeddings.html"))
+
+
+def test_the_page_has_every_id_a_search_box_and_needs_no_network(command, here):
+    points, found = plotted(command)
+    assert (points["text"], found["x"]) == (IDS, [])
+    assert [residues for residues, _ in points["customdata"]] == list(range(10, 130))
+    text = (here / "plot" / "embeddings.html").read_text()
+    assert "part of an id" in text and "document.getElementById('plot')" in text
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz", "parquet"])
+def test_each_class_has_its_colour_and_missing_labels_are_grey(command, here, suffix):
+    table = pd.DataFrame({"name": [*IDS[:110], "unknown"], "place": (["in", "out"] * 60)[:111]})
+    if suffix == "parquet":
+        table.to_parquet("labels.parquet")
+    else:
+        table.to_csv(f"labels.{suffix}", sep="\t" if suffix == "tsv" else ",", index=False)
+    options = ["--labels", f"labels.{suffix}", "--label-column", "place", "--id-column", "name"]
+    *classes, _ = plotted(command, *options)
+    assert {trace["name"] for trace in classes} == {"no label (10)", "in (55)", "out (55)"}
+    assert len({trace["marker"]["color"] for trace in classes}) == 3
+    assert classes[0]["text"] == IDS[110:]
+    assert classes[0]["customdata"][0] == [120, "no label"]
+
+
+def test_of_many_classes_the_largest_are_named(command, here):
+    names = [f"class {min(n % 30, 20)}" for n in range(120)]
+    pd.DataFrame({"id": IDS, "label": names}).to_csv("labels.csv", index=False)
+    *classes, _ = plotted(command, "--labels", "labels.csv")
+    assert len(classes) == 12
+    assert classes[0]["name"] == "other (40)" and classes[1]["name"] == "class 20 (40)"
+
+
+def test_numbers_are_a_scale_of_colours(command, here):
+    pd.DataFrame({"id": IDS[:100], "label": np.linspace(0, 1, 100)}).to_csv("labels.csv", index=False)
+    without, numbers, _ = plotted(command, "--labels", "labels.csv")
+    assert without["name"] == "no label (20)"
+    assert numbers["marker"]["colorbar"]["title"]["text"] == "label"
+
+
+def test_a_sample_is_the_same_each_time_and_reported(command, here):
+    pages = [plotted(command, "--max-points", 50, "--overwrite")[0] for _ in range(2)]
+    assert pages[0] == pages[1] and len(pages[0]["text"]) == 50
+    outcome = command("embed", "plot", "vectors", "--output", "plot", "--max-points", 50, "--overwrite")
+    assert "a random sample of 50 of 120 proteins" in outcome.out
+    assert "a random sample of 50 of 120 proteins" in (here / "plot" / "embeddings.html").read_text()
+
+
+def test_components_are_those_of_the_largest_variance(command, here):
+    rng = np.random.default_rng(0)
+    vectors = np.zeros((60, 5), dtype=np.float32)
+    vectors[:, 3], vectors[:, 1] = rng.normal(size=60) * 10, rng.normal(size=60)
+    make_embeddings(here / "plain", vectors)
+    assert command("embed", "plot", "plain", "--output", "plot").code == 0
+    points, _ = traces(here / "plot" / "embeddings.html")
+    assert abs(np.corrcoef(points["x"], vectors[:, 3])[0, 1]) > 0.999
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_search_box_marks_the_ids_that_hold_its_text(tmp_path):
+    program = """
+    const made = [], data = [{text: ['Aa', 'b'], x: [1, 2], y: [3, 4]}, {text: ['ba'], x: [5], y: [6]}, {}];
+    const page = {before() {}, data}, create = () => (made.push({}), made.at(-1));
+    const document = {body: {style: {}}, getElementById: () => page, createElement: create};
+    const Plotly = {restyle: (_, change, traces) => console.log(JSON.stringify([change, traces]))};
+    SEARCH
+    for (const value of [' A ', '']) { made[0].value = value; made[0].oninput(); console.log(made[1].textContent); }
+    """
+    script = program.replace("SEARCH", SEARCH)
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ['[{"x":[[1,5]],"y":[[3,6]]},[2]]', "2 found", '[{"x":[[]],"y":[[]]},[2]]', ""]
+
+
+def test_mistakes_are_one_line(command, here, monkeypatch):
+    make_embeddings(here / "residues", random_vectors(9, 4), per="residue")
+    make_embeddings(here / "single", random_vectors(1, 4))
+    pd.DataFrame({"id": ["x"], "label": ["in"]}).to_csv("others.csv", index=False)
+    pd.DataFrame({"id": [IDS[0]] * 2, "label": ["in", "out"]}).to_csv("twice.csv", index=False)
+    Path("broken.parquet").write_text("no table")
+    (here / "there").mkdir()
+    (here / "there" / "thesis").touch()
+    monkeypatch.setattr("tools.embed.plot.find_spec", lambda name: None)
+    for arguments, code, words in [
+        (["none", "--output", "plot"], 3, "none: no embeddings there"),
+        (["vectors", "--output", "plot", "--name", "cls"], 2, "no output 'cls'"),
+        (["residues", "--output", "plot"], 3, "has values for each residue"),
+        (["single", "--output", "plot"], 3, "at least two proteins"),
+        (["vectors", "--output", "there"], 2, "there: exists already"),
+        (["vectors", "--output", "plot", "--method", "umap"], 2, "pip install umap-learn"),
+        (["vectors", "--output", "plot", "--labels", "none.csv"], 3, "none.csv: can't be read"),
+        (["vectors", "--output", "plot", "--labels", "broken.parquet"], 3, "broken.parquet: not Parquet"),
+        (["vectors", "--output", "plot", "--labels", "others.csv"], 3, "has none of the ids of vectors"),
+        (["vectors", "--output", "plot", "--labels", "twice.csv"], 3, "id 'sp|P000' repeats"),
+        (["vectors", "--output", "plot", "--labels", "others.csv", "--label-column", "place"], 3, "'place'"),
+    ]:
+        outcome = command("embed", "plot", *arguments)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+    assert not (here / "plot").exists()

@@ -1,0 +1,105 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.embeddings import make_embeddings, random_vectors
+
+IDS = [f"p{n}" for n in range(200)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_embeddings(tmp_path / "database", random_vectors(200, 8), IDS)
+    make_embeddings(tmp_path / "queries", random_vectors(30, 8, seed=1), file_format="npy", dtype="fp16")
+    return tmp_path
+
+
+def hits(path: Path) -> list[tuple[str, int, str, float]]:
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file, delimiter="\t")
+    assert header == ["query", "rank", "target", "score"]
+    return [(query, int(rank), target, float(score)) for query, rank, target, score in rows]
+
+
+def scores(queries: np.ndarray, database: np.ndarray, metric: str) -> np.ndarray:
+    """Larger is nearer."""
+    if metric == "l2":
+        return -np.linalg.norm(queries[:, None] - database[None], axis=2)
+    if metric == "cosine":
+        queries, database = (values / np.linalg.norm(values, axis=1, keepdims=True) for values in (queries, database))
+    return queries @ database.T
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
+    outcome = command(
+        "embed", "search", "database", "--queries", "queries", "--output", "h.tsv", "--top-k", 3, "--metric", metric
+    )
+    assert outcome.code == 0, outcome.err
+    queries = random_vectors(30, 8, seed=1).astype(np.float16).astype(np.float32)
+    expected = scores(queries, random_vectors(200, 8), metric)
+    found = hits(here / "h.tsv")
+    best = np.argsort(-expected, axis=1)[:, :3]
+    ranked = [(f"p{query}", rank, f"p{target}") for query in range(30) for rank, target in enumerate(best[query], 1)]
+    assert [hit[:3] for hit in found] == ranked
+    values = np.array([hit[3] for hit in found]) * (-1 if metric == "l2" else 1)
+    np.testing.assert_allclose(values, np.take_along_axis(expected, best, axis=1).ravel(), atol=1e-4)
+    assert "90 hits of 30 proteins searched in 200" in outcome.out
+
+
+def test_without_queries_no_protein_finds_itself(command, here):
+    assert command("embed", "search", "database", "--output", "h.tsv", "--top-k", 2).code == 0
+    found = hits(here / "h.tsv")
+    assert len(found) == 400 and all(query != target for query, _, target, _ in found)
+
+
+def test_equal_vectors_are_each_others_hits(command, here):
+    make_embeddings(here / "equal", np.ones((5, 4), dtype=np.float32))
+    assert command("embed", "search", "equal", "--output", "h.tsv", "--top-k", 2).code == 0
+    found = hits(here / "h.tsv")
+    assert len(found) == 10 and all(query != target and score == 1 for query, _, target, score in found)
+
+
+def test_a_small_database_has_fewer_hits_than_asked_for(command, here):
+    make_embeddings(here / "small", random_vectors(3, 8))
+    assert command("embed", "search", "small", "--output", "h.tsv").code == 0
+    assert len(hits(here / "h.tsv")) == 6
+
+
+def test_ivf_that_probes_every_cluster_finds_what_exact_finds(command, here):
+    for kind in ("exact", "ivf"):
+        outcome = command(
+            "embed", "search", "database", "--output", kind, "--index", kind, "--ivf-lists", 5, "--ivf-probes", 5
+        )
+        assert outcome.code == 0, outcome.err
+    exact, ivf = hits(here / "exact"), hits(here / "ivf")
+    assert [hit[:3] for hit in exact] == [hit[:3] for hit in ivf]
+
+
+def test_mistakes_are_one_line(command, here):
+    vectors = random_vectors(200, 8)
+    vectors[150] = 0
+    make_embeddings(here / "zero", vectors, IDS)
+    make_embeddings(here / "narrow", random_vectors(9, 4))
+    make_embeddings(here / "residues", random_vectors(9, 4), per="residue")
+    vectors[150, 2] = np.nan
+    make_embeddings(here / "nan", vectors, IDS)
+    (here / "there.tsv").touch()
+    for arguments, code, words in [
+        (["none", "--output", "h.tsv"], 3, "none: no embeddings there"),
+        (["database", "--output", "h.tsv", "--name", "cls"], 2, "no output 'cls'"),
+        (["database", "--output", "h.tsv", "--queries", "narrow"], 3, "narrow has 4 channels, database 8"),
+        (["residues", "--output", "h.tsv"], 3, "has values for each residue"),
+        (["zero", "--output", "h.tsv"], 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
+        (["nan", "--output", "h.tsv", "--metric", "l2"], 3, "nan: 'p150' has NaN or infinity"),
+        (["database", "--output", "h.tsv", "--index", "ivf", "--ivf-lists", 201], 2, "--ivf-lists 201: more than"),
+        (["database", "--output", "there.tsv"], 2, "there.tsv: exists already"),
+        (["database", "--output", "no/h.tsv"], 2, "there is no folder no"),
+    ]:
+        outcome = command("embed", "search", *arguments)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
+    assert not (here / "h.tsv").exists()
+    assert command("embed", "search", "zero", "--output", "h.tsv", "--metric", "l2").code == 0

@@ -1,0 +1,127 @@
+"""The evaluation of predicted terms from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from function.ontology import read_ontology
+from tests.conftest import REPOSITORY
+from tests.function.generated import generate
+
+OPTIONS = ["--unknown", "ignore", "--draws", "50"]
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    """Predictions, truth and ontology as arguments."""
+    folder = generate(tmp_path / "case", 4).folder
+    predictions = folder / "predictions" / "some.tsv"
+    return [str(predictions), "--truth", str(folder / "truth.tsv"), "--ontology", str(folder / "terms.obo")]
+
+
+def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
+    accretion = ["--ia", tmp_path / "case" / "accretion.tsv"]
+    outcome = command("function", "evaluate", *files, *accretion, *OPTIONS, "--output", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "fmax_w" in outcome.out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "evaluation.json",
+        "curves.tsv",
+        "curves.png",
+        "esmeray.json",
+    }
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert found["settings"]["draws"] == 50
+    with (tmp_path / "out" / "curves.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    for aspect, one in found["aspects"].items():
+        best = max(float(row["f"]) for row in rows if row["ns"] == aspect)
+        assert one["metrics"]["fmax"]["value"] == pytest.approx(best, abs=1e-9)
+        low, high = one["metrics"]["fmax"]["interval"]
+        assert low <= high
+    refused = command("function", "evaluate", *files, *OPTIONS, "--output", tmp_path / "out")
+    assert refused.code == 2 and "exists already" in refused.err
+
+
+def test_the_same_command_gives_the_same_bytes_also_after_a_kill(files, tmp_path):
+    arguments = [sys.executable, "-m", "tools", "function", "evaluate", *files, *OPTIONS, "--draws", "3000", "--output"]
+    process = subprocess.Popen([*arguments, str(tmp_path / "killed")], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob(".killed*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for name in ("killed", "whole"):
+        if not (tmp_path / name).exists():
+            subprocess.run([*arguments, str(tmp_path / name)], cwd=REPOSITORY, check=True, capture_output=True)
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes(), path.name
+    assert not list(tmp_path.glob(".killed.building*"))
+
+
+def test_weights_from_annotations_and_known_ones(command, files, tmp_path):
+    truth = files[2]
+    lines = Path(truth).read_text().splitlines(keepends=True)
+    (tmp_path / "known.tsv").write_text("".join(lines[: len(lines) // 3]))
+    known = ["--known", tmp_path / "known.tsv"]
+    outcome = command("function", "evaluate", *files, "--ia-from", truth, *known, *OPTIONS)
+    assert outcome.code == 0, outcome.err
+    assert "smin_w" in outcome.out
+    outcome = command("function", "evaluate", *files, "--known", truth, *OPTIONS)
+    assert outcome.code == 3 and "with annotations that count" in outcome.err
+
+
+def test_an_aspect_with_no_term_that_counts_is_left_out(command, files, tmp_path):
+    aspects = read_ontology(Path(files[-1])).aspects
+    (tmp_path / "terms.txt").write_text("\n".join(aspects["molecular_function"].terms))
+    outcome = command("function", "evaluate", *files, "--terms", tmp_path / "terms.txt", *OPTIONS)
+    assert outcome.code == 0, outcome.err
+    assert len(aspects) > 1 and outcome.out.count("with predictions") == 1
+
+
+def test_without_draws_there_are_no_intervals(command, files):
+    outcome = command("function", "evaluate", *files, "--unknown", "ignore", "--draws", 0, "--no-orphans")
+    assert outcome.code == 0, outcome.err
+    assert " to " not in outcome.out
+
+
+BAD = {
+    "unknown": (["--unknown", "refuse"], "give --unknown ignore"),
+    "aspects mixed": (
+        ["--aspect", "molecular_function", "--unknown", "ignore"],
+        "only molecular_function was asked for",
+    ),
+    "an aspect there is not": (["--aspect", "function"], "the ontology has no aspect 'function'"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_files_are_one_line_and_code_3(command, files, kind):
+    options, words = BAD[kind]
+    outcome = command("function", "evaluate", *files, *options)
+    assert outcome.code == 3, outcome
+    assert words in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.out == ""
+
+
+def test_a_cyclic_ontology_and_scores_that_reach_nothing_are_refused(command, files, tmp_path):
+    ontology = tmp_path / "cyclic.obo"
+    ontology.write_text("[Term]\nid: GO:1\nnamespace: x\nis_a: GO:1\n")
+    outcome = command("function", "evaluate", *files, "--ontology", ontology)
+    assert outcome.code == 3 and "run in a circle" in outcome.err
+    (tmp_path / "low.tsv").write_text("P0\tGO:0000000\t0.001\n")
+    outcome = command("function", "evaluate", tmp_path / "low.tsv", *files[1:], *OPTIONS)
+    assert outcome.code == 3 and "no score reaches a threshold" in outcome.err
+
+
+def test_two_sources_of_weights_exclude_each_other(command, files):
+    outcome = command("function", "evaluate", *files, "--ia", "a.tsv", "--ia-from", "b.tsv")
+    assert outcome.code == 2 and "give one" in outcome.err

@@ -1,0 +1,61 @@
+"""``esmeray profile devices`` on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+from inference.device_comparison import agreement
+from tests.inference.embedding.jobs import small_model_folder, write_proteins
+from tests.model.support import random_sequences
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    models = [str(small_model_folder(tmp_path / name)) for name in ("first", "second")]
+    fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 60, 9, 90]))
+    options = ["--models", *models, "--input", str(fasta), "--output", str(tmp_path / "out")]
+    return ["profile", "devices", *options, "--proteins", "4", "--rounds", "2"]
+
+
+def test_without_a_gpu_the_precisions_of_the_cpu_are_compared(command, given: list[str], tmp_path: Path):
+    outcome = command(*given)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("no GPU is seen") == 1
+    names = ["benchmark_cpu_gpu.json", "benchmark_cpu_gpu.png", "esmeray.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    models = json.loads((tmp_path / "out" / "benchmark_cpu_gpu.json").read_text())["models"]
+    assert [Path(model["model"]).name for model in models] == ["first", "second"]
+    for model in models:
+        assert model["proteins"] == 4 and list(model["devices"]) == ["CPU fp32", "CPU bf16"]
+        assert all(len(device["residues_per_s"]) == 2 for device in model["devices"].values())
+        assert model["speed_up"]["low"] <= model["speed_up"]["value"] <= model["speed_up"]["high"]
+        fp32, bf16 = (np.array(device["proteins_per_s"]) for device in model["devices"].values())
+        assert model["speed_up"]["value"] == pytest.approx(np.median(bf16 / fp32))
+        found = model["agreement"]
+        assert 0.995 < found["lowest_cosine"] <= found["mean_cosine"] < 1.0001
+        assert 0 < found["largest_relative_difference"] < 0.1
+    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "benchmark_cpu_gpu.png").shape
+    assert width > height > 400
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_computed(command, given: list[str], tmp_path: Path):
+    (tmp_path / "out").write_text("a thesis")
+    outcome = command(*given)
+    assert outcome.code == 2 and "exists already" in outcome.err
+    assert (tmp_path / "out").read_text() == "a thesis"
+
+
+def test_agreement_is_of_the_worst_protein():
+    first = np.eye(3, 4, dtype=np.float32)
+    second = first.copy()
+    second[2] = [0, 1, 1, 0]
+    assert agreement(first, first) == {"lowest_cosine": 1, "mean_cosine": 1, "largest_relative_difference": 0}
+    found = agreement(first, second)
+    assert found["lowest_cosine"] == pytest.approx(0.5**0.5) and found["largest_relative_difference"] == 1

@@ -1,0 +1,197 @@
+"""``esmeray profile gpu``: a line a part with what to do, and two real steps that show that training works."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import ray
+import torch
+
+from tools.profile import gpu as gpu_command
+from tools.profile._gpu import trial
+from tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_version
+from training.engine.engine import StepResult, TrainingEngine
+
+PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
+TWO_GPUS = Driver(("NVIDIA H200", "NVIDIA H200"), "550.54", (12, 4))
+
+
+def raising(number: int):
+    def call(*_):
+        raise pynvml.NVMLError(number)
+
+    return call
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine without a GPU and without a driver."""
+    monkeypatch.setattr(pynvml, "nvmlInit", raising(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver of CUDA 12.4 with two GPUs that torch can't use."""
+    answers = {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 2,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetName": "NVIDIA H200",
+        "nvmlSystemGetDriverVersion": "550.54",
+        "nvmlSystemGetCudaDriverVersion": 12040,
+    }
+    for name, value in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def lines_of(out: str) -> dict[str, tuple[str, str]]:
+    """Part -> (verdict, the rest)."""
+    return {line[:15].strip(): (line[15:24].strip(), line[24:]) for line in out.splitlines()}
+
+
+@pytest.mark.usefixtures("process_group")
+def test_every_part_has_a_line_and_two_steps_in_each_precision_work(command, no_gpu, monkeypatch):
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("a cluster was started"))
+    outcome = command("profile", "gpu", "--verify")
+    assert outcome.code == 0, outcome.out
+    lines = lines_of(outcome.out)
+    assert list(lines) == [*PARTS, "bf16 steps", "fp32 steps"]
+    assert {lines[part][0] for part in PARTS} <= {"ok", "missing", "mismatch"}
+    assert torch.__version__ in lines["torch"][1]
+    assert lines["NVML"][0] == "missing"
+    assert "NVML Shared Library Not Found; where there is a GPU, install NVIDIA's driver" in lines["NVML"][1]
+    assert ray.__version__ in lines["Ray"][1]
+    assert "computes on cpu" in lines["DeepSpeed"][1]
+    for part in ("bf16 steps", "fp32 steps"):
+        assert lines[part][0] == "ok"
+        assert lines[part][1].startswith("2 on cpu: loss 3.")
+
+
+@pytest.mark.usefixtures("process_group", "no_gpu")
+class TestFailingSteps:
+    @pytest.fixture(autouse=True)
+    def few_parts(self, monkeypatch):
+        monkeypatch.setattr(gpu_command, "check_kernels", lambda: Finding("ok", ""))
+        monkeypatch.setattr(trial, "precisions", lambda device: ["fp32"])
+
+    @pytest.mark.parametrize(
+        ("result", "problem"),
+        [
+            (StepResult(torch.tensor(1.0), False), "the update did not lower the loss"),
+            (StepResult(torch.tensor(torch.nan), False), "are not all finite"),
+        ],
+    )
+    def test_update_that_is_none_fails(self, command, monkeypatch, result, problem):
+        monkeypatch.setattr(TrainingEngine, "step", lambda self, learning_rate: result)
+        outcome = command("profile", "gpu", "--verify")
+        assert outcome.code == 4
+        verdict, seen = lines_of(outcome.out)["fp32 steps"]
+        assert verdict == "failed"
+        assert seen.startswith("on cpu: ") and problem in seen
+
+    def test_whatever_breaks_in_a_step_is_a_line_and_an_exit_code(self, command, monkeypatch):
+        def broken(self, loss_sum, global_targets):
+            raise RuntimeError("CUDA error: an illegal memory access\nmore lines")
+
+        monkeypatch.setattr(TrainingEngine, "backward", broken)
+        outcome = command("profile", "gpu", "--verify")
+        assert outcome.code == 4
+        assert "failed   on cpu: RuntimeError: CUDA error: an illegal memory access;" in outcome.out
+
+    def test_gpu_that_torch_cannot_use_fails_though_the_cpu_works(self, command, driver):
+        outcome = command("profile", "gpu", "--verify")
+        lines = lines_of(outcome.out)
+        assert outcome.code == 4
+        assert lines["CUDA"][0] == "mismatch"
+        assert lines["fp32 steps"][0] == "ok"
+
+
+def test_driver_reports_what_it_has(driver):
+    found, line = check_driver()
+    assert found == TWO_GPUS
+    assert line == Finding("ok", "driver 550.54, runs CUDA up to 12.4, 2 GPUs (NVIDIA H200)")
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+        ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
+    ],
+)
+def test_driver_that_does_not_answer_is_a_mismatch(driver, monkeypatch, call, number):
+    monkeypatch.setattr(pynvml, call, raising(number))
+    found, line = check_driver()
+    assert (found.names, line.verdict) == ((), "mismatch")
+    assert "restart the machine" in line.remedy
+
+
+@pytest.mark.parametrize(
+    ("build", "seen", "remedy"),
+    [
+        (None, "2 GPUs (NVIDIA H200) here, but this build of torch has no CUDA", "install torch's CUDA build"),
+        ("13.0", "torch is built for CUDA 13.0, the driver 550.54 runs 12.4 at most", "update the driver"),
+        ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart"),
+    ],
+)
+def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeypatch, build, seen, remedy):
+    def give_up():
+        raise RuntimeError("Unexpected error from cudaGetDeviceCount()\nmore")
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "init", give_up)
+    line = check_cuda(TWO_GPUS)
+    assert line.verdict == "mismatch"
+    assert seen in line.seen and remedy in line.remedy
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_gpus_that_the_user_hides_are_no_mismatch(driver, monkeypatch, value):
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert check_cuda(TWO_GPUS)[:2] == ("missing", f"CUDA_VISIBLE_DEVICES={value!r} hides 2 GPUs (NVIDIA H200)")
+
+
+@pytest.mark.parametrize("error", ["", "no kernel image is available for execution on the device"])
+def test_visible_gpu_is_ok_if_it_runs_a_kernel(driver, monkeypatch, error):
+    def ones(*_, **__):
+        if error:
+            raise RuntimeError(error)
+        return torch.zeros(1)
+
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 * 2**30)
+    answers = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": lambda index: gpu}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch, "ones", ones)
+    line = check_cuda(TWO_GPUS)
+    assert line.verdict == ("mismatch" if error else "ok")
+    assert line.seen.startswith("NVIDIA H200 (140 GiB, sm_90)") and error in line.seen
+
+
+def test_other_version_than_pinned_is_a_mismatch(monkeypatch):
+    monkeypatch.setattr(gpu_command, "version", lambda package: "2.0.0+cpu")
+    line = gpu_command.check_torch()
+    assert line.verdict == "mismatch"
+    assert line.remedy.startswith(f"Esmeray is tested with {pinned_version('torch')}")
+    monkeypatch.setattr(gpu_command, "version", lambda package: f"{pinned_version('torch')}+cpu")
+    assert gpu_command.check_torch().verdict == "ok"
+
+
+def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(capsys, monkeypatch):
+    def broken():
+        raise ImportError("libtorch.so: undefined symbol")
+
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    assert gpu_command._report("DeepSpeed", gpu_command.check_deepspeed) == "missing"
+    assert gpu_command._report("Ray", broken) == "mismatch"
+    out = capsys.readouterr().out
+    assert "deepspeed is not installed" in out and "undefined symbol" in out

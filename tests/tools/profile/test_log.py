@@ -1,0 +1,47 @@
+"""``esmeray profile log``: a picture and a diagnosis, or one line that names what the log lacks."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib.image
+import pytest
+
+from tests.monitoring import gpu_traces
+
+
+def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path):
+    log = gpu_traces.thermal().write(tmp_path / "log.csv")
+    outcome = command("profile", "log", "--log", log, "--json", tmp_path / "found.json")
+    assert outcome.code == 0, outcome.err
+    assert "% at work, idle " in outcome.out
+    assert "  heat: " in outcome.out and "to do: " in outcome.out
+    (gpu,) = json.loads((tmp_path / "found.json").read_text())["gpus"]
+    assert gpu["thermal"] == pytest.approx(0.5, abs=0.01)
+    assert len(gpu["spans_s"]["thermal"]) == 1
+    assert gpu["advice"][0]["topic"] == "heat" and gpu["advice"][0]["actions"]
+    height, width, _ = matplotlib.image.imread(tmp_path / "log.png").shape
+    assert width > 1000 and height > 600
+
+
+def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n" + "1," * 7 + "1\n"
+    )
+    outcome = command("profile", "log", "--log", log)
+    assert outcome.code == 3
+    assert outcome.err.count("\n") == 1
+    assert "no column for utilization.gpu (nearest: utilization)" in outcome.err
+    assert "The log has: timestamp, index, utilization, memory.used" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize("option", ["--output", "--json"])
+def test_log_is_not_overwritten(command, tmp_path, option):
+    log = gpu_traces.thermal().write(tmp_path / "log.csv")
+    before = log.read_bytes()
+    outcome = command("profile", "log", "--log", log, option, log)
+    assert outcome.code == 2
+    assert "is the log itself" in outcome.err
+    assert log.read_bytes() == before

@@ -1,0 +1,43 @@
+"""``esmeray serve key`` adds the hash of a key to a file that its owner alone reads, and prints the key once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.http.access import Access, read_keys
+
+
+def test_keys_are_added_and_verify(command, tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    first = command("serve", "key", "--name", "alice", "--file", file)
+    options = ["--endpoints", "embeddings", "--models", "esm", "--residues-per-minute", "1000"]
+    second = command("serve", "key", "--name", "web", "--file", file, *options)
+    assert (first.code, second.code) == (0, 0) and first.out.count("\n") == second.out.count("\n") == 1
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not any(outcome.out.strip() in file.read_text() for outcome in (first, second))
+    access = Access(read_keys(file))
+    alice, web = (access.key_of("/v1/encode", f"Bearer {outcome.out.strip()}") for outcome in (first, second))
+    assert (alice.name, alice.endpoints, alice.residues_per_minute) == ("alice", ["*"], None)
+    assert (web.name, web.endpoints, web.models, web.residues_per_minute) == ("web", ["embeddings"], ["esm"], 1000)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        ("", ["--name", ""], "--name"),
+        ("- {name: a, sha256: '%s'}" % ("0" * 64), ["--name", "a"], "has a key of this name"),
+        ("a: 1", ["--name", "b"], "no list of keys"),
+        ("", ["--name", "a", "--requests-per-minute", "0"], "--requests-per-minute"),
+        ("", ["--name", "a", "--endpoints", "embedings"], "--endpoints"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_the_file(
+    command, tmp_path: Path, content: str, options: list[str], words: str
+):
+    file = tmp_path / "keys.yaml"
+    file.write_text(content)
+    outcome = command("serve", "key", *options, "--file", file)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1) and words in outcome.err, outcome.err
+    assert file.read_text() == content

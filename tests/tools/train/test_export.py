@@ -1,0 +1,62 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from common.errors import CheckpointError, ConfigError
+from dataset.store.conversion import ensure_store
+from tests.runs import run_folder, tiny_config
+from tools.train.export import main
+from train_config.loading import dump_config
+from training.engine.context import WorkerContext
+from training.loop.worker import train_worker
+
+
+@pytest.fixture(scope="module")
+def run(process_group, tmp_path_factory):
+    config = tiny_config(tmp_path_factory.mktemp("runs"))
+    folder = run_folder(config)
+    folder.path.mkdir()
+    folder.config.write_text(dump_config(config))
+    train_worker(config, WorkerContext(), str(ensure_store(config.data, folder.path.parent / "stores")))
+    return folder
+
+
+def tensors(folder):
+    return {
+        f"{path.name}/{name}": tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
+    assert main([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    expected, actual = tensors(run.export), tensors(tmp_path / "model")
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert (tmp_path / "model" / "config.yaml").exists()
+    assert "Steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_any_checkpoint_can_be_named(run, tmp_path):
+    assert main([str(run.path), "--checkpoint", "step-00000004"]) == 0
+    assert (run.path / "export-step-00000004" / "model.safetensors").exists()
+    with pytest.raises(CheckpointError, match=r"no checkpoint step-9; there are step-00000008, step-00000004"):
+        main([str(run.path), "--checkpoint", "step-9"])
+    with pytest.raises(ConfigError, match="no run there"):
+        main([str(tmp_path)])
+
+
+def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_made(run, tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    arguments = [str(run.path), "--output", str(target)]
+    assert main(arguments) == 0
+    before = target.stat().st_ino
+    with pytest.raises(ConfigError, match="exists already"):
+        main(arguments)
+    assert main([*arguments, "--overwrite"]) == 0
+    assert target.stat().st_ino != before
+    (target / "notes.txt").write_text("notes")
+    monkeypatch.setattr("training.checkpoints.consolidation.full_precision_state", None)  # nothing may get so far
+    with pytest.raises(ConfigError, match=r"holds notes.txt"):
+        main([*arguments, "--overwrite"])

@@ -1,1 +1,0 @@
-"""The training steps of ``python -m tools gpu_check``."""

@@ -1,0 +1,151 @@
+"""Score a trained classifier on a labelled file, or on what its run held out.
+
+Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
+folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
+ranking and calibration: evaluations/FILE in the folder of the run, or evaluation-FILE here for a model without a run.
+Options such as --data.labels.label_columns class override the settings of the run. Whether the model was trained on
+records of a file is for you to know; without a file they are those that the run held out, whatever its split.
+
+Examples:
+  esmeray classify evaluate runs/locations --baselines
+  esmeray classify evaluate runs/locations held_out.fasta
+  esmeray classify evaluate my-classifier proteins.csv --output report --data.labels.label_columns location
+  esmeray classify evaluate runs/locations table.csv --part test --baselines
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from pydantic import Field
+
+from common.progress import conversion_bar, record_bar
+from common.publishing import made_folder, refuse_existing
+from common.text import counted
+from inference.exported import Part, PipelineOptions, config_of, label_space_of, run_folder
+from train_config.overrides import parse_with_settings
+
+if TYPE_CHECKING:
+    from dataset.labels.label_space import LabelSpace
+    from inference.classifier import ClassifierPipeline
+    from inference.labelled import LabelledTexts
+    from inference.report import Scored
+    from train_config.classifier_schema import TokenizerSection
+
+MADE_BY = "evaluate"
+
+
+class Arguments(PipelineOptions):
+    """Arguments of the command."""
+
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
+        None, description="Labelled file, folder or quoted glob. Default: the run's own records."
+    )
+    output: Path | None = Field(
+        None,
+        description="Folder of the report. Default: RUN/evaluations/FILE-PART, or evaluation-FILE-PART.",
+    )
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the folder if it is an evaluation that nobody changed since."
+    )
+    part: Part | None = Field(
+        None,
+        description=(
+            "Which records: of a file by the split column of the run's settings, all by default; of the run's own by "
+            "its split, those held out for validation by default."
+        ),
+    )
+    baselines: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Fit simple baselines on what the run was trained on and show their metrics beside."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Read, predict, write the report, print its table."""
+    arguments, overrides = parse_with_settings(Arguments, argv, "classify evaluate", __doc__)
+    # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
+    from inference.labelled import read_texts, without_texts
+
+    space = label_space_of(arguments.model)
+    config = config_of(arguments.model, overrides)
+    part = arguments.part or ("all" if arguments.file else "validation")
+    output = arguments.output or _output(arguments, part)
+    refuse_existing(output, MADE_BY, arguments.overwrite)
+    if arguments.file is None:
+        texts = _own_texts(arguments.model, space, part)
+    else:
+        texts = read_texts([arguments.file], config.data, config.model.tokenizer, space, part, overrides)
+    training = None
+    if arguments.baselines:
+        training = without_texts(_own_texts(arguments.model, space, "training"), set(texts.texts))
+    from inference.classifier import ClassifierPipeline  # here: it loads torch
+
+    pipeline = ClassifierPipeline.of(arguments, config)
+    from inference.report import evaluation_of, metrics_lines, write_report
+
+    with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
+        scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
+        classifier = config.model.classifier
+        evaluation = evaluation_of(scored, baselines, samples=classifier.bootstrap, seed=config.run.seed)
+        facts = {
+            "model": str(arguments.model),
+            "data": arguments.file or f"the run's own ({', '.join(config.data.source)})",
+            "part": part,
+            "device": str(pipeline.device),
+            "precision": pipeline.precision,
+        }
+        best_of = None if classifier.best_metric == "auto" else classifier.best_metric
+        write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)
+    print("\n".join(metrics_lines(evaluation, best_of)))
+    for name, number in counts.items():
+        print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
+    print(f"written: {output}/report.md and evaluation.json")
+    return 0
+
+
+def _output(arguments: Arguments, part: Part) -> Path:
+    """A folder in that of the run, where the model is of one; else here."""
+    name: str = part
+    if arguments.file is not None:
+        stem = Path(arguments.file).resolve().name.split(".")[0]
+        name = stem if part == "all" else f"{stem}-{part}"
+    run = run_folder(arguments.model)
+    return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name
+
+
+def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
+    """Records of the run, by its own settings: those on the command line are for the file."""
+    from inference.labelled import own_texts
+
+    with conversion_bar("reading the run's data") as progress:
+        return own_texts(config_of(model), space, part, progress)
+
+
+def _predicted(
+    pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
+) -> tuple[Scored, dict[str, Any], dict[str, int]]:
+    """The records with the model's predictions, those of the baselines by name, and counts of records.
+
+    Of per-residue labels both are of the residues that are left of cropped sequences.
+    """
+    from inference.baselines import baselines
+    from inference.report import Scored
+
+    space = pipeline.label_space
+    with record_bar("predicting") as bar:
+        found = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+    others = {}
+    if training is not None:
+        others = baselines(
+            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
+        )
+    targets = texts.targets
+    if (rows := found.kept_residues()) is not None:
+        targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
+    counts = {name: number for name, number in texts.counts.items() if number}
+    if cropped := int((found.cropped > 0).sum()):
+        counts["records_cropped"] = cropped
+    scored = Scored(space, texts.ids, found.probabilities, targets, texts.weights, found.lengths)
+    return scored, others, counts

@@ -1,0 +1,115 @@
+"""Predict the labels of a file by a trained classifier.
+
+FASTA, CSV, TSV or Parquet goes in (also compressed); a row for each record comes out, in the order of the file, as CSV,
+TSV or Parquet: id, label and the probability of each class. Memory is that of some thousand records, however long the
+file. The output appears under its name when it is complete, and beside it .NAME.esmeray.json, by which --overwrite
+knows it. The settings of the run say where a table has its texts and ids; options such as --data.labels.id_column
+override them.
+
+Examples:
+  esmeray classify predict runs/locations proteins.fasta.gz --output locations.csv
+  esmeray classify predict my-classifier proteins.csv --output out.parquet --data.labels.id_column name
+  esmeray classify predict my-classifier all.fasta --output out.csv --device cuda --precision bf16 \
+--batch-tokens 65536 --data.ingest.duplicate_ids first
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from pydantic import Field
+
+from common.errors import ConfigError, DataError
+from common.progress import record_bar
+from common.publishing import made_file, refuse_file
+from common.text import counted
+from dataset.fasta.counts import count_lines
+from inference.exported import PipelineOptions, config_of, label_space_of
+from train_config.overrides import parse_with_settings
+
+if TYPE_CHECKING:
+    from inference.classifier import ClassifierPipeline
+    from inference.prediction_table import Writer
+    from inference.text_stream import TextPart
+
+MADE_BY = "predict"
+SUFFIXES = (".csv", ".tsv", ".parquet")
+CHUNK_CHARACTERS = 4_000_000
+"""Texts that are sorted and packed together: about 10,000 proteins."""
+
+
+class Arguments(PipelineOptions):
+    """Arguments of the command."""
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Field(
+        description="File, folder or quoted glob."
+    )
+    output: Path = Field(description="File to write: .csv, .tsv or .parquet.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the output if it is a prediction that nobody changed since."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Load, predict, write, and print a summary."""
+    arguments, overrides = parse_with_settings(Arguments, argv, "classify predict", __doc__)
+    output, made = arguments.output, (MADE_BY, arguments.overwrite)
+    if not output.name.endswith(SUFFIXES):
+        raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
+    refuse_file(output, *made)
+    # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
+    from inference.text_stream import TextStream
+
+    config = config_of(arguments.model, overrides)
+    space = label_space_of(arguments.model)
+    stream = TextStream([arguments.file], config.data.labels, config.model.tokenizer, config.data.ingest)
+    chunks = stream.chunks(CHUNK_CHARACTERS)
+    first = list(islice(chunks, 1))
+    if not first:
+        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
+    from inference.classifier import ClassifierPipeline  # here: it loads torch
+    from inference.prediction_table import writing_predictions
+
+    pipeline = ClassifierPipeline.of(arguments, config)
+
+    start_s = time.perf_counter()
+    with (
+        made_file(output, *made) as building,
+        writing_predictions(building, output.name, space, config.data.labels.separator) as write,
+    ):
+        records, cropped = _predict_all(pipeline, chain(first, chunks), write)
+    seconds = time.perf_counter() - start_s
+    print(
+        f"{output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
+        f"({records / seconds:,.0f}/s, {pipeline.device}, {pipeline.precision})"
+    )
+    if cropped:
+        print(
+            f"  {cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
+            "--data.max_length takes more"
+        )
+    print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
+    return 0
+
+
+def _predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
+    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
+    records = cropped = 0
+    before = 0.0
+    with record_bar("predicting") as bar:
+        for ids, texts, share in chunks:
+
+            def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
+                bar(first + width * done / total, earlier + done)
+
+            predictions = pipeline.predict(texts, progress=show)
+            write(ids, predictions)
+            records += len(ids)
+            cropped += int((predictions.cropped > 0).sum())
+            before = share
+    return records, cropped

@@ -1,0 +1,184 @@
+"""Show the contents of a store, and check it.
+
+Prints counts, lengths, residue composition, format and origin; of a labelled store also its parts and classes. Opening
+checks the manifest, the file's size and its index; --verify reads everything and checks every byte.
+
+Examples:
+  esmeray data inspect uniref50_store
+  esmeray data inspect uniref50_store --verify
+  esmeray data inspect uniref50_store --json | jq .lengths.median
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from pydantic import Field
+from rich.markup import escape
+from rich.table import Table
+
+from common.arguments import ToolArguments, parse
+from common.command_line import result_console
+from common.text import counted
+from dataset.fasta.counts import count_lines
+from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
+from dataset.labels.store import LabelledStore
+from dataset.store.format import SampleSource
+from dataset.store.reader import Store
+
+_BAR_WIDTH = 40
+_BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
+
+
+class Arguments(ToolArguments):
+    """Store to show."""
+
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
+        description="Folder of the store."
+    )
+    verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Read all of it and check every checksum."
+    )
+    json_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="json")] = Field(
+        False, description="Print one JSON object in place of the tables."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Open a store and print its contents."""
+    arguments = parse(Arguments, argv, "data inspect", __doc__)
+    path = Path(arguments.store)
+    verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
+    labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
+    store = Store(path, verify) if labelled is None else labelled.store
+    counts = store.manifest.counts if labelled is None else labelled.counts
+    if arguments.verify:
+        store.verify_blocks()
+    facts = _facts(store) | {"counts": counts.model_dump(), "verified": verify}
+    if labelled is not None:
+        facts["labels"] = _label_facts(labelled)
+    if arguments.json_:
+        print(json.dumps(facts, indent=1))
+        return 0
+    console = result_console()
+    console.print(_overview(arguments.store, store, count_lines(counts), facts))
+    lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
+    tables = [_bars("length in residues", lengths), _bars("residue", list(facts["composition"].items()))]
+    if labelled is not None:
+        tables.append(_label_table(facts["labels"]))
+    for table in tables:
+        console.print("", table, sep="\n")
+    return 0
+
+
+def _facts(store: Store) -> dict[str, Any]:
+    """Everything that is printed, as plain values."""
+    manifest, lengths = store.manifest, store.lengths
+    shortest, median, longest = np.percentile(lengths, [0, 50, 100])
+    edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
+    numbers, _ = np.histogram(lengths, bins=edges)
+    filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
+    bins = zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
+    histogram = [{"from": start, "to": end, "records": number} for start, end, number in bins]
+    residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
+    source = manifest.model_dump(mode="json", include={"source", "ingest"})
+    return {
+        "records": manifest.num_records,
+        "residues": manifest.num_residues,
+        "lengths": {
+            "min": int(shortest),
+            "median": float(median),
+            "mean": round(float(lengths.mean(dtype=np.float64)), 2),
+            "max": int(longest),
+            "histogram": histogram[filled[0] : filled[-1] + 1],
+        },
+        "composition": {
+            chr(code): int(residues[code]) for code in np.argsort(-residues, kind="stable") if residues[code]
+        },
+        "alphabet": manifest.alphabet,
+        "format_version": manifest.format_version,
+        "engine": manifest.engine,
+        "data_bytes": manifest.data_bytes,
+        "blocks": manifest.num_blocks,
+        "checksum": manifest.checksum,
+        "created": manifest.created,
+        **source,
+    }
+
+
+def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
+    """Kind, records of each part, and of each class."""
+    space = labelled.label_space
+    parts = {"training": labelled.training, "validation": labelled.validation, "test": labelled.test}
+    facts: dict[str, Any] = {
+        "kind": space.kind,
+        "names": list(space.names),
+        "parts": {name: int(records.size) for name, records in parts.items()},
+    }
+    if space.kind in ("multiclass", "binary"):
+        counts = {n: np.bincount(labelled.targets[r], minlength=len(space.names)).tolist() for n, r in parts.items()}
+        facts["classes"] = {
+            name: {part: numbers[index] for part, numbers in counts.items()} for index, name in enumerate(space.names)
+        }
+    return facts
+
+
+def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any]) -> Table:
+    manifest = store.manifest
+    rows = {
+        "store": name,
+        "records": f"{manifest.num_records:,}",
+        "residues": f"{manifest.num_residues:,}",
+        "lengths": "{min:,} to {max:,}, median {median:,g}, mean {mean:,g}".format_map(facts["lengths"]),
+        "alphabet": manifest.alphabet,
+        "format": f"version {manifest.format_version}, {manifest.engine}, {counted(manifest.num_blocks, 'block{s}')}",
+        "size": f"{manifest.data_bytes / 1e6:,.1f} MB",
+        "checksum": manifest.checksum,
+        "created": manifest.created,
+        "source": _source(store),
+        "ingest": "\n".join(counts),
+        "verified": "every byte" if facts["verified"] == "full" else "manifest, size and index (--verify reads all)",
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, value in rows.items():
+        table.add_row(f"[bold]{label}[/bold]", escape(value))
+    return table
+
+
+def _label_table(labels: dict[str, Any]) -> Table:
+    rows = {"all": labels["parts"], **labels.get("classes", {})}
+    cells = [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()]
+    return _table([labels["kind"], *labels["parts"]], cells)
+
+
+def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
+    most, total = max(number for _, number in rows), sum(number for _, number in rows)
+    cells = [
+        [label, f"{number:,}", f"{100 * number / total:.2f} %", "█" * round(_BAR_WIDTH * number / most)]
+        for label, number in rows
+    ]
+    table = _table([title, "number", "share", ""], cells)
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in header:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _source(store: Store) -> str:
+    source = store.manifest.source
+    if isinstance(source, SampleSource):
+        families = counted(source.families, "famil{ies}")
+        return f"embedded sample: {counted(source.records, 'record{s}')}, {families}, seed {source.seed}"
+    lines = [f"{file.path} ({file.bytes / 1e6:,.1f} MB)" for file in source[:5]]
+    return "\n".join(lines if len(source) <= 5 else [*lines, f"and {len(source) - 5:,} more"])

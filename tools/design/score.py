@@ -1,0 +1,76 @@
+"""Score given sequences on backbone structures, by a trained sequence diffusion.
+
+Each sequence of the FASTA file is scored on each structure of its length: mean log-likelihood of a residue in nats,
+nearer 0 is better, and the share of native residues. The table is sorted as the file is.
+
+Examples:
+  esmeray design score runs/structdiff --structure fold.pdb --sequences designs.fasta --output scores.tsv
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import Field
+
+from common.arguments import parse
+from common.errors import ConfigError, DataError
+from common.progress import record_bar
+from common.publishing import made_file, refuse_file
+from common.text import counted
+from dataset.structures.conversion import read_proteins
+from inference.design.request import DesignOptions, design_folder, load_model, structures_of
+
+MADE_BY = "score_design"
+
+
+class Arguments(DesignOptions):
+    """What to score."""
+
+    sequences: list[str] = Field(min_length=1, description="FASTA files, folders or globs.")
+    output: Path = Field(description="TSV file to write.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the file if this tool made it and nobody changed it since."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Read, score, write."""
+    arguments = parse(Arguments, argv, "design score", __doc__)
+    made = (arguments.output, MADE_BY, arguments.overwrite)
+    refuse_file(*made)
+    design_folder(arguments.model)
+    if not arguments.structure:
+        raise ConfigError("--structure: name files of the structures to score on")
+    structures = structures_of(arguments)
+    records = list(zip(*read_proteins(arguments.sequences), strict=True))
+    pairs = [
+        (structure, [(name, text) for name, text in records if len(text) == len(structure.residues)])
+        for structure in structures
+    ]
+    if not any(some for _, some in pairs):
+        lengths = ", ".join(f"{each.id} {len(each.residues)}" for each in structures[:3])
+        raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
+    model, label = load_model(arguments)
+
+    from inference.design.scoring import log_likelihoods, recovery
+
+    rows = 0
+    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("scoring") as bar:
+        file.write("structure\tsequence\tlog_likelihood\trecovery\n")
+        for number, (structure, some) in enumerate(pairs, 1):
+            texts = [text for _, text in some]
+            scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
+            for (name, text), score in zip(some, scores, strict=True):
+                file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
+            rows += len(some)
+            bar(number / len(pairs), rows)
+    wanted = {len(structure.residues) for structure in structures}
+    left_out = sum(len(text) not in wanted for _, text in records)
+    if left_out:
+        print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
+    print(f"{arguments.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
+    return 0

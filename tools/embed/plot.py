@@ -1,0 +1,121 @@
+"""Draw embeddings as a map of proteins, coloured by a column of a table, or by length.
+
+Writes a folder: embeddings.png, and embeddings.html, one page that needs no network, shows id, length and label below
+the pointer, and finds ids. Numbers are a scale of colours; of classes the largest are named. Beyond --max-points a
+random sample is drawn.
+
+Examples:
+  esmeray embed plot embeddings --output plot --labels proteins.csv --label-column location
+  esmeray embed plot embeddings --output plot --name cls --method umap --max-points 50000
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from pydantic import Field
+
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError, DataError
+from common.publishing import made_folder, refuse_existing
+from common.text import counted
+from dataset.embeddings.reader import Embeddings, Values, open_vectors
+from dataset.labels.values import text_of
+from dataset.table import Table
+
+MADE_BY = "plot_embeddings"
+SEED = 0
+
+
+class Arguments(ToolArguments):
+    """Embeddings, labels, and the projection."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Field(
+        description="Folder of embeddings."
+    )
+    output: Path = Field(description="Folder to make.")
+    labels: Path | None = Field(None, description="CSV, TSV or Parquet file of labels. Default: lengths.")
+    label_column: str = Field("label", description="Its column of labels.")
+    id_column: str = Field("id", description="Its column of ids.")
+    method: Literal["pca", "umap"] = Field("pca", description="Projection; umap needs umap-learn.")
+    name: str | None = Field(None, description="Output to draw. Default: the folder's first.")
+    max_points: int = Field(20_000, gt=1, description="Proteins to draw; of more, a random sample.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the folder if this tool made it and nobody changed it since."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Read, project, draw."""
+    arguments = parse(Arguments, argv, "embed plot", __doc__)
+    output, made = arguments.output, (MADE_BY, arguments.overwrite)
+    refuse_existing(output, *made)
+    if arguments.method == "umap" and find_spec("umap") is None:
+        raise ConfigError("--method umap: umap-learn is not installed; pip install umap-learn")
+    embeddings = open_vectors(arguments.folder, arguments.name)
+    records = len(embeddings)
+    if min(records, embeddings.channels) < 2:
+        raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
+    from inference.embedding_map import Points, draw, write_page  # here: it loads Matplotlib
+
+    labels: NDArray = embeddings.lengths
+    if arguments.labels:
+        labels = _labels(arguments.labels, arguments.id_column, arguments.label_column, embeddings)
+    chosen_N = np.zeros(records, dtype=bool)
+    size = min(arguments.max_points, records)
+    chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
+    blocks = embeddings.finite_blocks()
+    vectors_PC = np.concatenate([block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in blocks])
+    xy_P2, axes = _projected(vectors_PC, arguments.method)
+    ids_N = np.array(embeddings.ids, dtype=object)
+    points = Points(ids_N[chosen_N], embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
+    number = counted(records, "protein{s}")
+    drawn = number if size == records else f"a random sample of {size:,} of {number}"
+    texts = f"{embeddings.name}: {drawn}", *axes, arguments.label_column if arguments.labels else "residues"
+    with made_folder(output.absolute(), *made) as building:
+        draw(building / "embeddings.png", points, *texts)
+        write_page(building / "embeddings.html", points, *texts)
+    print(
+        f"{output}: embeddings.png and embeddings.html of {drawn}, {size - points.are_labelled.sum():,} without a label"
+    )
+    return 0
+
+
+def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:
+    """(N,) labels of a table: numbers, NaN where there is none, or names, empty where there is none.
+
+    Raises DataError for a table that can't be read, repeats ids or has none of the embeddings'.
+    """
+    columns = Table(path, {id_column: "id-column", label_column: "label-column"}).columns()
+    ids = [text_of(value) for value in columns[id_column]]
+    if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
+        raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
+    by_id = dict(zip(ids, map(text_of, columns[label_column]), strict=True))
+    labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
+    if not by_id.keys() & set(embeddings.ids):
+        raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.folder}")
+    labels_N[labels_N == "nan"] = ""
+    try:
+        return np.where(labels_N == "", "nan", labels_N).astype(float)
+    except ValueError:
+        return labels_N
+
+
+def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], tuple[str, str]]:
+    """(P, 2) places, and names of the axes."""
+    if method == "umap":
+        import umap
+
+        return umap.UMAP(random_state=SEED).fit_transform(vectors_PC), ("UMAP 1", "UMAP 2")
+    from sklearn.decomposition import PCA
+
+    pca = PCA(2, random_state=SEED)
+    xy_P2 = pca.fit_transform(vectors_PC)
+    first, second = pca.explained_variance_ratio_
+    return xy_P2, (f"component 1: {first:.0%} of the variance", f"component 2: {second:.0%}")

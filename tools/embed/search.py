@@ -1,0 +1,116 @@
+"""Find the nearest neighbours of proteins by their embeddings, with faiss.
+
+Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without --queries each
+protein of the database is searched in the rest of it. The index is in memory: 4 bytes a value. 'exact' compares all
+pairs; 'ivf' compares each query with the targets in the --ivf-probes nearest of --ivf-lists clusters.
+
+Examples:
+  esmeray embed search swissprot --queries proteome --output hits.tsv
+  esmeray embed search swissprot --output neighbours.tsv --top-k 50 --index ivf --ivf-probes 32 --name mean
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments, parse
+from common.errors import ConfigError, DataError
+from common.progress import record_bar
+from common.publishing import made_file, refuse_file
+from common.text import counted
+from dataset.embeddings.reader import Embeddings, Values, open_vectors
+
+MADE_BY = "search"
+
+
+class Arguments(ToolArguments):
+    """Database, queries, and the kind of search."""
+
+    database: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Field(
+        description="Folder of embeddings to search in."
+    )
+    queries: Path | None = Field(
+        None, description="Folder of embeddings to search with. Default: the database, without hits of itself."
+    )
+    output: Path = Field(description="TSV file to write.")
+    top_k: int = Field(10, gt=0, description="Hits of each query.")
+    metric: Literal["cosine", "dot", "l2"] = Field("cosine", description="Measure of nearness.")
+    index: Literal["exact", "ivf"] = Field("exact", description="All pairs, or the nearest clusters.")
+    ivf_lists: int | None = Field(
+        None, gt=0, description="Clusters. Default: 4 times the square root of the proteins, at most one for 39."
+    )
+    ivf_probes: int = Field(16, gt=0, description="Clusters that are searched for a query.")
+    name: str | None = Field(None, description="Output of the folders. Default: their first.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the file if this tool made it and nobody changed it since."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Fill the index, search, write."""
+    arguments = parse(Arguments, argv, "embed search", __doc__)
+    made = (arguments.output, MADE_BY, arguments.overwrite)
+    refuse_file(*made)
+    database = open_vectors(arguments.database, arguments.name)
+    queries = open_vectors(arguments.queries, arguments.name) if arguments.queries else database
+    if queries.channels != database.channels:
+        names = f"{queries.folder} has {queries.channels:,} channels, {database.folder} {database.channels:,}"
+        raise DataError(f"{names}; search with embeddings of the same model")
+    start_s, hits = time.perf_counter(), 0
+    index, own = _index(database, arguments), queries is database
+    with made_file(*made) as building, building.open("w", encoding="utf-8") as file, record_bar("searching") as bar:
+        file.write("query\trank\ttarget\tscore\n")
+        for start, block_nC in _vectors(queries, arguments.metric, rows=1024):
+            scores_nk, targets_nk = index.search(block_nC, arguments.top_k + own)
+            if arguments.metric == "l2":
+                scores_nk = np.sqrt(np.maximum(scores_nk, 0))  # faiss has squares
+            for query, row in enumerate(zip(targets_nk.tolist(), scores_nk.tolist(), strict=True), start):
+                # -1: faiss has found no more.
+                found = [(t, score) for t, score in zip(*row, strict=True) if t >= 0 and not (own and t == query)]
+                for rank, (target, score) in enumerate(found[: arguments.top_k], 1):
+                    file.write(f"{queries.ids[query]}\t{rank}\t{database.ids[target]}\t{score:.6g}\n")
+                    hits += 1
+            bar((start + len(block_nC)) / len(queries), start + len(block_nC))
+    searched = f"{counted(len(queries), 'protein{s}')} searched in {len(database):,}"
+    kind = f"{arguments.metric}, {arguments.index}, {time.perf_counter() - start_s:.1f} s"
+    print(f"{arguments.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+    return 0
+
+
+def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
+    """Blocks of vectors, of length 1 for cosines."""
+    for start, block_nC in embeddings.finite_blocks(rows):
+        if metric == "cosine":
+            norms_n = np.linalg.norm(block_nC, axis=1)
+            embeddings.refuse(start, norms_n == 0, "is a vector of zeros, which has no cosine,")
+            block_nC = block_nC / norms_n[:, None]
+        yield start, np.ascontiguousarray(block_nC)
+
+
+def _index(database: Embeddings, arguments: Arguments) -> Any:
+    """faiss' index of all vectors of the database."""
+    import faiss
+
+    records, metric = len(database), arguments.metric
+    lists = arguments.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
+    if lists > records:
+        raise ConfigError(f"--ivf-lists {lists}: more than the {records:,} proteins of {database.folder}")
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    description = "Flat" if arguments.index == "exact" else f"IVF{lists},Flat"
+    index: Any = faiss.index_factory(database.channels, description, kind)
+    if arguments.index == "ivf":
+        index.nprobe = arguments.ivf_probes
+        step = max(1, records // (64 * lists))  # faiss asks for 39 vectors a cluster
+        index.train(np.concatenate([block_nC[::step] for _, block_nC in _vectors(database, metric)]))
+    with record_bar("indexing") as bar:
+        for start, block_nC in _vectors(database, metric):
+            index.add(block_nC)
+            bar((start + len(block_nC)) / records, start + len(block_nC))
+    return index

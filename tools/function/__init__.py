@@ -1,0 +1,4 @@
+"""Predict functions of proteins, and evaluate predictions as CAFA does.
+
+esmeray function predict runs/function proteins.fasta --output functions.tsv
+"""

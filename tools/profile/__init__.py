@@ -1,0 +1,4 @@
+"""Measure models, stores and devices, and log GPUs.
+
+esmeray profile gpu --verify
+"""

@@ -1,0 +1,1 @@
+"""A part of ``esmeray profile classifier``: how a profile is shown."""

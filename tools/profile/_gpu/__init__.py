@@ -1,0 +1,1 @@
+"""The training steps of ``esmeray profile gpu``."""

@@ -1,0 +1,290 @@
+"""Check what of the GPU stack is there and fits together; --verify trains two steps on it.
+
+Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
+a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
+
+--verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU
+where there is none. It leaves with 4 if a step fails, or if there is a GPU that torch can't use, else with 0.
+
+Examples:
+  esmeray profile gpu
+  esmeray profile gpu --verify
+  esmeray profile gpu --verify && python train_ray.py --config train_config/masked_lm.yaml
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import pynvml
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments, parse
+from common.errors import EsmerayError, ResourceError
+from common.text import counted
+
+_REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+_INSTALL = "pip install -r requirements.lock"
+_HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class Arguments(ToolArguments):
+    """Look only, or train as well."""
+
+    verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Train two steps in each precision, and leave with 4 if that fails."
+    )
+
+
+class Finding(NamedTuple):
+    """Verdict on one part: ok, missing, mismatch (there, but unfit for what else is) or, of training steps, failed."""
+
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+
+class Driver(NamedTuple):
+    """NVML's answer: names of all GPUs, the driver's version, and the newest CUDA (major, minor) that it runs."""
+
+    names: tuple[str, ...] = ()
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)
+
+    @property
+    def gpus(self) -> str:
+        """``2 GPUs (NVIDIA H200)``."""
+        return f"{counted(len(self.names), 'GPU{s}')} ({', '.join(sorted(set(self.names)))})"
+
+
+def main(argv: list[str]) -> int:
+    """Print what is seen; train if asked."""
+    arguments = parse(Arguments, argv, "profile gpu", __doc__)
+    driver, nvml = check_driver()
+    _report("torch", check_torch)
+    works = _report("CUDA", lambda: check_cuda(driver)) != "mismatch"
+    _report("cuDNN", check_cudnn)
+    _report("NCCL", check_nccl)
+    _report("NVML", lambda: nvml)
+    _report("DeepSpeed", check_deepspeed)
+    _report("DeepSpeed ops", check_kernels)
+    _report("Ray", check_ray)
+    if not arguments.verify:
+        return 0
+    return 0 if _steps_work() and works else ResourceError.exit_code
+
+
+def _steps_work() -> bool:
+    """Train in each precision, with a line for each."""
+    try:
+        from model.device import choose_device
+        from tools.profile._gpu.trial import Precision, precisions, single_process_group, train_two_steps
+    except ImportError as error:
+        raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
+    device = choose_device(0)
+
+    def train(precision: Precision) -> Finding:
+        try:
+            with _quiet():
+                return Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
+        except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
+            remedy = f"training would not work on {device} either: see the lines above"
+            return Finding("failed", f"on {device}: {_first_line(error)}", remedy)
+
+    print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
+    with single_process_group(device):
+        verdicts = [_report(f"{precision} steps", partial(train, precision)) for precision in precisions(device)]
+    return all(verdict == "ok" for verdict in verdicts)
+
+
+def _report(part: str, check: Callable[[], Finding]) -> str:
+    """Print a line and return its verdict; a library that can't be imported, or breaks, is a finding as well."""
+    try:
+        found = check()
+    except ModuleNotFoundError as error:
+        found = Finding("missing", f"{error.name} is not installed", _INSTALL)
+    except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
+        found = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+    text = " ".join("; ".join(filter(None, found[1:])).split())
+    print(f"{part:<14} {found.verdict:<8} {text}", flush=True)
+    return found.verdict
+
+
+def check_driver() -> tuple[Driver, Finding]:
+    """Ask the driver, which knows of GPUs also where torch can't use them."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles)
+        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)
+        driver = Driver(names, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {driver.gpus}")
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            remedy = "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all"
+            return Driver(), Finding("missing", str(error), remedy)
+        return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def check_torch() -> Finding:
+    """Check torch's version and report what it was built for."""
+    import torch
+
+    return _pinned("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or 'none'}")
+
+
+def check_cuda(driver: Driver) -> Finding:
+    """Check that torch can use the GPUs that there are."""
+    import torch
+
+    built_for = torch.version.cuda
+    if torch.cuda.is_available():
+        return _usable_gpus()
+    if not driver.names:
+        return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
+    if built_for is None:
+        remedy = f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}"
+        return Finding("mismatch", f"{driver.gpus} here, but this build of torch has no CUDA", remedy)
+    hidden = os.environ.get(_HIDES_GPUS)
+    if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        return Finding(
+            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
+        )
+    if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
+        newest = ".".join(map(str, driver.cuda))
+        seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
+        return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
+    try:
+        torch.cuda.init()
+        reason = "torch gives no reason"
+    except (RuntimeError, AssertionError) as error:
+        reason = _first_line(error)
+    remedy = "look at nvidia-smi and the kernel's log, then restart the machine"
+    return Finding("mismatch", f"{driver.gpus} here, but torch can't use it ({reason})", remedy)
+
+
+def _usable_gpus() -> Finding:
+    """Describe the GPUs that torch sees; each has to run a kernel, for which torch may not be built."""
+    import torch
+
+    described = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        described.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})")
+        try:
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()
+        except RuntimeError as error:
+            remedy = f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU"
+            return Finding("mismatch", f"{described[-1]} runs no kernel ({_first_line(error)})", remedy)
+    return Finding("ok", ", ".join(described))
+
+
+def check_cudnn() -> Finding:
+    """Report cuDNN's version; torch raises where it refuses the one that it finds."""
+    import torch
+
+    if not torch.backends.cudnn.is_available():
+        return Finding("missing", "not in this build of torch", "torch's CUDA build brings it")
+    return Finding("ok", str(torch.backends.cudnn.version()))
+
+
+def check_nccl() -> Finding:
+    """Report NCCL's version."""
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        return Finding("missing", "not in this build of torch; the CPU needs none", "torch's CUDA build brings it")
+    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+
+
+def check_deepspeed() -> Finding:
+    """Check DeepSpeed's version and that it computes on the device that torch computes on."""
+    from model.device import choose_device
+
+    device = choose_device(0).type
+    with _quiet():
+        if device == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator().device_name()
+    seen = f"{deepspeed.__version__}, computes on {accelerator}"
+    if accelerator != device:
+        return Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
+    return _pinned("deepspeed", seen)
+
+
+def check_kernels() -> Finding:
+    """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
+    with _quiet():
+        from deepspeed.ops.op_builder import builder
+        from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+        ops = {name: op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"}
+        fit = [name for name, op in ops.items() if builder.probe_is_compatible(op)]
+    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; training needs none of them")
+
+
+def check_ray() -> Finding:
+    """Report what a cluster started here would offer; none is started."""
+    import ray
+
+    from cluster.placement import local_resources
+
+    ((cores, gpus),) = local_resources()
+    seen = f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
+    return _pinned("ray", seen)
+
+
+def pinned_version(package: str) -> str:
+    """Return the version that requirements.txt asks for."""
+    pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
+    found = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def _pinned(package: str, seen: str) -> Finding:
+    """ok, or that the package is of another version than Esmeray is tested with."""
+    pin = pinned_version(package)
+    if version(package).partition("+")[0] == pin:
+        return Finding("ok", seen)
+    return Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error's message, with its type where the error is a library's."""
+    line = str(error).strip().partition("\n")[0]
+    return line if isinstance(error, EsmerayError) else f"{type(error).__name__}: {line}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what libraries, and the compilers that they start, print from the terminal."""
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        try:
+            for descriptor in saved:
+                os.dup2(nowhere.fileno(), descriptor)
+            yield
+        finally:
+            for descriptor, copy in saved.items():
+                os.dup2(copy, descriptor)
+                os.close(copy)

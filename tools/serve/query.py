@@ -1,0 +1,121 @@
+"""Ask the service: embeddings or classes of FASTA files, from a machine that needs neither torch nor Ray.
+
+Embeddings are written as Parquet: id, and the values of each output; classes as TSV: id, label, probabilities. Many
+requests are on their way at once; those that the service refuses for overload are sent again.
+
+Examples:
+  esmeray serve query proteins.fasta --output vectors.parquet --address http://gpu-box:8000 --key-file key.txt
+  esmeray serve query proteins.fasta --output residues.parquet --task residues
+  esmeray serve query proteins.fasta --output classes.tsv --task classify --model locations
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tyro
+from pydantic import Field
+
+from common.arguments import ToolArguments, parse
+from common.errors import DataError
+from common.progress import record_bar
+from common.publishing import made_file, refuse_file
+from common.text import counted
+from dataset.fasta.reader import FastaSource
+from inference.client import Client
+
+MADE_BY = "query"
+ROWS = 1024
+"""Of a row group."""
+
+
+class Arguments(ToolArguments):
+    """Sequences, the service, and the file to write."""
+
+    input: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="FASTA ...")] = Field(
+        min_length=1, description="FASTA files, folders or globs."
+    )
+    output: Path = Field(description="File to write.")
+    task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = Field(
+        "mean", description="An output of the model, or classify."
+    )
+    model: str | None = Field(None, description="Default: the service's first.")
+    address: str = Field("http://127.0.0.1:8000", description="Of the service.")
+    key_file: Path | None = Field(None, description="File with the API key. Default: ESMERAY_KEY, if set.")
+    concurrency: int = Field(8, gt=0, description="Requests at once.")
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
+        False, description="Replace the file if this tool made it and nobody changed it since."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Read, ask, write."""
+    arguments = parse(Arguments, argv, "serve query", __doc__)
+    made = (arguments.output, MADE_BY, arguments.overwrite)
+    refuse_file(*made)
+    source = FastaSource(arguments.input)
+    key = os.environ.get("ESMERAY_KEY")
+    if arguments.key_file is not None:
+        try:
+            key = arguments.key_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise DataError(f"{arguments.key_file}: can't be read ({error.strerror})") from error
+    options = {"key": key, "model": arguments.model, "concurrency": arguments.concurrency}
+    with Client(arguments.address, **options) as client, made_file(*made) as building, record_bar("asking") as bar:
+
+        def progress(done: int) -> None:
+            bar(source.bytes_read / max(1, source.bytes_total), done)
+
+        write = _write_classes if arguments.task == "classify" else _write_arrays
+        number = write(building, client, _records(source), arguments.task, progress)
+    print(f"{arguments.output}: {arguments.task} of {counted(number, 'protein{s}')}")
+    return 0
+
+
+def _records(source: FastaSource) -> Iterator[tuple[str, str]]:
+    for batch in source.batches():
+        for record_id, sequence in zip(batch.records.ids.split(), batch.records.sequences, strict=True):
+            yield record_id.decode("ascii"), sequence.decode("ascii")
+
+
+def _write_arrays(
+    path: Path, client: Client, records: Iterator[tuple[str, str]], output: str, progress: Callable[[int], None]
+) -> int:
+    """Write a row group for every some thousand records; returns their number."""
+    found = client.stream(records, output)
+    writer, number = None, 0
+    while rows := list(islice(found, ROWS)):
+        table = pa.table({"id": [name for name, _ in rows], "embedding": [array.tolist() for _, array in rows]})
+        kind = pa.list_(pa.float32(), rows[0][1].shape[-1])
+        column = kind if rows[0][1].ndim == 1 else pa.list_(kind)
+        table = table.cast(pa.schema([("id", pa.string()), ("embedding", column)]))
+        writer = writer or pq.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+        number += len(rows)
+        progress(number)
+    if writer is not None:
+        writer.close()
+    return number
+
+
+def _write_classes(
+    path: Path, client: Client, records: Iterator[tuple[str, str]], _: str, progress: Callable[[int], None]
+) -> int:
+    """Write a line for each record; returns their number."""
+    number = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write("id\tlabel\tprobabilities\n")
+        for row in client.classify(records):
+            label, values = row.get("label", ""), row["probabilities"]
+            text = ";".join(label) if isinstance(label, list) else label
+            flat = [] if isinstance(values[0], list) else values  # those of residues are in the letters
+            file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
+            number += 1
+            progress(number)
+    return number

@@ -1,0 +1,51 @@
+"""Print the state of a run: step, speed, time left and what limits it.
+
+Reads only the run's files: it can be used at any time, and on a folder that another machine writes to. With --follow it
+prints anew until the run ends; Ctrl-C ends the following, not the run.
+
+Examples:
+  esmeray train status runs/esm2ae
+  esmeray train status runs/esm2ae --follow
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import Field
+from rich.live import Live
+from rich.text import Text
+
+from common.arguments import ToolArguments, parse
+from monitoring.watch.status import RunStatus
+from training.tasks.registry import metric_labels
+
+EVERY_S = 1.0
+"""Between two looks at the files."""
+
+
+class Arguments(ToolArguments):
+    """The run, and whether to follow it."""
+
+    run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
+    follow: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print anew until the run ends.")
+
+
+def main(argv: list[str]) -> int:
+    """Print once, or until the run ends."""
+    arguments = parse(Arguments, argv, "train status", __doc__)
+    status = RunStatus(arguments.run, metric_labels())
+    status.update()
+    if not arguments.follow:
+        print("\n".join(status.lines()))
+        return 0
+    with Live(auto_refresh=False) as live:
+        live.update(Text("\n".join(status.lines())), refresh=True)
+        while not status.has_ended:
+            time.sleep(EVERY_S)
+            status.update()
+            live.update(Text("\n".join(status.lines())), refresh=True)
+    return 0
