@@ -30,8 +30,8 @@ from train_config.overrides import parse_with_settings
 if TYPE_CHECKING:
     from dataset.labels.label_space import LabelSpace
     from inference.classifier import ClassifierPipeline
-    from inference.labelled import LabelledTexts
-    from inference.report import Scored
+    from inference.classify.labelled import LabelledTexts
+    from inference.classify.report import Scored
     from train_config.classifier_schema import TokenizerSection
 
 MADE_BY = "evaluate"
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     """Read, predict, write the report, print its table."""
     arguments, overrides = parse_with_settings(Arguments, argv, "classify evaluate", __doc__)
     # What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
-    from inference.labelled import read_texts, without_texts
+    from inference.classify.labelled import read_texts, without_texts
 
     space = label_space_of(arguments.model)
     config = config_of(arguments.model, overrides)
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     from inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.of(arguments, config)
-    from inference.report import evaluation_of, metrics_lines, write_report
+    from inference.classify.report import evaluation_of, metrics_lines, write_report
 
     with made_folder(output.absolute(), MADE_BY, arguments.overwrite) as building:
         scored, baselines, counts = _predicted(pipeline, config.model.tokenizer, texts, training)
@@ -117,7 +117,7 @@ def _output(arguments: Arguments, part: Part) -> Path:
 
 def _own_texts(model: Path, space: LabelSpace, part: Part) -> LabelledTexts:
     """Records of the run, by its own settings: those on the command line are for the file."""
-    from inference.labelled import own_texts
+    from inference.classify.labelled import own_texts
 
     with conversion_bar("reading the run's data") as progress:
         return own_texts(config_of(model), space, part, progress)
@@ -130,8 +130,8 @@ def _predicted(
 
     Of per-residue labels both are of the residues that are left of cropped sequences.
     """
-    from inference.baselines import baselines
-    from inference.report import Scored
+    from inference.classify.baselines import baselines
+    from inference.classify.report import Scored
 
     space = pipeline.label_space
     with record_bar("predicting") as bar:

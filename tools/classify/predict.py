@@ -34,8 +34,8 @@ from train_config.overrides import parse_with_settings
 
 if TYPE_CHECKING:
     from inference.classifier import ClassifierPipeline
-    from inference.prediction_table import Writer
-    from inference.text_stream import TextPart
+    from inference.classify.prediction_table import Writer
+    from inference.classify.text_stream import TextPart
 
 MADE_BY = "predict"
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--output {output}: must end in {' or '.join(SUFFIXES)}")
     refuse_file(output, *made)
     # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
-    from inference.text_stream import TextStream
+    from inference.classify.text_stream import TextStream
 
     config = config_of(arguments.model, overrides)
     space = label_space_of(arguments.model)
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     if not first:
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from inference.classifier import ClassifierPipeline  # here: it loads torch
-    from inference.prediction_table import writing_predictions
+    from inference.classify.prediction_table import writing_predictions
 
     pipeline = ClassifierPipeline.of(arguments, config)
 

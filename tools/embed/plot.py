@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
         raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
-    from inference.embedding_map import Points, draw, write_page  # here: it loads Matplotlib
+    from inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths
     if arguments.labels:

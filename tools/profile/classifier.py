@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     arguments, overrides = parse_with_settings(Arguments, argv, "profile classifier", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
     # Here, so that --help, a wrong option and a wrong model are answered at once: the steps load torch.
-    from inference.labelled import read_texts, read_unlabelled
+    from inference.classify.labelled import read_texts, read_unlabelled
 
     output = (arguments.output or Path(f"profile-{arguments.model.name}")).absolute()
     space = label_space_of(arguments.model)

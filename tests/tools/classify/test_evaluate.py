@@ -26,7 +26,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch) -> None:
     """Tests of the report draw them."""
-    monkeypatch.setattr("inference.report._draw", lambda *_: [])
+    monkeypatch.setattr("inference.classify.report._draw", lambda *_: [])
 
 
 @pytest.fixture

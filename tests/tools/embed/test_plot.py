@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from inference.embedding_map import SEARCH
+from inference.embedding.map import SEARCH
 from tests.embeddings import make_embeddings, random_vectors
 
 IDS = [f"sp|P{n:03}" for n in range(120)]

@@ -20,7 +20,7 @@ from inference.classifier_profile import (
     measure_whole,
     trace,
 )
-from inference.labelled import LabelledTexts
+from inference.classify.labelled import LabelledTexts
 from model.metrics.classification import classification_metrics
 from tools.profile._classifier.report import best_row, draw_comparison, draw_heatmap
 

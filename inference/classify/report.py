@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.labels.label_space import LabelSpace, has_target
-from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
+from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
     bootstrap_intervals,
     classification_metrics,

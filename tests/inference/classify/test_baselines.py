@@ -4,7 +4,7 @@ import pytest
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.labels.label_space import IGNORED_TARGET
-from inference.baselines import baselines
+from inference.classify.baselines import baselines
 from model.metrics.classification import classification_metrics
 
 LOGISTIC = "logistic regression on composition"

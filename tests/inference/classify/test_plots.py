@@ -7,7 +7,7 @@ from sklearn import metrics
 
 from dataset.labels.label_space import IGNORED_TARGET
 from inference import plots
-from inference.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
+from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr, ranking_curves
 
 
 def case(rows=300, classes=5, seed=0):

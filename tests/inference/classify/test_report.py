@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataset.labels.label_space import IGNORED_TARGET, LabelSpace
-from inference.report import Scored, evaluation_of, write_report
+from inference.classify.report import Scored, evaluation_of, write_report
 from model.metrics.classification import bootstrap_intervals, classification_metrics
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))

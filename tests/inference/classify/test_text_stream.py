@@ -1,7 +1,7 @@
 import pytest
 
 from common.errors import DataError
-from inference.text_stream import TextStream
+from inference.classify.text_stream import TextStream
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
 
