@@ -92,14 +92,14 @@ def measure_on_worker(
 
 def _on_work(config: Config, context: WorkerContext, store_path: str, inference: bool, trial: _Trial) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
-    from training.tasks.registry import open_experiment
+    from training.tasks.registry import experiment_class
 
     if not inference:
         check_precision(config.training, context.device.type)
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
     folder = RunFolder(config.run.storage_path, config.run.name)
-    experiment = open_experiment(config, context, folder, Path(store_path))
+    experiment = experiment_class(config.model.task)(config, context, folder, Path(store_path))
     try:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)

@@ -8,7 +8,7 @@ from tests.runs import run_folder, tiny_config
 from train_config.loading import dump_config, load_config, load_recorded
 from train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
 from train_config.schema import Config
-from training.checkpoints.resuming import check_resume
+from training.checkpoints.resuming import Resumption
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def earlier(tmp_path):
 
 def test_run_of_an_earlier_version_is_resumed_with_the_settings_that_it_had(earlier, tmp_path):
     assert load_recorded(earlier.config).training.precision == "fp32"
-    assert check_resume(earlier, tiny_config(tmp_path, training={"precision": "fp32"})) == []
+    assert Resumption(tiny_config(tmp_path, training={"precision": "fp32"})).check() == []
 
 
 def test_what_this_version_can_not_do_any_more_is_refused(earlier):

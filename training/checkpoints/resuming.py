@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from common.errors import CheckpointError, ConfigError
 from run_folder.job import Difference, differences
 from run_folder.paths import RunFolder
@@ -11,28 +14,91 @@ from train_config.schema import Config, DataSection
 from training.checkpoints.checkpoint import CheckpointStore
 
 
-def check_resume(run: RunFolder, config: Config) -> list[str]:
-    """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.
+@dataclass(frozen=True)
+class Resumption:
+    """A config, and the run of its name, which may have begun with other settings."""
 
-    Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
-    """
-    if not run.exists:
-        if config.run.resume == "must":
-            raise CheckpointError(
-                f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
+    config: Config
+
+    @cached_property
+    def run(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(self.config.run.storage_path, self.config.run.name)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.run.checkpoints)
+
+    def as_begun(self) -> Resumption:
+        """The same with the warm-up that the run began with, where none is given."""
+        training = self.config.training
+        if training.warmup_steps is not None or not (self.run.exists and self.checkpoints.complete()):
+            return self
+        warmup_steps = load_recorded(self.run.config).training.warmup_steps
+        training = training.model_copy(update={"warmup_steps": warmup_steps})
+        return Resumption(self.config.model_copy(update={"training": training}))
+
+    def check(self) -> list[str]:
+        """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.
+
+        Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
+        """
+        run, resume = self.run, self.config.run.resume
+        if not run.exists:
+            if resume == "must":
+                raise CheckpointError(
+                    f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
+                )
+            return []
+        if resume == "never":
+            raise ConfigError(
+                f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
             )
-        return []
-    if config.run.resume == "never":
-        raise ConfigError(
-            f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
-        )
-    changed = _changed(run, config)
-    # Without a checkpoint the run begins anew, with whatever settings.
-    if CheckpointStore(run.checkpoints).complete() and (change := _of_nature(changed, FIXED)):
-        raise ConfigError(
-            f"{change}, and the run {run.path.name} has checkpoints: set it back, or choose another run.name"
-        )
-    return [str(change) for change in changed if on_resume(Config, change.key) is not UNSEEN]
+        # Without a checkpoint the run begins anew, with whatever settings.
+        if self.checkpoints.complete() and (change := self._changed(FIXED)):
+            raise ConfigError(
+                f"{change}, and the run {run.path.name} has checkpoints: set it back, or choose another run.name"
+            )
+        return [str(change) for change in self._changes if on_resume(Config, change.key) is not UNSEEN]
+
+    def is_finished(self) -> bool:
+        """Test for a run that reached its end where no more steps are asked for.
+
+        Raises ConfigError where it did, and a setting that its result depends on changed.
+        """
+        outcome = self.run.read_outcome()
+        if not self.run.exists or outcome is None or outcome.status != "finished":
+            return False
+        if self._changed(END):
+            return False
+        if change := self._changed(FIXED) or self._changed(FREE):
+            raise ConfigError(
+                f"{change}, and the run {self.run.path.name} is finished: set it back, choose another run.name, or "
+                "raise training.max_steps or training.epochs to train further with it"
+            )
+        return True
+
+    def check_steps(self, total_steps: int) -> None:
+        """Raise ConfigError for a changed end of training that leaves no step to take after the newest checkpoint."""
+        folder = self.checkpoints.newest_intact()
+        if folder is None or total_steps > folder.step:
+            return
+        if change := self._changed(END):
+            raise ConfigError(
+                f"{change}, so that training would end after {total_steps} steps, and the run "
+                f"{self.run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, "
+                "or choose another run.name"
+            )
+
+    @cached_property
+    def _changes(self) -> list[Difference]:
+        """Settings that differ from those that the run recorded."""
+        return differences(load_recorded(self.run.config).model_dump(), self.config.model_dump())
+
+    def _changed(self, nature: OnResume) -> Difference | None:
+        """The first changed setting of this nature."""
+        return next((change for change in self._changes if on_resume(Config, change.key) is nature), None)
 
 
 def check_worker_count(run: RunFolder, count: int) -> None:
@@ -56,54 +122,3 @@ def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
         f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
         "restore that data, or choose another run.name"
     )
-
-
-def as_begun(run: RunFolder, config: Config) -> Config:
-    """The config with the warm-up that the run began with, where none is given."""
-    if config.training.warmup_steps is not None or not (run.exists and CheckpointStore(run.checkpoints).complete()):
-        return config
-    warmup_steps = load_recorded(run.config).training.warmup_steps
-    training = config.training.model_copy(update={"warmup_steps": warmup_steps})
-    return config.model_copy(update={"training": training})
-
-
-def is_finished(run: RunFolder, config: Config) -> bool:
-    """Test for a run that reached its end where no more steps are asked for.
-
-    Raises ConfigError where it did, and a setting that its result depends on changed.
-    """
-    outcome = run.read_outcome()
-    if not run.exists or outcome is None or outcome.status != "finished":
-        return False
-    changed = _changed(run, config)
-    if _of_nature(changed, END):
-        return False
-    if change := _of_nature(changed, FIXED) or _of_nature(changed, FREE):
-        raise ConfigError(
-            f"{change}, and the run {run.path.name} is finished: set it back, choose another run.name, or raise "
-            "training.max_steps or training.epochs to train further with it"
-        )
-    return True
-
-
-def check_steps(run: RunFolder, config: Config, total_steps: int) -> None:
-    """Raise ConfigError for a changed end of training that leaves no step to take after the newest checkpoint."""
-    folder = CheckpointStore(run.checkpoints).newest_intact()
-    if folder is None or total_steps > folder.step:
-        return
-    if change := _of_nature(_changed(run, config), END):
-        raise ConfigError(
-            f"{change}, so that training would end after {total_steps} steps, and the run "
-            f"{run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, or choose "
-            "another run.name"
-        )
-
-
-def _changed(run: RunFolder, config: Config) -> list[Difference]:
-    """Settings that differ from those that the run recorded."""
-    return differences(load_recorded(run.config).model_dump(), config.model_dump())
-
-
-def _of_nature(changed: list[Difference], nature: OnResume) -> Difference | None:
-    """The first changed setting of this nature."""
-    return next((change for change in changed if on_resume(Config, change.key) is nature), None)

@@ -33,16 +33,9 @@ from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from train_config.loading import dump_config
 from train_config.monitoring_schema import AlertsSection
 from train_config.natures import with_absolute_paths
-from train_config.schema import Config, RaySection, TrainingSection
+from train_config.schema import Config, RaySection, RunSection, TrainingSection
 from training.checkpoints.checkpoint import CheckpointStore
-from training.checkpoints.resuming import (
-    as_begun,
-    check_data,
-    check_resume,
-    check_steps,
-    check_worker_count,
-    is_finished,
-)
+from training.checkpoints.resuming import Resumption, check_data, check_worker_count
 from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize
@@ -60,9 +53,8 @@ def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)
 
     Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
     """
-    run = RunFolder(config.run.storage_path, config.run.name)
-    config = with_absolute_paths(config)
-    return until_signal(run, lambda signals: _train_locked(config, run, signals, beside), "training")
+    resumption = Resumption(with_absolute_paths(config))
+    return until_signal(resumption.run, lambda signals: _train_locked(resumption, signals, beside), "training")
 
 
 def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
@@ -83,11 +75,12 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
         return 128 + signum
 
 
-def _train_locked(config: Config, run: RunFolder, signals: StopSignals, beside: Beside) -> int:
+def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
     """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
-    config = as_begun(run, config)
-    remarks = check_resume(run, config)
-    finished = is_finished(run, config)
+    resumption = resumption.as_begun()
+    config, run = resumption.config, resumption.run
+    remarks = resumption.check()
+    finished = resumption.is_finished()
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_start(config.training, run, local)
@@ -100,27 +93,28 @@ def _train_locked(config: Config, run: RunFolder, signals: StopSignals, beside: 
         return 0
     size = task.measure(store_path)
     if local is not None:
-        _check_plan(make_plan(config, local, size), config, run)
+        _check_plan(_plan(resumption, local, size), resumption)
     for remark in remarks:
         warn(remark)
-    return _train_on_cluster(config, run, store_path, size, signals, beside)
+    return _train_on_cluster(resumption, store_path, size, signals, beside)
 
 
 def dry_run(config: Config) -> int:
     """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
-    run = RunFolder(config.run.storage_path, config.run.name)
-    config = as_begun(run, config)
-    resolved = with_absolute_paths(config)
-    remarks = check_resume(run, resolved)
-    finished = is_finished(run, resolved)
+    config = Resumption(config).as_begun().config
+    resumption = Resumption(with_absolute_paths(config))
+    run = resumption.run
+    remarks = resumption.check()
+    finished = resumption.is_finished()
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
-    if CheckpointStore(run.checkpoints).newest_intact() is not None:
-        _check_source(config, run)
-    plan = make_plan(config, workers, task_plan(config).estimate())
+    task = task_plan(config)
+    if resumption.checkpoints.newest_intact() is not None:
+        _check_source(task, run)
+    plan = _plan(resumption, workers, task.estimate())
     if not finished:
-        _check_plan(plan, resolved, run)
+        _check_plan(plan, resumption)
     for remark in remarks:
         warn(remark)
     print(dump_config(config))
@@ -142,23 +136,28 @@ def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
         task.check_resumed(checkpoint, path)
 
 
-def _check_source(config: Config, run: RunFolder) -> None:
+def _check_source(task: TaskPlan, run: RunFolder) -> None:
     """Call :func:`_check_prepared`; data that is not prepared yet is prepared in a temporary folder."""
-    task = task_plan(config)
     if (path := task.location(run.stores)).exists():
         _check_prepared(task, run, path)
         return
-    elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"store": None})})
+    data = task.config.data.model_copy(update={"store": None})
+    elsewhere = task.config.model_copy(update={"data": data})
     with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
         path = task_plan(elsewhere).prepare(Path(folder), progress)
         _check_prepared(task, run, path)
 
 
-def _check_plan(plan: Plan, config: Config, run: RunFolder) -> None:
+def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
+    config = resumption.config
+    return make_plan(config.batch, config.training, config.deepspeed, workers, size)
+
+
+def _check_plan(plan: Plan, resumption: Resumption) -> None:
     """Refuse an end of training that is behind the run, and for a new run a warm-up that is as long."""
-    check_steps(run, config, plan.total_steps)
-    if not CheckpointStore(run.checkpoints).complete():
-        check_warm_up(config.training, plan.total_steps)
+    resumption.check_steps(plan.total_steps)
+    if not resumption.checkpoints.complete():
+        check_warm_up(resumption.config.training, plan.total_steps)
 
 
 def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
@@ -181,18 +180,19 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
 
 
 def _train_on_cluster(
-    config: Config, run: RunFolder, store_path: Path, size: TaskSize, signals: StopSignals, beside: Beside
+    resumption: Resumption, store_path: Path, size: TaskSize, signals: StopSignals, beside: Beside
 ) -> int:
     from cluster import connection  # here: it imports Ray, and the work that needs it begins
 
+    config, run = resumption.config, resumption.run
     with connection.connected(config.ray) as dashboard:
         signals.reinstall()
         workers = place_workers(config.ray, connection.cluster_resources())
         _check_start(config.training, run, workers)
         if remark := connection.missing_now(workers):
             warn(remark)
-        plan = make_plan(config, workers, size)
-        _check_plan(plan, config, run)
+        plan = _plan(resumption, workers, size)
+        _check_plan(plan, resumption)
         say(f"run {config.run.name}: {run.path}")
         at = f", dashboard http://{dashboard}" if dashboard else ""
         say(f"{counted(workers.count, 'worker{s}')} on {workers.device}{at}")
@@ -208,8 +208,14 @@ def _train_on_cluster(
         watcher = _watch(config.monitoring.alerts, run, plan.total_steps)
         wandb = WandbFollowers(config.wandb, run, workers.count, warn=warn)
         try:
-            with beside(config, store_path) as of_workers:
-                error = fit(_make_trainer(of_workers, workers, store_path, run_id), signals)
+            with beside(config, store_path) as workers_config:
+                arguments = {
+                    "config": workers_config.model_dump(mode="json"),
+                    "store_path": str(store_path),
+                    "cpus": workers.cpus_each,
+                    "wandb_run_id": run_id,
+                }
+                error = fit(_make_trainer(arguments, workers, config.run, config.ray.max_failures), signals)
         finally:
             watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
             wandb.close(signals.remaining_s(math.inf))
@@ -239,7 +245,8 @@ def fit(trainer: Any, signals: StopSignals) -> Exception | None:
     return errors[0] if errors else None
 
 
-def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_id: str) -> Any:
+def _make_trainer(arguments: dict[str, Any], workers: Workers, run: RunSection, max_failures: int) -> Any:
+    """The trainer of Ray Train, whose workers get ``arguments``."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -248,24 +255,19 @@ def _make_trainer(config: Config, workers: Workers, store_path: Path, wandb_run_
     from training.launch.ray_worker import ray_train_loop
 
     # Ray waits for workers on a busy cluster for ever without the limit. Its types know neither name.
-    failures: dict[str, Any] = {"max_failures": config.ray.max_failures, "controller_failure_limit": 1}
+    failures: dict[str, Any] = {"max_failures": max_failures, "controller_failure_limit": 1}
     environment: dict[str, Any] = {"worker_runtime_env": worker_environment()}
     return TorchTrainer(
         ray_train_loop,
-        train_loop_config={
-            "config": config.model_dump(mode="json"),
-            "store_path": str(store_path),
-            "cpus": workers.cpus_each,
-            "wandb_run_id": wandb_run_id,
-        },
+        train_loop_config=arguments,
         scaling_config=ScalingConfig(
             num_workers=workers.count,
             use_gpu=workers.use_gpu,
             resources_per_worker={"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {}),
         ),
         run_config=RunConfig(
-            name=config.run.name,
-            storage_path=config.run.storage_path,
+            name=run.name,
+            storage_path=run.storage_path,
             failure_config=FailureConfig(**failures),
             **environment,
         ),

@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.text import counted
 from dataset.fasta.counts import UNCHANGED, count_lines
 from model.cost.memory import MemoryEstimate, estimate_memory
-from train_config.schema import BatchSection, Config, TrainingSection
+from train_config.schema import BatchSection, DeepSpeedSection, TrainingSection
 from training.engine.deepspeed_settings import check_precision, zero_stage
 from training.tasks.plan import DataSize, TaskSize
 
@@ -62,11 +62,13 @@ class Plan:
         return f"at most {in_batches} of {counted(batch.batch_size, 'sequence{s}')} at most"
 
 
-def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
+def make_plan(
+    batch: BatchSection, training: TrainingSection, deepspeed: DeepSpeedSection, workers: Workers, size: TaskSize
+) -> Plan:
     """Derive the plan; ConfigError where DeepSpeed's settings are wrong."""
-    data, batch, training = size.data, config.batch, config.training
+    data = size.data
     check_precision(training, workers.device)
-    stage = zero_stage(training, config.deepspeed)
+    stage = zero_stage(training, deepspeed)
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
     if batch.batch_size is not None:
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))
@@ -84,7 +86,7 @@ def make_plan(config: Config, workers: Workers, size: TaskSize) -> Plan:
             stage=stage,
             world_size=workers.count,
             precision=training.precision,
-            offload_optimizer=config.deepspeed.offload_optimizer,
+            offload_optimizer=deepspeed.offload_optimizer,
         ),
     )
 

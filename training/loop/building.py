@@ -28,7 +28,7 @@ from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import TrainingEngine
 from training.engine.memory_guard import MemoryGuard
 from training.tasks.experiment import Experiment
-from training.tasks.registry import open_experiment
+from training.tasks.registry import experiment_class
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def build(config: Config, context: WorkerContext, run: RunFolder, store_path: st
     torch.manual_seed(config.run.seed + context.rank)
     apply_device_settings(config.training)
     control = ControlGroup()
-    experiment = open_experiment(config, context, run, Path(store_path))
+    experiment = experiment_class(config.model.task)(config, context, run, Path(store_path))
     model = experiment.build_model()
     experiment.open(model, context, control)
     checkpoints = CheckpointStore(run.checkpoints)

@@ -69,9 +69,25 @@ class Experiment(ABC):
     checksum: str
     runs_backbone = True
 
-    @abstractmethod
     def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        """Open the data; DataError where it can't be read."""
+        """Stage the data of :meth:`TaskPlan.prepare` where it is to be, and open it; DataError where it can't be read.
+
+        The run has what the plan's ``write_names`` wrote.
+        """
+        self.model_section, self.data, self.batch, self.training = (
+            config.model,
+            config.data,
+            config.batch,
+            config.training,
+        )
+        self.seed = config.run.seed
+        if config.data.stage_dir is not None:
+            path = self.stage(path, Path(config.data.stage_dir))
+        self.open_data(path, context, run)
+
+    @abstractmethod
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        """Open the prepared data and plan its batches; DataError where it can't be read."""
 
     @classmethod
     @abstractmethod

@@ -44,11 +44,11 @@ class TaskSize(NamedTuple):
     parameters: ParameterCount
 
 
+@dataclass(frozen=True)
 class TaskPlan(ABC):
     """One task of an experiment, resolved, before it is trained."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    config: Config
 
     def check_stage(self, *, padded: bool) -> None:
         """Raise ConfigError for ZeRO-3 with a padded backbone."""

@@ -7,7 +7,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from run_folder.metrics_log import MetricLabels
-from run_folder.paths import RunFolder
 from train_config.schema import Config, DataSection
 from training.tasks.plan import TaskPlan
 from training.tasks.task import Task
@@ -15,7 +14,6 @@ from training.tasks.task import Task
 if TYPE_CHECKING:
     from dataset.tokens.base import SequenceTokenizer
     from model.tasks.base import TaskModel
-    from training.engine.context import WorkerContext
     from training.tasks.experiment import Experiment
 
 
@@ -53,8 +51,3 @@ def stage(task: str, data: DataSection, path: Path) -> Path:
     if data.stage_dir is None:
         return path
     return experiment_class(task).stage(path, Path(data.stage_dir))
-
-
-def open_experiment(config: Config, context: WorkerContext, run: RunFolder, path: Path) -> Experiment:
-    """Open the config's task on the data of :meth:`TaskPlan.prepare`; the run has what its ``write_names`` wrote."""
-    return experiment_class(config.model.task)(config, context, run, stage(config.model.task, config.data, path))

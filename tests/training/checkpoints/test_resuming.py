@@ -10,7 +10,7 @@ from run_folder.paths import Outcome
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.loading import dump_config
 from training.checkpoints.checkpoint import CheckpointStore
-from training.checkpoints.resuming import check_resume, check_worker_count, is_finished
+from training.checkpoints.resuming import Resumption, check_worker_count
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def begun(tmp_path):
 
 def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
     with pytest.raises(ConfigError, match="the run exists"):
-        check_resume(begun, tiny_config(tmp_path, run={"resume": "never"}))
+        Resumption(tiny_config(tmp_path, run={"resume": "never"})).check()
     missing = tiny_config(tmp_path / "elsewhere", run={"resume": "must"})
     with pytest.raises(CheckpointError, match="no such run"):
-        check_resume(run_folder(missing), missing)
+        Resumption(missing).check()
 
 
 def test_another_number_of_workers_is_refused(begun):
@@ -41,16 +41,16 @@ def test_another_number_of_workers_is_refused(begun):
 
 def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):
     changes = {"training": {"learning_rate": 0.5}, "ray": {"max_failures": 9}, "batch": {"tokens": 128}}
-    remarks = check_resume(begun, tiny_config(tmp_path, **changes))
+    remarks = Resumption(tiny_config(tmp_path, **changes)).check()
     assert sorted(remarks) == ["batch.tokens was 256, is now 128", "training.learning_rate was 0.01, is now 0.5"]
 
 
 def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
-    assert not is_finished(begun, tiny_config(tmp_path))
+    assert not Resumption(tiny_config(tmp_path)).is_finished()
     begun.write_outcome(Outcome("finished", 8, "", 0))
-    assert is_finished(begun, tiny_config(tmp_path))
-    assert not is_finished(begun, tiny_config(tmp_path, training={"max_steps": 20}))
-    assert not is_finished(begun, tiny_config(tmp_path, model={"classifier": {"patience": 50}}))
+    assert Resumption(tiny_config(tmp_path)).is_finished()
+    assert not Resumption(tiny_config(tmp_path, training={"max_steps": 20})).is_finished()
+    assert not Resumption(tiny_config(tmp_path, model={"classifier": {"patience": 50}})).is_finished()
 
 
 def test_same_run_is_not_trained_twice_at_once(begun):

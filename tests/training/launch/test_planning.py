@@ -32,10 +32,10 @@ def test_estimate_reads_fasta_without_making_a_store(tmp_path):
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
     size = task_plan(config).estimate()
-    plan = make_plan(config, WORKERS, size)
+    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
     assert plan.steps_per_epoch == -(-size.data.tokens // 512)
     assert plan.total_steps == 3 * plan.steps_per_epoch
-    alone = make_plan(config, Workers(1, 1, False), size)
+    alone = make_plan(config.batch, config.training, config.deepspeed, Workers(1, 1, False), size)
     assert plan.memory.optimizer_bytes == -(-alone.memory.optimizer_bytes // 2), "ZeRO divides it over the workers"
     text = "\n".join(plan.lines())
     assert "2 x cpu" in text
@@ -56,6 +56,6 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
 def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
     config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
     size = task_plan(config).estimate()
-    plan = make_plan(config, WORKERS, size)
+    plan = make_plan(config.batch, config.training, config.deepspeed, WORKERS, size)
     assert plan.steps_per_epoch == -(-size.data.sequences // 2)
     assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())

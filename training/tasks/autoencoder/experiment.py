@@ -19,7 +19,7 @@ class AutoencoderExperiment(ResidueExperiment):
         """Measure mean and scale of the features; from a single step if ``brief``."""
         assert isinstance(model, ESM2Autoencoder)
         model.to(context.device)
-        wanted = 1 if brief else self._section.autoencoder.normalization_tokens
+        wanted = 1 if brief else self.model_section.autoencoder.normalization_tokens
         # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
         statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
         seen = 0

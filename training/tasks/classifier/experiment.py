@@ -36,7 +36,6 @@ from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.tasks.losses import balanced_class_weights, probabilities
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.loading import dump_config
-from train_config.schema import Config
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
@@ -47,10 +46,11 @@ from training.tasks.experiment import Experiment, TrainedState, evaluate
 class ClassifierExperiment(Experiment):
     """A classifier on a labelled store."""
 
-    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        self._config = config
-        self._best_metric = best_metric(config.model.classifier, config.data.labels.kind)
-        stage_dir = config.data.stage_dir
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        data, seed = self.data, self.seed
+        self._section = self.model_section.classifier
+        self._best_metric = best_metric(self._section, data.labels.kind)
+        stage_dir = data.stage_dir
         self._labelled = LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
         self._tokenizer = open_tokenizer(run.tokenizer)
         self._names = {MAPPINGS_FILE: (path / MAPPINGS_FILE).read_bytes()} | {
@@ -60,10 +60,9 @@ class ClassifierExperiment(Experiment):
         tokens = ensure_tokens(self._labelled.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
-        data, seed = config.data, config.run.seed
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
-        self._place: dict[str, Any] = {"batch": config.batch, **context.place}
+        self._place: dict[str, Any] = {"batch": self.batch, **context.place}
         self._held_out = held_out
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
@@ -93,7 +92,7 @@ class ClassifierExperiment(Experiment):
 
         Raises ConfigError where sequences are cropped at random, so that no features can be kept of them.
         """
-        backbone, data = self._config.model.backbone, self._config.data
+        backbone, data = self.model_section.backbone, self.data
         if not (backbone.frozen and backbone.cache_features):
             return
         assert isinstance(model, Classifier)
@@ -103,7 +102,7 @@ class ClassifierExperiment(Experiment):
                 "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
                 "to false"
             )
-        precision, hashes = self._config.training.precision, self._labelled.store.sequence_hashes
+        precision, hashes = self.training.precision, self._labelled.store.sequence_hashes
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
@@ -112,7 +111,7 @@ class ClassifierExperiment(Experiment):
             hashes,
             self._features / fingerprint(model, self._tokenizer, data, precision)[:24],
             precision=precision,
-            max_tokens=self._config.batch.tokens,
+            max_tokens=self.batch.tokens,
             context=context,
             control=control,
         )
@@ -122,8 +121,8 @@ class ClassifierExperiment(Experiment):
     def build_model(self) -> TaskModel:
         labelled, weights = self._labelled, self._section.label_weights
         return build_classifier(
-            self._config.model,
-            self._config.run.seed,
+            self.model_section,
+            self.seed,
             labelled.label_space,
             self._tokenizer,
             _class_weights(labelled) if self._section.class_weights == "balanced" else None,
@@ -143,7 +142,7 @@ class ClassifierExperiment(Experiment):
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Layer-wise decay of the backbone's learning rate."""
-        decay = self._config.model.backbone.layer_decay
+        decay = self.model_section.backbone.layer_decay
         if decay == 1.0:
             return {}
         assert isinstance(model, Classifier)
@@ -199,12 +198,8 @@ class ClassifierExperiment(Experiment):
         return len(self.validation) > 0
 
     def _take(self, training: BatchSource, held_out: BatchSource) -> None:
-        self.batches = TrainingSteps(training, self._labelled.training, seed=self._config.run.seed, **self._place)
+        self.batches = TrainingSteps(training, self._labelled.training, seed=self.seed, **self._place)
         self.validation = ValidationSteps(held_out, self._labelled.validation, **self._place)
-
-    @property
-    def _section(self) -> Any:
-        return self._config.model.classifier
 
 
 def _class_weights(labelled: LabelledStore) -> Tensor:

@@ -13,7 +13,6 @@ from dataset.structures.predictions import predictions_of
 from dataset.structures.store import SEQUENCES_FOLDER, StructureStore
 from model.tasks.diffusion import SequenceDiffusion
 from run_folder.paths import RunFolder
-from train_config.schema import Config
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
 from training.tasks.residues.experiment import exported
@@ -24,28 +23,25 @@ LABELS_FILE = "diffusion_labels.json"
 class DiffusionExperiment(Experiment):
     """Sequence diffusion on a structure store."""
 
-    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        self._section, self._seed = config.model, config.run.seed
-        stage_dir = config.data.stage_dir
-        staged = None if stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(stage_dir))
-        self._predictions = predictions_of(config.data)
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        data, section = self.data, self.model_section.diffusion
+        staged = None if data.stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(data.stage_dir))
+        self._predictions = predictions_of(data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
         self.checksum = structures.manifest.checksum
-        section, length = config.model.diffusion, config.data.max_length
-        training = StructureSource(structures, section, max_length=length, seed=config.run.seed, training=True)
+        length = data.max_length
+        training = StructureSource(structures, section, max_length=length, seed=self.seed, training=True)
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
         # Predicted structures are waited for, and counted, where they are asked for.
-        num_workers = 0 if self._predictions is not None else config.data.num_workers
-        loader = Loader(training, num_workers, config.data.prefetch)
-        self.batches = TrainingSteps(
-            loader, structures.training, batch=config.batch, seed=config.run.seed, **context.place
-        )
+        num_workers = 0 if self._predictions is not None else data.num_workers
+        loader = Loader(training, num_workers, data.prefetch)
+        self.batches = TrainingSteps(loader, structures.training, batch=self.batch, seed=self.seed, **context.place)
         self.cropped = training.count_cropped(structures.training)
         self.validation = ValidationSteps(
             held_out,
             structures.validation,
-            batch=config.batch,
-            max_batches=config.training.evaluation_batches,
+            batch=self.batch,
+            max_batches=self.training.evaluation_batches,
             **context.place,
         )
 
@@ -64,7 +60,7 @@ class DiffusionExperiment(Experiment):
         )
 
     def build_model(self) -> SequenceDiffusion:
-        return SequenceDiffusion.build(self._section, self._seed, tuple(self._structures.manifest.label_names))
+        return SequenceDiffusion.build(self.model_section, self.seed, tuple(self._structures.manifest.label_names))
 
     def record_name(self, record: int) -> str:
         return self._structures.store.id(record)

@@ -16,7 +16,7 @@ from model.export.backbone import export
 from model.tasks.base import ResidueModel
 from run_folder.paths import RunFolder
 from train_config.loading import dump_config
-from train_config.schema import Config, MaskedLMSection, ModelSection
+from train_config.schema import MaskedLMSection, ModelSection
 from training.engine.context import WorkerContext
 from training.tasks.experiment import Experiment, TrainedState
 
@@ -24,24 +24,19 @@ from training.tasks.experiment import Experiment, TrainedState
 class ResidueExperiment(Experiment):
     """A task on a store of residues."""
 
-    def __init__(self, config: Config, context: WorkerContext, run: RunFolder, path: Path) -> None:
-        self._section, self._seed = config.model, config.run.seed
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         self._store = Store(path)
         self.checksum = self._store.checksum
-        training, held_out = split_records(self._store.sequence_hashes, config.data.validation_share)
-        data, masking = config.data, self.masking(config.model)
-        place = context.place
-        settings = PreparationSettings(data.max_length, config.run.seed, random_crops=True, masking=masking)
-        source = ResidueSource(self._store, settings)
-        loader = Loader(source, data.num_workers, data.prefetch)
-        self.batches = TrainingSteps(loader, training, batch=config.batch, seed=config.run.seed, **place)
+        training, held_out = split_records(self._store.sequence_hashes, self.data.validation_share)
+        length, masking = self.data.max_length, self.masking(self.model_section)
+        source = ResidueSource(self._store, PreparationSettings(length, self.seed, random_crops=True, masking=masking))
+        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        fixed = ResidueSource(self._store, PreparationSettings(length, 0, random_crops=False, masking=masking))
+        loader = Loader(source, self.data.num_workers, self.data.prefetch)
+        self.batches = TrainingSteps(loader, training, batch=self.batch, seed=self.seed, **context.place)
         self.cropped = source.count_cropped(training)
         self.validation = ValidationSteps(
-            ResidueSource(self._store, PreparationSettings(data.max_length, 0, random_crops=False, masking=masking)),
-            held_out,
-            batch=config.batch,
-            max_batches=config.training.evaluation_batches,
-            **place,
+            fixed, held_out, batch=self.batch, max_batches=self.training.evaluation_batches, **context.place
         )
 
     @staticmethod
@@ -64,7 +59,7 @@ class ResidueExperiment(Experiment):
         return exported(cls.new_model(config.model, config.run.seed), trained, folder, overwrite=overwrite)
 
     def build_model(self) -> ResidueModel:
-        return self.new_model(self._section, self._seed)
+        return self.new_model(self.model_section, self.seed)
 
     def record_name(self, record: int) -> str:
         return self._store.id(record)
