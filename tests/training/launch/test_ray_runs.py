@@ -119,7 +119,7 @@ def test_wandb_file_holds_every_figure_that_both_workers_sampled(undisturbed):
     history = read_history(file)
     for worker in (0, 1):
         samples = read_metrics(run.monitoring / f"worker-{worker:05d}.jsonl")
-        sampled = [{**sample["figures"]} for sample in samples]
+        sampled = [{**sample["metrics"]} for sample in samples]
         logged = [row for row in history if f"position/worker/{worker}" in row]
         assert len(logged) == len(sampled)
         for row, figures in zip(logged, sampled, strict=True):
