@@ -77,7 +77,7 @@ def evaluation_of(
             kind, predictions, targets, samples, seed, SHARE, weights=weights, groups=groups
         )
         return {
-            "figures": classification_metrics(kind, predictions, targets, weights),
+            "metrics": classification_metrics(kind, predictions, targets, weights),
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
@@ -129,9 +129,9 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     if "residues" in evaluation:
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
     columns = {"model": evaluation, **evaluation["baselines"]}
-    present = {name for one in columns.values() for name in one["figures"]}
+    present = {name for one in columns.values() for name in one["metrics"]}
     first = [best_of] if best_of in present else []
-    order = dict.fromkeys(first + list(evaluation["figures"]) + sorted(present))
+    order = dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
     rows = [[name, *(_value(one, name) for one in columns.values())] for name in order]
     chosen = f" The model was chosen by {best_of}, the first row." if first else ""
     bootstrap = evaluation["bootstrap"]
@@ -174,7 +174,7 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
         pairs.append(
             {
                 "truth": names[truth],
-                "taken_for": names[other],
+                "predicted": names[other],
                 "rows": int(wrong_CC[truth, other]),
                 "share": float(wrong_CC[truth, other] / matrix_CC[truth].sum()),
                 "examples": [scored.ids[record] for record in dict.fromkeys(records.tolist())][:_EXAMPLES],
@@ -198,7 +198,7 @@ def _report_text(evaluation: Mapping[str, Any]) -> str:
 
 def _confused_section(confused: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
-        [pair["truth"], pair["taken_for"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
+        [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
         for pair in confused
     ]
     header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
@@ -218,11 +218,11 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
 
 def _value(scores: Mapping[str, Any], name: str) -> str:
     """A metric and its interval."""
-    if name not in scores["figures"]:
+    if name not in scores["metrics"]:
         return "–"
     interval = scores["intervals"].get(name)
     between = f" [{_short(name, interval[0])}, {_short(name, interval[1])}]" if interval else ""
-    return _short(name, scores["figures"][name]) + between
+    return _short(name, scores["metrics"][name]) + between
 
 
 def _short(name: str, value: float) -> str:

@@ -77,13 +77,14 @@ def test_curves_are_of_the_rows_with_a_target_and_rise_to_all_of_them():
     scores, targets, names = case()
     targets[:20] = IGNORED_TARGET
     known = targets != IGNORED_TARGET
-    for curves, area in zip(
-        ranking_curves(scores, targets, names), (metrics.roc_auc_score, metrics.average_precision_score), strict=True
-    ):
-        assert [curve.name for curve in curves] == list(names)
-        for index, curve in enumerate(curves):
-            assert curve.area == pytest.approx(area(targets[known] == index, scores[known, index]))
-            assert (curve.x[0], curve.x[-1]) == (0, 1) and (np.diff(curve.x) >= 0).all()
+    rocs, precisions = ranking_curves(scores, targets, names)
+    assert [display.name for _, display in rocs] == [display.name for _, display in precisions] == list(names)
+    for index, ((auroc, roc), (average_precision, curve)) in enumerate(zip(rocs, precisions, strict=True)):
+        truth, score = targets[known] == index, scores[known, index]
+        assert auroc == pytest.approx(metrics.roc_auc_score(truth, score))
+        assert average_precision == pytest.approx(metrics.average_precision_score(truth, score))
+        for rising in (roc.fpr, curve.recall[::-1]):
+            assert (rising[0], rising[-1]) == (0, 1) and (np.diff(rising) >= 0).all()
 
 
 def test_a_class_that_never_occurs_has_no_curve_and_no_picture_fails(tmp_path):

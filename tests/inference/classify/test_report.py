@@ -27,10 +27,10 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     majority = {"majority class": np.tile(np.float32([0.5, 0.3, 0.2]), (60, 1))}
     scored = Scored(SPACE, IDS, probabilities, targets)
     found = evaluation_of(scored, majority, samples=50, seed=1)
-    assert found["figures"] == classification_metrics("multiclass", probabilities, targets)
+    assert found["metrics"] == classification_metrics("multiclass", probabilities, targets)
     intervals = bootstrap_intervals("multiclass", probabilities, targets, samples=50, seed=1)
     assert found["intervals"] == {name: list(interval) for name, interval in intervals.items()}
-    assert found["baselines"]["majority class"]["figures"]["auroc"] == 0.5
+    assert found["baselines"]["majority class"]["metrics"]["auroc"] == 0.5
     assert (found["records"], found["without_target"]) == (60, 1)
     assert found == evaluation_of(scored, majority, samples=50, seed=1)
 
@@ -43,14 +43,14 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     lines = text.splitlines()
     header = next(number for number, line in enumerate(lines) if line.startswith("| metric"))
     assert re.match(r"\| metric +\| model +\| majority class", lines[header])
-    assert re.match(rf"\| mcc +\| {found['figures']['mcc']:.3f} \[", lines[header + 2])
+    assert re.match(rf"\| mcc +\| {found['metrics']['mcc']:.3f} \[", lines[header + 2])
     assert re.search(r"\| dropped short +\| 4 ", text) and re.search(r"\| checkpoint +\| step 10 ", text)
     assert "mem\\|brane" in text and "nan" not in text.lower()
 
     pairs, predicted = found["confused"], probabilities.argmax(axis=1)
     assert [pair["rows"] for pair in pairs] == sorted((pair["rows"] for pair in pairs), reverse=True)
     assert sum(pair["rows"] for pair in pairs) == ((predicted != targets) & (targets >= 0)).sum()
-    truth, other = SPACE.names.index(pairs[0]["truth"]), SPACE.names.index(pairs[0]["taken_for"])
+    truth, other = SPACE.names.index(pairs[0]["truth"]), SPACE.names.index(pairs[0]["predicted"])
     mistakes = np.flatnonzero((targets == truth) & (predicted == other))
     assert pairs[0]["examples"][0] == IDS[mistakes[probabilities[mistakes].max(axis=1).argmax()]]
     with (tmp_path / "confusion.tsv").open(newline="") as file:
@@ -91,4 +91,4 @@ def test_weights_count_in_the_report():
     probabilities, targets = case()
     right = (probabilities.argmax(axis=1) == targets).astype(np.float32)
     found = evaluation_of(Scored(SPACE, IDS, probabilities, targets, right), {}, samples=20)
-    assert found["figures"]["accuracy"] == 1
+    assert found["metrics"]["accuracy"] == 1

@@ -50,7 +50,7 @@ def test_the_metrics_are_those_of_the_predictions(command, model, proteins, tmp_
     predictions = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS)).labels()
     truth = [NAMES["multiclass"][number % 3] for number in range(len(LENGTHS))]
     accuracy = np.mean([one == other for one, other in zip(predictions, truth, strict=True)])
-    assert found["figures"]["accuracy"] == pytest.approx(accuracy)
+    assert found["metrics"]["accuracy"] == pytest.approx(accuracy)
     assert (found["records"], found["bootstrap"]["samples"]) == (9, 20)
     report = (tmp_path / "evaluation-proteins" / "report.md").read_text()
     for words in ("accuracy", f"{accuracy:.3f} [", "mcc"):
@@ -110,7 +110,7 @@ def test_cropped_residues_do_not_count(command, tmp_path):
     outcome = command("classify", "evaluate", model, tmp_path / "a.fasta", "--output", tmp_path / "r")
     assert outcome.code == 0, outcome.err
     found = evaluation(tmp_path / "r")
-    assert found["figures"]["accuracy"] == 1.0 and found["residues"] == 25
+    assert found["metrics"]["accuracy"] == 1.0 and found["residues"] == 25
     assert found["counts"]["records_cropped"] == 1
 
 
@@ -137,7 +137,7 @@ def test_several_numbers_are_evaluated_in_the_order_of_the_model(command, tmp_pa
     arguments = ("classify", "evaluate", model, tmp_path / "a.csv", "--output", tmp_path / "r")
     outcome = command(*arguments)
     assert outcome.code == 0, outcome.err
-    assert "spearman" in evaluation(tmp_path / "r")["figures"] and "spearman" in outcome.out
+    assert "spearman" in evaluation(tmp_path / "r")["metrics"] and "spearman" in outcome.out
     outcome = command(*arguments, "--overwrite", "--data.labels.label_columns", *reversed(columns))
     assert outcome.code == 2 and "the model has stability, activity in this order" in outcome.err
 
@@ -149,7 +149,7 @@ def test_baselines_are_fitted_on_the_run_s_own_source(command, proteins, tmp_pat
     outcome = command("classify", "evaluate", model, proteins, "--output", tmp_path / "r", "--baselines")
     assert outcome.code == 0, outcome.err
     found = evaluation(tmp_path / "r")["baselines"]["majority class"]
-    assert "majority class" in outcome.out and found["figures"]["accuracy"] == pytest.approx(1 / 3)
+    assert "majority class" in outcome.out and found["metrics"]["accuracy"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
@@ -174,7 +174,7 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, tmp
         targets = np.concatenate([labelled.residue_targets(n) for n in held_out])
     accuracy = np.mean(predictions.probabilities.argmax(1) == targets)
     assert 0 < found["records"] == len(held_out) < 30
-    assert found["figures"]["accuracy"] == pytest.approx(accuracy)
+    assert found["metrics"]["accuracy"] == pytest.approx(accuracy)
     assert "majority class" in found["baselines"]
     assert command("classify", "evaluate", model, "--part", "training", "--output", tmp_path / "r").code == 0
     assert evaluation(tmp_path / "r")["records"] == 30 - len(held_out)
