@@ -35,23 +35,17 @@ RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 MODULES = (
     "conversion",
     "loading",
-    "tokenizer",
     "embedding",
     "proteome",
     "service",
     "structdiff",
-    "memory",
     "training",
-    "monitoring",
-    "features",
+    "runs",
     "alignment",
     "function_evaluation",
     "function_prediction",
 )
-"""Modules of the stages, in the order in which data flows; a new stage is a name here.
-
-Importing one loads neither torch nor a peer, so that --list and --help answer at once.
-"""
+"""Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
 
 
 class Arguments(BaseModel):

@@ -13,6 +13,7 @@ from transformers import EsmForMaskedLM, EsmModel
 from benchmarks.harness.stage import Device
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
+from model.tasks.embedding import embed, optimize_for_inference
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
@@ -39,8 +40,6 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 
 def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int | None = None) -> Embedder:
     """Packed batches of whole sequences through our backbone."""
-    from model.tasks.embedding import embed, optimize_for_inference
-
     with quiet_transformers():
         model = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
     backbone = optimize_for_inference(EsmBackbone(model, frozen=True).to(device), dtype)

@@ -87,9 +87,9 @@ def _lines(rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _origin(measured: Origin) -> str:
+def _origin(measured: Origin, place: str = "") -> str:
     versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
-    return f"{measured.date}, `{measured.command}`, revision {measured.revision or 'unknown'}; {versions}"
+    return f"{measured.date}, `{measured.command}`, revision {measured.revision or 'unknown'}{place}; {versions}"
 
 
 def _case(case: CaseResult) -> str:
@@ -97,7 +97,7 @@ def _case(case: CaseResult) -> str:
     facts = [f"- {name}: {_fact(value)}" for name, value in case.facts.items()]
     lines = [
         f"## {case.stage}: {case.case}",
-        f"{_origin(case)}, on {case.device}.",
+        f"{_origin(case, f', on {case.device}')}.",
         *([f"Not steady after the warm-up: {unsteady}."] if unsteady else []),
         *(["\n".join(facts)] if facts else []),
     ]

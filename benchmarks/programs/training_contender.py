@@ -18,12 +18,9 @@ import torch.distributed as dist
 from benchmarks.harness.proteins import MAX_RESIDUES
 from benchmarks.programs import training_workload as recipe
 from benchmarks.programs.processes import MemoryMeter
-from benchmarks.programs.training_runs import NEVER
-from benchmarks.programs.training_workload import StepLine, Workload, write_step
-from model.device import choose_device
-from run_folder.paths import RunFolder
+from benchmarks.programs.training_workload import NEVER, StepLine, Workload, write_step
+from benchmarks.programs.worker_alone import begin
 from train_config.schema import Config
-from training.engine.context import WorkerContext
 from training.loop.building import build
 from training.loop.restoring import restore
 from training.loop.worker import loop
@@ -82,12 +79,8 @@ def run_config(workload: Workload, folder: Path) -> Config:
 
 def train(workload: Workload, lines: str, folder: Path) -> None:
     """Train the workload's steps."""
-    context = WorkerContext(device=choose_device(0))
     config = run_config(workload, folder)
-    run = RunFolder(config.run.storage_path, config.run.name)
-    run.path.mkdir(parents=True)
-    backend = "nccl" if context.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    context, run = begin(config)
     meter = MemoryMeter()
     worker = build(config, context, run, workload.store, None)
     position = restore(worker)

@@ -24,6 +24,11 @@ WEIGHT_DECAY = 0.01
 CLIPPING = 1.0
 MASK_SHARE = 0.15
 
+NEVER = 10**9
+"""Steps between validations, or checkpoints, that are left out."""
+TOY = {"layers": 1, "hidden_size": 32, "heads": 2}
+"""The model of a smoke run."""
+
 
 @dataclass(frozen=True)
 class Workload:

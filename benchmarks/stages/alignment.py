@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
+from alignment.prefilter import SharedWords
+from alignment.scoring import scoring
+from alignment.search import Search
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
-
-if TYPE_CHECKING:
-    from alignment.search import Search
+from dataset.store.conversion import convert
+from dataset.store.reader import Store
+from train_config.schema import IngestSection
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"
 OURS, LOOP, WORDS, ALL = "Search", "parasail in a loop", "prefilter kmer", "no prefilter"
@@ -25,12 +27,6 @@ NUMBER, EVALUE, CANDIDATES = 30, 1e-3, 1000
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    from alignment.scoring import scoring
-    from alignment.search import Search
-    from dataset.store.conversion import convert
-    from dataset.store.reader import Store
-    from train_config.schema import IngestSection
-
     proteins = read_proteins(setting.fasta)
     texts = [text.replace("U", "C").replace("O", "X") for text in proteins.sequences[: 200 if setting.quick else None]]
     fasta = setting.folder / "proteins.fasta"
@@ -75,8 +71,6 @@ def _scores(search: Search, texts: list[str], queries: list[str], facts: Facts) 
 
 def _prefiltered(search: Search, queries: list[str], judged: list[str], facts: Facts) -> Iterator[Case]:
     """Hits of queries among the candidates of a prefilter, and what it loses of those of the judged."""
-    from alignment.prefilter import SharedWords
-
     words = SharedWords(search.store)
     candidates: dict[str, Callable[[bytes], object]] = {
         WORDS: lambda query: words("", query, CANDIDATES),

@@ -8,6 +8,11 @@ by length, bf16 weights or autocast and the batch size that a search before the 
 timed, our fp32 path must agree with (a) in fp32 to 1e-4 relative, and every contender with it to a cosine of 0.999 for
 each protein.
 
+Peak memory is that of a process for each contender, at equal tokens a batch: the peers take 16 proteins, ours as many
+tokens as those have on average. It is the peak while embedding, weights included, less what the libraries take: on the
+CPU resident memory, on CUDA what torch has allocated. fair-esm is left out, since its batches can't be set to a number
+of proteins.
+
 On CUDA, ESM-2 650M is also measured in FLOP/s (:func:`benchmarks.harness.models.forward_flops`), beside the rate at
 which a large bf16 matrix product runs in the same rounds.
 """
@@ -16,13 +21,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch.nn.functional import cosine_similarity
+
+from benchmarks.harness.models import (
+    MAX_TOKENS,
+    Embedder,
+    forward_flops,
+    matrix_product,
+    our_embedder,
+    random_network,
+    save_weights,
+)
 from benchmarks.harness.proteins import Proteins, read_proteins, spread_by_length
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-
-if TYPE_CHECKING:
-    from benchmarks.harness.models import Embedder
+from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from benchmarks.peers.transformers_embedding import (
+    DOCUMENTED_BATCH,
+    SEARCHED_BATCHES,
+    TransformersEmbedder,
+    Tuning,
+    documented,
+    search_tuning,
+)
+from benchmarks.programs.processes import MemoryMeter, peak_of
 
 PROTEINS = {"cpu": {"ESM-2 8M": 240, "ESM-2 35M": 80}, "cuda": {"ESM-2 8M": 2_000, "ESM-2 35M": 2_000}}
 """On the CPU fewer for the larger model: the slowest peer takes half a second a protein there."""
@@ -33,6 +55,14 @@ SHORT_PROTEINS = 12
 SEARCH_PROTEINS = {"cpu": 32, "cuda": 512}
 CHECKED_PROTEINS = 24
 
+MEMORY_PROTEINS, QUICK_MEMORY_PROTEINS = {"cpu": 64, "cuda": 1_024}, 16
+MEMORY_SIZES: dict[Device, dict[str, str]] = {
+    "cpu": {"peak memory, ESM-2 8M": "esm2_t6_8M", "peak memory, ESM-2 35M": "esm2_t12_35M"},
+    "cuda": {"peak memory, ESM-2 35M": "esm2_t12_35M", "peak memory, ESM-2 650M": "esm2_t33_650M"},
+}
+MEMORY_FLOORS: dict[Device, float] = {"cpu": 1.0, "cuda": 1 / 0.6}
+"""Lower, and on a GPU at least 40 % lower."""
+
 RELATIVE_TOLERANCE = 1e-4
 LEAST_COSINE = 0.999
 
@@ -42,6 +72,7 @@ DOCUMENTED_HALF = "transformers as documented, fp16"
 TUNED = "transformers tuned by hand"
 FAIR_ESM = "fair-esm extract"
 PEAK = "bf16 matrix product"
+IN_FILE_ORDER, SORTED = "transformers as documented", "transformers, bf16, sorted"
 
 CASES = {"ESM-2 8M": "esm2_t6_8M", "ESM-2 35M": "esm2_t12_35M"}
 LARGE_CASE, LARGE_SIZE = "ESM-2 650M", "esm2_t33_650M"
@@ -57,27 +88,14 @@ def _cases(setting: Setting) -> Iterator[Case]:
     if setting.device == "cuda":
         sequences = spread_by_length(proteins.sequences, LARGE_PROTEINS)
         yield _case(LARGE_CASE, LARGE_SIZE, setting, proteins, sequences)
+    sizes = MEMORY_SIZES[setting.device]
+    for name in list(sizes)[: 1 if setting.quick else None]:
+        yield _memory_case(name, sizes[name], setting, proteins)
 
 
 def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences: Sequence[str]) -> Case:
     """Proteins per second beside all peers; of the large model FLOP/s, beside what the device does at best."""
-    import torch
-
-    from benchmarks.harness.models import (
-        MAX_TOKENS,
-        forward_flops,
-        matrix_product,
-        our_embedder,
-        random_network,
-        save_weights,
-    )
     from benchmarks.peers.fair_esm_extract import FairEsmExtract
-    from benchmarks.peers.transformers_embedding import (
-        SEARCHED_BATCHES,
-        TransformersEmbedder,
-        documented,
-        search_tuning,
-    )
 
     device = setting.device
     network = random_network(size)
@@ -126,6 +144,45 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
     )
 
 
+def _memory_case(name: str, size: str, setting: Setting, proteins: Proteins) -> Case:
+    """Peak memory at as many tokens a batch as the peer's batches of proteins have on average."""
+    sequences = spread_by_length(proteins.sequences, MEMORY_PROTEINS[setting.device])
+    if setting.quick:
+        sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_MEMORY_PROTEINS]]
+    texts = setting.folder / "sequences.txt"
+    texts.write_text("\n".join(sequences), encoding="ascii")
+    folder = save_weights(random_network(size), setting.folder / size)
+    lengths = [len(sequence) + 2 for sequence in sequences]  # <cls> and <eos> included
+    max_tokens = max(round(DOCUMENTED_BATCH * sum(lengths) / len(lengths)), max(lengths))
+    arguments = {"folder": str(folder), "texts": str(texts), "device": setting.device, "max_tokens": max_tokens}
+
+    def contender(label: str) -> Contender:
+        def run() -> float:
+            peak = peak_of("benchmarks.stages.embedding:embed_measured", arguments | {"contender": label})
+            return peak.computing_bytes / 1e6
+
+        return Contender(label, run, kind="value")
+
+    contenders = tuple(contender(label) for label in (OURS, IN_FILE_ORDER, SORTED))
+    facts: Facts = {**proteins.facts, "proteins embedded": len(sequences), "tokens of our batches": max_tokens}
+    return Case(name, "MB", contenders, better="lower", rounds=3, facts=facts)
+
+
+def embed_measured(
+    meter: MemoryMeter, contender: str, folder: str, texts: str, device: Device, max_tokens: int
+) -> None:
+    """One contender at work, in the process whose memory is measured."""
+    meter.libraries_loaded()
+    embedder: Embedder
+    if contender == OURS:
+        embedder = our_embedder(Path(folder), device, torch.bfloat16, max_tokens)
+    else:
+        tuning = documented(device) if contender == IN_FILE_ORDER else Tuning("bf16 weights", sort_by_length=True)
+        embedder = TransformersEmbedder(Path(folder), device, tuning)
+    meter.work_begins()
+    embedder(Path(texts).read_text(encoding="ascii").split("\n"))
+
+
 def _some(sequences: Sequence[str], number: int) -> Sequence[str]:
     """About so many of the sequences, spread over the file."""
     return sequences[:: max(1, len(sequences) // number)]
@@ -133,12 +190,6 @@ def _some(sequences: Sequence[str], number: int) -> Sequence[str]:
 
 def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:
     """Hold our results to transformers' in fp32; return how near all embedders are to these."""
-    import torch
-    from torch.nn.functional import cosine_similarity
-
-    from benchmarks.harness.models import our_embedder
-    from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
-
     some = _some(sequences, CHECKED_PROTEINS)
     reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(some)
     exact_ND = our_embedder(folder, setting.device, torch.float32)(some)
@@ -152,6 +203,10 @@ def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: 
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to transformers' in fp32")
         facts[f"least cosine to transformers in fp32, {label}"] = round(cosine, 6)
     return facts
+
+
+def _measured_on(name: str) -> list[Device]:
+    return [device for device in MEMORY_SIZES if name in MEMORY_SIZES[device]]
 
 
 STAGE = Stage(
@@ -171,6 +226,11 @@ STAGE = Stage(
         ),
         Comparison(LARGE_CASE, OURS, PEAK, {"cuda": 0.5}),
         Comparison(LARGE_CASE, OURS, DOCUMENTED_HALF, {"cuda": 5.0}),
+        *(
+            Comparison(name, OURS, peer, {device: MEMORY_FLOORS[device] for device in _measured_on(name)})
+            for name in sorted({*MEMORY_SIZES["cpu"], *MEMORY_SIZES["cuda"]})
+            for peer in (IN_FILE_ORDER, SORTED)
+        ),
     ),
     packages=("transformers", "esm"),
     distributions=("fair-esm", "tokenizers"),

@@ -17,6 +17,13 @@ from pathlib import Path
 
 from benchmarks.harness.proteins import DEVELOPMENT_DATA
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage
+from function.annotations import information_accretion, read_annotations, read_scores
+from function.evaluation import Settings, evaluate
+from function.ontology import read_ontology
+from inference.function.prediction import predict
+from inference.function.training import train_function
+from train_config.function_schema import FunctionConfig
+from train_config.schema import IngestSection
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 BLEND, BEST = "blend", "best of its parts"
@@ -71,14 +78,6 @@ def _rows(path: Path) -> list[dict]:
 
 def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str, dict]]:
     """Value and interval by part, aspect and metric."""
-    from function.annotations import information_accretion, read_annotations, read_scores
-    from function.evaluation import Settings, evaluate
-    from function.ontology import read_ontology
-    from inference.function.prediction import predict
-    from inference.function.training import train_function
-    from train_config.function_schema import FunctionConfig
-    from train_config.schema import IngestSection
-
     obo = data / "go_2013-06.obo.gz"
     files = {"sequences": [folder / "train.fasta"], "annotations": folder / "train.tsv", "ontology": obo}
     setting.note("training")

@@ -7,6 +7,10 @@ take the same real proteins and one thread, and have no loader processes, so tha
 counted in sequences. The store holds the proteins several times over, since ours would be through with them in
 milliseconds.
 
+Tokenization alone is measured beside EsmTokenizer, over the same strings. Ours packs them (ids, boundaries and
+positions as tensors, what a model takes); the peer returns lists of ids, without padding and tensors, which is the
+least that it can be asked for.
+
 The last case asks what a training loop waits for: ESM-2 8M trains on the batches of one loader process; after each step
 the device is waited for, and then the time until the next batch is on it is counted as waiting.
 """
@@ -17,9 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from benchmarks.harness.proteins import MAX_RESIDUES, make_store, read_proteins, spread_by_length, write_fasta
 from benchmarks.harness.protocol import single_thread
@@ -34,11 +40,16 @@ from benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
+from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
 from common.timing import timed
-
-if TYPE_CHECKING:
-    from dataset.batches.steps import TrainingSteps
-    from dataset.packed_batch import PackedBatch
+from dataset.batches.loader import Loader, ResidueSource
+from dataset.batches.preparation import PreparationSettings
+from dataset.batches.steps import TrainingSteps
+from dataset.packed_batch import PackedBatch
+from dataset.store.reader import Store
+from dataset.tokens.esm import pack_sequences
+from model.tasks.masked_lm import MaskedLM
+from train_config.schema import BackboneSection, BatchSection, DataSection, MaskedLMSection, ModelSection
 
 RECORDS, QUICK_RECORDS = 100_000, 5_000
 PEER_SEQUENCES, QUICK_PEER_SEQUENCES = 2_000, 200
@@ -49,10 +60,15 @@ SETTLING_STEPS = 3
 """Steps before any is counted: the loader's process starts, and the allocator learns its sizes."""
 CPU_TOKENS, CUDA_TOKENS, QUICK_TOKENS = 2_048, 32_768, 1_024
 
+PASSES = 50
+"""Ours tokenizes all sequences so often in one measurement: once takes milliseconds."""
+
 OURS = "esmeray ResidueSource"
+PACKING, TOKENIZER = "esmeray pack_sequences", "transformers EsmTokenizer"
 PEER = "EsmTokenizer, DataLoader, LMDB of pickles"
 GOAL = Reference("300,000 sequences/s a core", 300_000)
 AUTOENCODER, MASKED_LM = "every residue a target", "masked LM"
+IDS = "text to token ids"
 WAITING, WAIT = "training waits for data", "share of a step, ESM-2 8M"
 ONE_PERCENT = Reference("1 % of a step", 1.0)
 
@@ -69,10 +85,33 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "sequences of the peer": len(sequences),
     }
     with single_thread():
+        yield _tokenizing(setting.folder, sequences, facts)
         yield _throughput(AUTOENCODER, False, store, setting, sequences, facts)
         yield _throughput(MASKED_LM, True, store, setting, sequences, facts)
     setting.note("building ESM-2 8M")
     yield _waiting(store, setting)
+
+
+def _tokenizing(folder: Path, sequences: Sequence[str], facts: Facts) -> Case:
+    tokenizer = esm_tokenizer(folder)
+
+    def ours() -> float:
+        for _ in range(PASSES):
+            pack_sequences(sequences)
+        return PASSES * len(sequences)
+
+    def peer() -> float:
+        return len(tokenizer(sequences)["input_ids"])
+
+    def check() -> Facts:
+        theirs = [token for ids in tokenizer(sequences)["input_ids"] for token in ids]
+        if pack_sequences(sequences).tokens.tolist() != theirs:
+            raise WrongWorkError("the token ids differ from EsmTokenizer's")
+        return {"token ids checked to be equal": len(theirs)}
+
+    return Case(
+        IDS, "sequences/s", (Contender(PACKING, ours), Contender(TOKENIZER, peer)), check=check, facts=dict(facts)
+    )
 
 
 def _throughput(name: str, masked: bool, store: Path, setting: Setting, sequences: Sequence[str], facts: Facts) -> Case:
@@ -124,11 +163,6 @@ def _waiting(store: Path, setting: Setting) -> Case:
 
 def _training_step(device: Device) -> Callable[[PackedBatch], None]:
     """A step of masked LM with ESM-2 8M, in bf16 with AdamW."""
-    import torch
-
-    from model.tasks.masked_lm import MaskedLM
-    from train_config.schema import BackboneSection, ModelSection
-
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M"))
     model = MaskedLM.build(section, seed=0).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -153,12 +187,6 @@ def _store_of(folder: Path, sequences: Sequence[str], records: int) -> Path:
 
 
 def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0) -> TrainingSteps:
-    from dataset.batches.loader import Loader, ResidueSource
-    from dataset.batches.preparation import PreparationSettings
-    from dataset.batches.steps import TrainingSteps
-    from dataset.store.reader import Store
-    from train_config.schema import BatchSection, DataSection, MaskedLMSection
-
     opened = Store(store)
     masking = MaskedLMSection(mask_share=MASK_SHARE) if masked else None
     settings = PreparationSettings(MAX_RESIDUES, seed=0, random_crops=True, masking=masking)
@@ -168,11 +196,9 @@ def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0
 
 
 def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:
-    from torch.utils.data import DataLoader
     from transformers import DataCollatorForLanguageModeling
 
     from benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
-    from benchmarks.peers.tokenizers import MAX_TOKENS, esm_tokenizer
 
     folder.mkdir(parents=True)
     write_pickles(folder / "pickles", ((str(number), s) for number, s in enumerate(sequences)))
@@ -213,6 +239,7 @@ STAGE = Stage(
     summary="store to packed batches on one core, beside a padding DataLoader over an LMDB of pickles",
     cases=_cases,
     comparisons=(
+        Comparison(IDS, PACKING, TOKENIZER, {"cpu": 300.0, "cuda": 300.0}),
         Comparison(AUTOENCODER, OURS, PEER, {"cpu": 150.0, "cuda": 150.0}),
         Comparison(AUTOENCODER, OURS, GOAL, {"cpu": 1.0, "cuda": 1.0}),
         Comparison(MASKED_LM, OURS, PEER),

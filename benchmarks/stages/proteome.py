@@ -15,15 +15,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.harness.models import our_embedder, random_network, save_weights
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage, WrongWorkError
-
-if TYPE_CHECKING:
-    from benchmarks.programs.processes import MemoryMeter
+from benchmarks.peers.transformers_embedding import SEARCHED_BATCHES, search_tuning
+from benchmarks.programs.processes import MemoryMeter, peak_of
+from dataset.embeddings.reader import open_embeddings
 
 PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
 QUICK_PROTEINS, QUICK_RESIDUES = 6, 60
@@ -35,12 +37,6 @@ RATE, MEMORY = "FASTA to file, ESM-2 8M", "peak memory, ESM-2 8M"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    import torch
-
-    from benchmarks.harness.models import our_embedder, random_network, save_weights
-    from benchmarks.peers.transformers_embedding import SEARCHED_BATCHES, search_tuning
-    from benchmarks.programs.processes import peak_of
-
     device, folder = setting.device, setting.folder
     proteins = read_proteins(setting.fasta)
     sequences = spread_by_length(proteins.sequences, PROTEINS[device])
@@ -114,8 +110,6 @@ def work_measured(meter: MemoryMeter, name: str, **given: Any) -> None:
 
 def _check(embed: Callable[[str], float], targets: dict[str, Path]) -> Facts:
     """Hold all files to the stock script's."""
-    from dataset.embeddings.reader import open_embeddings
-
     found: dict[str, np.ndarray] = {}
     for name, target in targets.items():
         embed(name)

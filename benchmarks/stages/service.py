@@ -28,8 +28,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from benchmarks.harness.models import our_embedder, random_network, save_weights
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Reference, Setting, Stage, WrongWorkError
+from benchmarks.programs.http_load import Load, Outcome, begin_load, end_load, run_load
+from benchmarks.programs.servers import free_port, replicas, server, service, service_bytes, write_settings
+from dataset.tokens.base import EsmSequenceTokenizer
+from inference.client import Client
 
 PROTEINS, LONGEST, TOGETHER, CONNECTIONS = 960, 1022, 8, 16
 LONG = 35_000
@@ -48,11 +56,6 @@ OVERLOAD, LOST = "twice the saturating rate", "a replica killed ten times"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    from benchmarks.harness.models import random_network, save_weights
-    from benchmarks.programs.http_load import Load, Outcome, run_load
-    from benchmarks.programs.servers import service
-    from dataset.tokens.base import EsmSequenceTokenizer
-
     proteins = read_proteins(setting.fasta)
     sequences = [text[:LONGEST] for text in spread_by_length(proteins.sequences, 48 if setting.quick else PROTEINS)]
     random.Random(0).shuffle(sequences)
@@ -113,8 +116,6 @@ def _peers(
     folder: Path, groups: Sequence[Sequence[str]], servers: ExitStack
 ) -> Iterator[tuple[str, str, str, list[str]]]:
     """Name, address, path and bodies of the other servers, started one after the other."""
-    from benchmarks.programs.servers import free_port, server
-
     port = free_port()
     servers.enter_context(
         server([sys.executable, "-m", "benchmarks.peers.fastapi_server", str(folder), str(port)], port)
@@ -159,12 +160,6 @@ def _offline(folder: Path, sequences: Sequence[str]) -> Callable[[], float]:
 
 def _same(address: str, folder: Path) -> Facts:
     """Hold answers to those of the offline forward pass."""
-    import numpy as np
-    import torch
-
-    from benchmarks.harness.models import our_embedder
-    from inference.client import Client
-
     texts = ["MKTAYIAKQR", "MSILVTRPSPAGEEL" * 20, "MQIFVKTLTGKTITLEVEPS"]
     with Client(address) as client:
         ours = np.asarray(client.embed(texts))
@@ -176,8 +171,6 @@ def _same(address: str, folder: Path) -> Facts:
 
 def _long_case(setting: Setting, address: str, load: Any, singles: Sequence[str], facts: Facts) -> Case:
     """Short requests while one of 35,000 residues is computed."""
-    from benchmarks.programs.http_load import Load, begin_load, end_load
-
     length = 500 if setting.quick else LONG
     text = json.dumps({"sequences": ["".join(random.Random(1).choices("ACDEFGHIKLMNPQRSTVWY", k=length))]})
 
@@ -198,9 +191,6 @@ def _overload_case(
     setting: Setting, address: str, load: Any, singles: Sequence[str], saturating: float, facts: Facts
 ) -> Case:
     """Ten minutes of twice what can be answered."""
-    from benchmarks.programs.http_load import Load, begin_load, end_load
-    from benchmarks.programs.servers import service_bytes
-
     facts = dict(facts)
     seconds = 6.0 if setting.quick else SOAK_S
 
@@ -224,9 +214,6 @@ def _overload_case(
 
 def _lost_case(setting: Setting, model: dict[str, Any], bodies: Sequence[str], facts: Facts) -> Case:
     """Requests while the model's replica is killed, and while its weights are changed."""
-    from benchmarks.programs.http_load import Load, begin_load, end_load
-    from benchmarks.programs.servers import free_port, replicas, server, write_settings
-
     facts = dict(facts)
     kills = 1 if setting.quick else KILLS
     port, path = free_port(), setting.folder / "lost.yaml"

@@ -17,8 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness.proteins import read_proteins, spread_by_length
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.peers.structure_loop import PaddedBatches, Trainer, save_predictor
+from dataset.structures.batches import StructureSource
+from dataset.structures.conversion import convert_structures
+from dataset.structures.predictions import PredictedStructures, centred
+from dataset.structures.store import StructureStore
+from inference.folding.job import FoldingSettings, predict_structures
+from inference.folding.predictors import EsmFold
+from train_config.diffusion_schema import DiffusionSection
+from train_config.schema import BackboneSection, DataSection
 
 TRAINING, CACHE = "training on structures", "a structure"
 KEPT, IN_LOOP = "structures kept, packed", "predicted in the loop, padded"
@@ -27,17 +38,6 @@ PROTEINS, LONGEST, TOKENS = 16, 128, 1024
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    import numpy as np
-
-    from benchmarks.peers.structure_loop import PaddedBatches, Trainer, save_predictor
-    from dataset.structures.batches import StructureSource
-    from dataset.structures.predictions import PredictedStructures
-    from dataset.structures.store import StructureStore
-    from inference.folding.job import FoldingSettings, predict_structures
-    from inference.folding.predictors import EsmFold
-    from train_config.diffusion_schema import DiffusionSection
-    from train_config.schema import BackboneSection
-
     proteins = read_proteins(setting.fasta)
     some = spread_by_length(proteins.sequences, 8 if setting.quick else PROTEINS)
     sequences = [text.replace("U", "C").replace("B", "N").replace("Z", "Q")[:LONGEST] for text in some]
@@ -86,10 +86,6 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def _same(atoms: Any, found: Any) -> Facts:
     """Hold kept coordinates to the predictor's."""
-    import numpy as np
-
-    from dataset.structures.predictions import centred
-
     largest = float(np.abs(atoms.astype(np.float32) - centred(found)).max())
     if largest > 0.5:
         raise WrongWorkError(f"coordinates differ by {largest:.2f} Å")
@@ -97,9 +93,6 @@ def _same(atoms: Any, found: Any) -> Facts:
 
 
 def _save_store(folder: Path, sequences: list[str]) -> Path:
-    from dataset.structures.conversion import convert_structures
-    from train_config.schema import DataSection
-
     fasta = folder.with_suffix(".fasta")
     fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(sequences)))
     convert_structures([str(fasta)], folder, DataSection(validation_share=0))

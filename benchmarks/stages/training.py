@@ -18,16 +18,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from transformers import EsmForMaskedLM
+
+from benchmarks.harness.models import forward_flops, matrix_product
 from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from benchmarks.programs.training_runs import TOY
-from benchmarks.programs.training_workload import SEED, StepLine, Workload, run_contender, tokens_per_s
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
-
-if TYPE_CHECKING:
-    from transformers import EsmForMaskedLM
+from benchmarks.peers.tokenizers import esm_tokenizer
+from benchmarks.programs.training_workload import SEED, TOY, StepLine, Workload, run_contender, tokens_per_s
+from model.backbones.loading import load_network, quiet_transformers
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BackboneSection
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 PROGRAMS = {
@@ -55,8 +55,6 @@ BUDGET_MULTIPLE = 64
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    from benchmarks.harness.models import matrix_product
-
     if setting.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     proteins = read_proteins(setting.fasta)
@@ -141,9 +139,6 @@ def _mean_loss(steps: Sequence[StepLine]) -> float:
 
 def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Workload:
     """Write the files that all contenders read, and settle how much each takes at once."""
-    from benchmarks.peers.tokenizers import esm_tokenizer
-    from model.backbones.loading import quiet_transformers
-
     sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
     folder = setting.folder.resolve()
     fasta, weights = folder / "proteins.fasta", folder / "weights"
@@ -167,9 +162,6 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
 
 def build_network(setting: Setting) -> EsmForMaskedLM:
     """The network with its initial weights."""
-    from model.backbones.loading import load_network
-    from train_config.schema import BackboneSection
-
     size = {"source": SIZES[setting.device], **(TOY if setting.quick else {})}
     return load_network(BackboneSection.model_validate(size), SEED)
 
@@ -187,8 +179,6 @@ def _tokens(sequence: str) -> int:
 
 def _training_flops(network: EsmForMaskedLM, proteins: Proteins) -> float:
     """FLOPs a token: three times those of the forward pass, since the backward pass does two products for each."""
-    from benchmarks.harness.models import forward_flops
-
     cropped = [sequence[:MAX_RESIDUES] for sequence in proteins.sequences]
     return 3 * forward_flops(network, cropped) / sum(map(_tokens, cropped))
 
