@@ -42,3 +42,9 @@ def refusal(error: Mapping[str, Any]) -> str:
     message: str = error["msg"].removeprefix("Value error, ")
     own = error["type"] == "value_error"
     return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r}"
+
+
+def last_line(error: BaseException) -> str:
+    """Return what an error says at last, where Ray passes on a traceback before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

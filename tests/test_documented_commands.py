@@ -30,7 +30,6 @@ from tools.__main__ import COMMANDS, subcommands
 from tools.__main__ import main as esmeray
 from tools.profile._gpu import trial
 from tools.serve import query
-from tools.tune import tokens
 from train_config.loading import dump_config
 from train_config.schema import Config
 from training.engine.context import WorkerContext
@@ -284,11 +283,10 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     if name == "embed":
         shutil.rmtree(workspace / "embeddings")
     monkeypatch.setattr(trial, "precisions", lambda device: [])
-    monkeypatch.setattr(tokens, "_searched", instead)
     monkeypatch.setattr(query, "Client", instead)
     if "--network.classifier" in arguments:
         arguments = [*arguments, "--dry-run"]
-    words = {"FILE": "train_config/esm2ae.yaml" if name == "tune tokens" else "mine.csv"}
+    words = {"FILE": "mine.csv"}
     try:
         options = [*(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])]
         return run(esmeray, [*name.split(), *options])

@@ -25,7 +25,8 @@ class SpaceSection(Section):
 
     tokens: list[Tokens] | None = None
     """Token budgets of a packed batch. Default: powers of two from the smallest that holds data.max_length up to the
-    global batch."""
+    global batch, or with keep_global_tokens false up to a worker's share of the data; four in each doubling where
+    nothing else is searched."""
     batch_size: list[PositiveInt] | None = None
     """Most sequences in a packed batch."""
     num_workers: list[NonNegativeInt] | None = Field([0, 1, 2])
@@ -72,17 +73,14 @@ class SearchSection(Section):
     """Choice of the configurations."""
 
     algorithm: Literal["tpe", "random", "grid"] = "tpe"
-    """tpe: the largest budget, then what differs from the fastest in one setting, then Optuna's TPE (Bergstra et al.
-    2011); random: after the largest budget, by chance; grid: every configuration, each in full."""
+    """The largest budget that fits first, then: tpe: Optuna's TPE (Bergstra et al. 2011); random: by chance; grid:
+    every configuration, each in full."""
     max_trials: PositiveInt | None = None
     """Trials to measure. Default: a fifth of the space, at least 12; all of it for grid."""
     time_budget_s: PositiveFloat | None = None
-    """Seconds of measuring after which no trial is started."""
+    """Seconds of measuring, of all trials together, after which none is started."""
     seed: NonNegativeInt = 0
     """Seed of the choice."""
-    repeats: NonNegativeInt = 3
-    """Trials, at the most, that measure the fastest again at the end, until its speed is the mean of two. Not counted
-    in max_trials; 0: none."""
     prune_margin: Share = 0.15
     """A trial stops early when its first window is slower than the best by more than this share, or its first n windows
     by more than an nth of it."""
@@ -98,6 +96,8 @@ class TuneConfig(Section):
     keep_global_tokens: bool = True
     """Keep batch.global_tokens, so that speed changes and the result does not; budgets must then divide it. false: one
     batch of each worker a step."""
+    inference: bool = False
+    """Measure forward passes alone, without gradients, instead of training."""
     space: SpaceSection = SpaceSection()
     measurement: MeasurementSection = MeasurementSection()
     search: SearchSection = SearchSection()

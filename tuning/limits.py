@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monitoring.advice import Facts, advise, what_limits
-from tuning.journal import Trial
+from tuning.records import Trial
 from tuning.results import Results
 from tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, value_text
 from tuning.space import needs_at_least
@@ -47,7 +47,7 @@ def find_limit(trial: Trial, results: Results) -> Limit:
 
 
 def _facts(trial: Trial, results: Results) -> Facts:
-    settings, measurement, others = trial.settings, trial.measurement, results.configurations
+    settings, measurement, others = trial.settings, trial.measurement, results.trials
     shares: dict[str, Any] = dict(measurement.shares)
     if settings.workers == 1:  # the rest are the agreements of a worker with itself
         shares.pop("communication", None)
@@ -67,7 +67,7 @@ def _facts(trial: Trial, results: Results) -> Facts:
 def _is_blocked(settings: Settings, results: Results) -> bool:
     """Return whether the next larger budget needs at least the memory of a configuration that was too large."""
     larger = [replace(settings, tokens=tokens) for tokens in results.space.budgets if tokens > settings.tokens][:1]
-    too_large = [o.settings for o in results.configurations if o.measurement.is_too_large(results.margin)]
+    too_large = [o.settings for o in results.trials if o.measurement.is_too_large(results.margin)]
     return any(needs_at_least(following, other) for following in larger for other in too_large)
 
 
@@ -101,12 +101,12 @@ def _memory(trial: Trial, margin: float) -> Iterator[str]:
 
 def _neighbours(trial: Trial, results: Results) -> Iterator[str]:
     for name in NAMES:
-        for other in results.configurations:
+        for other in results.trials:
             if _differs_in(name, trial.settings, other.settings):
                 value = f"{NAMES[name]} {value_text(name, getattr(other.settings, name))}"
                 speed, own = other.measurement.tokens_per_s, trial.measurement.tokens_per_s or 1.0
                 outcome = STATUSES[other.measurement.status] if speed is None else f"{speed / own - 1:+.0%}"
-                yield f"With {value}: {outcome} (trial {other.trial})."
+                yield f"With {value}: {outcome} (trial {other.number})."
 
 
 def _differs_in(name: str, settings: Settings, other: Settings) -> bool:

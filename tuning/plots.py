@@ -24,7 +24,7 @@ from common.figure_style import (
     save,
     style,
 )
-from tuning.journal import Trial
+from tuning.records import Trial
 from tuning.results import Results
 from tuning.settings import NAMES, STATUSES, value_text
 
@@ -71,7 +71,7 @@ def _draw_speed(axes: Axes, results: Results) -> None:
     heading(axes, "Tokens per second by token budget")
     _draw_curves(axes, results, lambda trial: trial.measurement.tokens_per_s or 0.0)
     for status, marker in _FAILURES.items():
-        failed = [trial.settings.tokens for trial in results.configurations if trial.measurement.status == status]
+        failed = [trial.settings.tokens for trial in results.trials if trial.measurement.status == status]
         if failed:
             label = f"{STATUSES[status]} ({len(failed)})"  # type: ignore[index]
             axes.plot(failed, [0.0] * len(failed), marker, color=RED, label=label, clip_on=False)

@@ -1,166 +1,169 @@
-"""A search as an experiment of Ray Tune, one trial at a time.
-
-Ray Tune asks :class:`SearchAlgorithm` for a configuration, and each of its trials asks the one
-:class:`~tuning.pool.MeasuringPool`, which lives in an actor beside them: trials come and go and take no core, while the
-pool's workers, which hold the devices, stay.
-"""
+"""Trials of a search run by Ray Tune: side by side where the cluster has devices for several, on a CPU one by one."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+import sys
+import time
+import warnings
+from functools import partial
 from typing import Any
 
-import ray
 from ray import tune
-from ray.tune.search import Searcher
+from ray.tune.execution import class_cache
 
 from cluster import connection
+from cluster.placement import NodeResources
 from cluster.signals import StopSignals
-from common.errors import EsmerayError, ResourceError
-from train_config.tune_schema import TuneConfig
-from training.launch.driver import fit
-from tuning.journal import Trial
-from tuning.search import Proposal, Search
-from tuning.settings import Measurement, Settings
+from common.errors import ConfigError, EsmerayError, ResourceError
+from common.publishing import write_atomically
+from common.text import last_line
+from train_config.loading import dump_config, load_tune_config
+from train_config.schema import Config
+from training.launch.driver import fit, say
+from tuning.records import Job, SearchFolder, read_trials
+from tuning.results import Results, describe
+from tuning.search import Search
+from tuning.settings import Settings, settings_text
+from tuning.space import SearchSpace, make_space, most_trials, space_lines
+from tuning.trainable import MeasuredTrial, StoppedError, placement
 
-METRIC = "tokens_per_s"
-
-NEXT_TO_NOTHING = {"memory": 1.0}
-"""Resources of a trial: a byte, as Ray Tune (2.60) takes no empty request. The cores belong to the pool's workers."""
+_STATE = "tuner.pkl"
+"""The file from which Ray Tune (2.60) restores an experiment."""
 
 
-class SearchAlgorithm(Searcher):
-    """Asks a :class:`Search` for Ray Tune; results of an earlier attempt are not measured again.
+class Progress(tune.Callback):
+    """Says what each trial came to, and ends the search when it is asked to or nothing can start."""
 
-    Args:
-        search: what to measure next.
-        earlier: trials of an earlier attempt.
-        asked: called with each configuration before it is measured.
-        measured: called with each new result before the next is asked for.
-    """
+    def __init__(self, folder: SearchFolder, space: SearchSpace, margin: float, most: int) -> None:
+        self._folder, self._space, self._margin, self._most = folder, space, margin, most
+        self._idle_since = time.monotonic()
 
-    def __init__(
-        self,
-        search: Search,
-        earlier: Sequence[Trial],
-        asked: Callable[[Proposal], None],
-        measured: Callable[[Proposal, Measurement], None],
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Raise what ends the search; Ray Tune then leaves its state as it is, to be restored."""
+        if self._folder.stop_requested():
+            raise StoppedError
+        now = time.monotonic()
+        if not trials or any(trial.status == trial.RUNNING for trial in trials):
+            self._idle_since = now
+        elif now - self._idle_since > connection.START_TIMEOUT_S:
+            raise ResourceError("no trial could start: is the cluster busy?")
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if sys.stdout.isatty():
+            text = settings_text(Settings(**trial.config["settings"]), self._space.varied)
+            print(f"\r\x1b[Kmeasuring {text}", end="", flush=True)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        super().__init__(metric=METRIC, mode="max")
-        self._search, self._asked, self._measured = search, asked, measured
-        self._earlier: defaultdict[Settings, list[Measurement]] = defaultdict(list)
-        for trial in earlier:
-            self._earlier[trial.settings].append(trial.measurement)
-        self._proposal: Proposal | None = None
-        self.stopped = False
-        """Set it to end the search; the result of a trial in progress is then dropped."""
-        self.error: EsmerayError | None = None
-
-    def suggest(self, trial_id: str) -> Any:
-        """Return what a trial of Ray Tune gets: ``{"settings": ..., "to_beat": tokens per second or None}``."""
-        while not self.stopped and (proposal := self._search.ask()) is not None:
-            if earlier := self._earlier[proposal.settings]:
-                self._search.tell(proposal.settings, earlier.pop(0))
-                continue
-            self._proposal = proposal
-            self._asked(proposal)
-            return {"settings": asdict(proposal.settings), "to_beat": self._search.to_beat(proposal)}
-        return Searcher.FINISHED
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Take the result of the configuration that was suggested last."""
-        if self.stopped or self._proposal is None:
-            return
-        if result is None or "measurement" not in result:
-            reason = (result or {}).get("error", "a trial ended without a result (Ray's logs say why)")
-            self.error, self.stopped = ResourceError(reason), True
-            return
-        measurement = Measurement(**json.loads(result["measurement"]))
-        self._measured(self._proposal, measurement)
-        self._search.tell(self._proposal.settings, measurement)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Ray Tune keeps a copy of its search, and this one may hold a terminal."""
-        return {}
-
-    def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the journal has every trial."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """See :meth:`save`."""
+        results = Results(read_trials(self._folder.trials), self._space, self._margin)
+        newest = next(record for record in results.trials if record.id == trial.trial_id)
+        mark = " (the fastest so far)" if results.best is newest else ""
+        erase = "\r\x1b[K" if sys.stdout.isatty() else ""
+        say(f"{erase}{newest.number}/{self._most}: {describe(newest, results)}{mark}")
 
 
-class _PoolHost:
-    """The actor in which the pool lives. Its workers end with it."""
-
-    def __init__(self, make_pool: Callable[[], Any], search: TuneConfig) -> None:
-        self._pool, self._search = make_pool(), search
-
-    def measure(self, settings: dict[str, Any], to_beat: float | None) -> dict[str, Any]:
-        """Return what Ray Tune keeps of a trial: it flattens what is nested, so the measurement travels as JSON."""
-        section, margin = self._search.measurement, self._search.search.prune_margin
-        try:
-            measurement: Measurement = self._pool.measure(Settings(**settings), section, to_beat, margin)
-        except EsmerayError as error:
-            return {METRIC: 0.0, "error": str(error)}
-        return {METRIC: measurement.tokens_per_s or 0.0, "measurement": json.dumps(asdict(measurement))}
-
-
-def run_trials(
-    algorithm: SearchAlgorithm,
-    make_pool: Callable[[], Any],
-    search: TuneConfig,
-    most: int,
-    folder: Path,
-    signals: StopSignals,
-) -> Exception | None:
-    """Run Ray Tune to the end of the search, or to a signal; return what ended it early, if anything did.
+def search_on_cluster(
+    job: Job, config: Config, data_tokens: int, signals: StopSignals
+) -> tuple[SearchSpace, Exception | None]:
+    """Run the trials of a search to its end, or to a signal; return the space and what ended it early, if anything did.
 
     Args:
-        algorithm: the search.
-        make_pool: makes the pool, in its actor.
-        search: how the pool measures.
-        most: trials that may be asked for.
-        folder: of Ray Tune's own files, which are removed in the end.
-        signals: the first one ends the trial in progress.
+        job: what the trials share.
+        config: the experiment, resolved.
+        data_tokens: of all training sequences.
+        signals: the first one ends the trials in progress.
     """
-    actor: Any = ray.remote(_PoolHost).options(num_cpus=0, runtime_env=connection.worker_environment())
-    pool = actor.remote(make_pool, search)
+    folder, search = job.folder, job.search
+    with connection.connected(config.ray) as dashboard:
+        signals.reinstall()
+        _check_hardware(folder)
+        nodes = connection.cluster_resources()
+        space = make_space(config, search, nodes, data_tokens)
+        if not folder.tune.exists() or load_tune_config(folder.tune) != search:
+            (folder.ray_tune / _STATE).unlink(missing_ok=True)  # it has the limits of before
+        folder.clear_requests()
+        write_atomically(folder.config, dump_config(config))
+        write_atomically(folder.tune, dump_config(search))
+        say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
+        say("\n".join(space_lines(space, search)))
+        if trials := read_trials(folder.trials):
+            say(f"resumes from {len(trials)} trials")
+        return space, _run_trials(job, space, nodes, signals)
 
-    def stop() -> None:
-        algorithm.stopped = True
-        ray.kill(pool)
 
-    def trial(asked: dict[str, Any]) -> None:  # a closure is sent by value: a trial need not import this module
-        import ray
-        from ray import tune
+def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signals: StopSignals) -> Exception | None:
+    _prepare_ray_tune()
+    state = job.folder.ray_tune / _STATE
+    sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
+    trainable = tune.with_parameters(sized, job=job, workers=space.workers)
+    if state.exists():
+        tuner = tune.Tuner.restore(str(state.parent), trainable)
+    else:
+        tuner = _new_tuner(job, space, nodes, trainable)
+    signals.hand_over(job.folder.request_stop, "stopping after the trials measured so far")
+    if (error := fit(tuner, signals)) is not None:
+        return _cause(error)
+    # Ray Tune resumes no experiment that ended: with another limit, a search begins a new one on what it knows.
+    state.unlink()
+    return None
 
-        tune.report(ray.get(pool.measure.remote(asked["settings"], asked["to_beat"])))
 
-    signals.hand_over(stop, "stopping after the trials measured so far")
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the trial that a signal ends is a failure to it
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0 (ray 2.60)
-    tuner = tune.Tuner(
-        tune.with_resources(trial, NEXT_TO_NOTHING),
+def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainable: Any) -> tune.Tuner:
+    folder, search = job.folder, job.search
+    # Without GPUs a machine is one device: trials that share its cores and memory would measure one another.
+    devices = sum(node.gpus for node in nodes) or len(nodes)
+    side_by_side = max(1, devices // min(space.workers))
+    most = most_trials(search.search, len(space))
+    return tune.Tuner(
+        trainable,
         tune_config=tune.TuneConfig(
-            search_alg=algorithm,
-            num_samples=most,
-            max_concurrent_trials=1,  # trials never share a device
+            search_alg=Search(space, search, folder.trials),
+            num_samples=-1,  # the searcher ends it
+            max_concurrent_trials=side_by_side,
             reuse_actors=True,
+            trial_dirname_creator=_folder_name,
         ),
-        run_config=tune.RunConfig(name=folder.name, storage_path=str(folder.parent), verbose=0),
+        run_config=tune.RunConfig(
+            name=folder.ray_tune.name,
+            storage_path=str(folder.path),
+            callbacks=[Progress(folder, space, search.memory_margin, most)],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(fail_fast="raise"),  # what fails in a trial is its result
+            verbose=0,
+        ),
     )
-    try:
-        error = fit(tuner, signals)
-    finally:
-        ray.kill(pool)
-        shutil.rmtree(folder, ignore_errors=True)
-    return algorithm.error or error
+
+
+def _folder_name(trial: Any) -> str:
+    return str(trial.trial_id)
+
+
+def _prepare_ray_tune() -> None:
+    # A trial's process imports this code, and Ray Tune (2.60) takes no other environment for it.
+    os.environ["PYTHONPATH"] = connection.worker_environment()["env_vars"]["PYTHONPATH"]
+    class_cache.ENV_VARS_TO_PROPAGATE.add("PYTHONPATH")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0
+    warnings.filterwarnings("ignore", "fail_fast='raise' detected")  # StoppedError leaves nothing behind
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # trials that a signal ends are failures to it
+
+
+def _cause(error: BaseException) -> Exception:
+    """The refusal behind an error of Ray Tune's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        inner = getattr(cause, "cause", None) or cause
+        if isinstance(inner, EsmerayError):
+            return inner
+        cause = cause.__cause__
+    return ResourceError(f"the search failed: {last_line(error)}")
+
+
+def _check_hardware(folder: SearchFolder) -> None:
+    """Refuse to go on with a search on other machines by a ConfigError; note those of a new one."""
+    here = connection.hardware()
+    if folder.trials.exists() and folder.hardware.exists() and (before := folder.hardware.read_text().strip()) != here:
+        raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")
+    write_atomically(folder.hardware, f"{here}\n")

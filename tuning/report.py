@@ -13,7 +13,7 @@ from rich.table import Table
 from common.publishing import write_atomically
 from tuning.limits import Limit, find_limit
 from tuning.plots import draw_search
-from tuning.results import Results, speed_text
+from tuning.results import Results, noise_lines, speed_text
 from tuning.settings import NAMES, STATUSES, memory_text, settings_text, value_text
 
 HTML_FILE, PNG_FILE = "tune_report.html", "tune_report.png"
@@ -48,16 +48,17 @@ def write_tune_report(results: Results, folder: Path) -> None:
 def print_table(results: Results, console: Console) -> None:
     """The fastest that fit, with what limits each, and the number of each result."""
     ranked, varied = results.ranked, results.space.varied
-    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(results.configurations)} configurations")
+    table = Table(title=f"The fastest {min(SHOWN, len(ranked))} of {len(results.trials)} configurations")
     for heading in ("trial", *(NAMES[name] for name in varied), "tokens/s", "peak memory", "limited by"):
         table.add_column(heading, justify="right" if heading in ("trial", "tokens/s", "peak memory") else "left")
     for trial in ranked[:SHOWN]:
         values = [value_text(name, getattr(trial.settings, name)) for name in varied]
         memory = memory_text(trial.measurement.peak_memory_bytes)
         speed = f"{trial.measurement.tokens_per_s:,.0f}"
-        table.add_row(str(trial.trial), *values, speed, memory, find_limit(trial, results).topic)
+        table.add_row(str(trial.number), *values, speed, memory, find_limit(trial, results).topic)
     console.print(table)
-    console.print(f"{results.outcomes()}\n{find_limit(ranked[0], results).summary}.", highlight=False)
+    limit = f"{find_limit(ranked[0], results).summary}."
+    console.print("\n".join([results.outcomes(), *noise_lines(results), limit]), highlight=False)
 
 
 def _headline(results: Results) -> str:
@@ -81,7 +82,7 @@ def _parts(results: Results, folder: Path, headline: str) -> Iterator[str]:
     yield f'<p><img alt="Speed and peak memory by token budget" src="data:image/png;base64,{picture}"></p>'
     yield _tag("h2", "Every configuration")
     yield _trials_table(results)
-    yield _tag("p", "Real tokens per second over all workers, with the loader; the mean of a configuration's trials.")
+    yield _tag("p", "Real tokens per second over all workers, with the loader.")
 
 
 def _summary(results: Results) -> Iterator[str]:
@@ -89,8 +90,8 @@ def _summary(results: Results) -> Iterator[str]:
     if best is not None and own is not None:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
         yield f"{ratio:.2f}× the experiment's own settings, {speed_text(own.measurement)}"
-    yield f"{len(results.configurations)} configurations tried of {len(results.space)}: {results.outcomes()}"
-    yield f"{sum(trial.measurement.seconds for trial in results.configurations) / 60:.1f} min of measuring"
+    yield f"{len(results.trials)} configurations tried of {len(results.space)}: {results.outcomes()}"
+    yield f"{sum(trial.measurement.seconds for trial in results.trials) / 60:.1f} min of measuring"
 
 
 def _limit(limit: Limit) -> Iterator[str]:
@@ -104,19 +105,18 @@ def _limit(limit: Limit) -> Iterator[str]:
 def _trials_table(results: Results) -> str:
     """Configurations that fit by speed, then the others in their order."""
     names, ranked = results.space.varied, results.ranked
-    header = ["trial", "result", *(NAMES[name] for name in names), "tokens/s", "peak memory", "took", "phase", "reason"]
+    header = ["trial", "result", *(NAMES[name] for name in names), "tokens/s", "peak memory", "took", "reason"]
     rows = []
-    for trial in [*ranked, *(trial for trial in results.configurations if trial not in ranked)]:
+    for trial in [*ranked, *(trial for trial in results.trials if trial not in ranked)]:
         measurement = trial.measurement
         speed, peak = measurement.tokens_per_s, measurement.peak_memory_bytes
         cells = [
-            str(trial.trial),
+            str(trial.number),
             STATUSES[measurement.status],
             *(value_text(name, getattr(trial.settings, name)) for name in names),
             "" if speed is None else f"{speed:,.0f}",
             "" if peak is None else memory_text(peak),
             f"{measurement.seconds:.1f} s",
-            trial.phase,
             measurement.reason,
         ]
         failed = measurement.status not in ("ok", "pruned")

@@ -1,24 +1,21 @@
-"""The results of a search: its trials as one record a configuration, and best.yaml.
-
-A configuration has one speed everywhere, the mean of its trials.
-"""
+"""The results of a search: which of its trials are fastest, as far as the noise lets that be said, and best.yaml."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 from common.errors import ResourceError
 from common.publishing import write_atomically
+from common.text import counted
 from dataset.store.conversion import SAMPLE
 from train_config.loading import dump_config
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from tuning.journal import Trial, together
+from tuning.records import Trial
 from tuning.settings import STATUSES, Measurement, memory_text, settings_text
 from tuning.space import SearchSpace
 
@@ -28,29 +25,27 @@ NOISY = 1.1
 
 @dataclass(frozen=True)
 class Results:
-    """All trials of a search, in order. ``margin``: share of the memory that has to stay free."""
+    """All trials of a search, in order.
+
+    Attributes:
+        margin: share of the memory that has to stay free.
+        agreement: speeds that differ by less are the same, as far as two windows of one trial show.
+    """
 
     trials: Sequence[Trial]
     space: SearchSpace
     margin: float
-
-    @cached_property
-    def configurations(self) -> list[Trial]:
-        """The last trial of each configuration with the measurement of all, in the order of these."""
-        last: dict[object, list[Trial]] = {}
-        for trial in self.trials:
-            last[trial.settings] = [*last.pop(trial.settings, []), trial]
-        return [replace(all_[-1], measurement=together([t.measurement for t in all_])) for all_ in last.values()]
+    agreement: float = 0.0
 
     @property
     def measured(self) -> list[Trial]:
-        """Configurations with a speed, those that were stopped early included."""
-        return [trial for trial in self.configurations if trial.measurement.tokens_per_s is not None]
+        """Trials with a speed, those that were stopped early included."""
+        return [trial for trial in self.trials if trial.measurement.tokens_per_s is not None]
 
     @property
     def ranked(self) -> list[Trial]:
-        """Configurations that were measured to the end and fit, the fastest first."""
-        complete = [trial for trial in self.configurations if trial.measurement.status == "ok" and self._speed(trial)]
+        """Trials that were measured to the end and fit, the fastest first."""
+        complete = [trial for trial in self.trials if trial.measurement.status == "ok" and self._speed(trial)]
         return sorted(complete, key=self._speed, reverse=True)
 
     @property
@@ -59,13 +54,25 @@ class Results:
         return next(iter(self.ranked), None)
 
     @property
+    def as_fast(self) -> list[Trial]:
+        """Trials that are slower than the fastest by no more than windows of one trial differ."""
+        fastest, *others = [*self.ranked]
+        return [trial for trial in others if self._speed(trial) >= (1 - self.agreement) * self._speed(fastest)]
+
+    @property
+    def largest(self) -> Trial | None:
+        """The largest token budget that fits, whether or not it is fast."""
+        fitting = [trial for trial in self.measured if self._speed(trial)]
+        return max(fitting, key=lambda trial: trial.settings.tokens, default=None)
+
+    @property
     def own(self) -> Trial | None:
         """The experiment's own configuration, if it was measured."""
         return next((trial for trial in self.measured if trial.settings == self.space.default), None)
 
     def outcomes(self) -> str:
-        """The number of configurations with each result."""
-        counts = Counter(STATUSES[trial.measurement.status] for trial in self.configurations)
+        """The number of trials with each result."""
+        counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
 
     def _speed(self, trial: Trial) -> float:
@@ -84,6 +91,29 @@ def write_best(path: Path, results: Results, config: Config, search: TuneConfig)
     assert results.best is not None
     fastest = results.best.settings.applied(config, search.keep_global_tokens)
     write_atomically(path, _comment(path, results, search) + dump_config(_runnable(fastest)))
+
+
+def noise_lines(results: Results) -> list[str]:
+    """Return which trials are as fast as the fastest, as far as was measured."""
+    if not (others := results.as_fast):
+        return []
+    numbers = ", ".join(str(trial.number) for trial in others)
+    return [f"Within the noise of {results.agreement:.0%}, as fast: {counted(len(others), 'trial{s}')} ({numbers})."]
+
+
+def to_set(results: Results, global_tokens: int, search: TuneConfig) -> list[str]:
+    """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
+    best, largest = results.best, results.largest
+    assert best is not None
+    assert largest is not None
+    lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
+    if results.space.varied != ["tokens"] or search.keep_global_tokens:
+        return lines
+    if search.inference:
+        return [*lines, f"To set where a model predicts: {best.settings.tokens} tokens a batch."]
+    at_once = best.settings.tokens * best.settings.workers
+    steps = max(1, round(global_tokens / at_once))
+    return [*lines, f"To set: --batch.tokens {best.settings.tokens} --batch.global_tokens {steps * at_once}"]
 
 
 def _runnable(config: Config) -> Config:
@@ -106,10 +136,11 @@ def _comment(path: Path, results: Results, search: TuneConfig) -> str:
     best, own, space = results.best, results.own, results.space
     assert best is not None
     lines = [
-        f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.configurations)} "
+        f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.trials)} "
         f"configurations tried of {len(space)},",
-        f"by train_ray.py --tune ({search.search.algorithm}, seed {search.search.seed}, "
-        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.trial} of {path.with_name('trials.jsonl')}.",
+        f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
+        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.parent}.",
+        *noise_lines(results),
     ]
     if own is not None and own is not best:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
@@ -129,7 +160,7 @@ def _comment(path: Path, results: Results, search: TuneConfig) -> str:
 
 def nothing_fits(results: Results) -> ResourceError:
     """The refusal where no configuration ran and left the margin free."""
-    tried = [trial.measurement for trial in results.configurations]
+    tried = [trial.measurement for trial in results.trials]
     reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
         f"no configuration of {len(tried)} fits and leaves {results.margin:.0%} of the memory free "

@@ -1,158 +1,163 @@
-"""The choice of the next configuration to measure: an ask-and-tell study of Optuna with start points.
+"""The choice of the next configuration to measure: Optuna's sampler, begun with the largest budget that fits.
 
-The order of the default algorithm:
-
-1. bracket: the experiment's own configuration, and by doubling and bisecting the largest token budget that fits it;
-2. refine: what is one step from the fastest in one setting, then one step from it with the next larger budget, where
-   another setting may make room for it;
-3. sample: Optuna's TPE (Bergstra et al. 2011), which knows all results so far;
-4. confirm: the fastest once more, until its speed is the mean of two trials.
-
-Nothing is measured that needs at least the memory of a configuration that was too large. The choice depends on the
-results alone, so a search that is given its earlier results asks for the same configurations and then continues.
+First the experiment's own configuration, and by doubling and bisecting the largest token budget that fits it; then what
+is nearest to what the sampler asks for, among those that were not measured. Nothing is measured that needs at least
+the memory of a configuration that was too large.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import optuna
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
 
 from train_config.tune_schema import SearchSection, TuneConfig
-from tuning.budgets import BudgetSearch
-from tuning.journal import together
-from tuning.settings import Measurement, Settings
-from tuning.space import ORDERED, SearchSpace, needs_at_least
+from tuning.records import Trial, read_trials
+from tuning.settings import NAMES, Measurement, Settings
+from tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
+from tuning.trainable import METRIC
 
-LEAST_TRIALS = 12
 STARTUP_TRIALS = 6
-"""Results that TPE needs before it models; the start points usually give them."""
-
-CONFIRM = "confirm"
-"""The phase that measures the fastest again."""
+"""Results that TPE needs before it models."""
 
 
-class Proposal(NamedTuple):
-    """A configuration to measure, and the phase of the search."""
+class Search(OptunaSearch):
+    """Ray Tune's searcher by Optuna, over configurations of which only some are valid.
 
-    settings: Settings
-    phase: str
+    It learns from the files of the trials, so that a search that resumes, or is given another limit, knows all that was
+    measured before.
+    """
 
-
-class Search:
-    """Ask for a configuration, measure it, tell the result."""
-
-    def __init__(self, space: SearchSpace, search: TuneConfig) -> None:
-        self.space, self._search = space, search
-        self.max_trials = most_trials(search.search, len(space))
-        """Configurations to measure; the fastest measured again is not counted."""
-        self.results: dict[Settings, list[Measurement]] = {}
-        self._seconds = 0.0
-        self._too_large: list[Settings] = []
-        ladder = [settings.tokens for settings in space.ladder(space.default)]
-        self._budgets = BudgetSearch(ladder, space.default.tokens, search.memory_margin)
-        self._distributions = {name: _distribution(space, name) for name in space.varied}
+    def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(direction="maximize", sampler=_sampler(search.search))
+        distributions = {name: _distribution(space, name) for name in NAMES}
+        super().__init__(distributions, metric=METRIC, mode="max", sampler=_sampler(search.search))
+        self._configurations, self._settings, self._trials = space, search, trials
+        self._results: dict[str, Trial] = {}
+        self._running: dict[str, Settings] = {}
 
-    def ask(self) -> Proposal | None:
-        """Return what to measure next; None when the search is over."""
-        budget_s = self._search.search.time_budget_s
-        if budget_s is not None and self._seconds >= budget_s:
-            return None
-        if len(self.results) < self.max_trials and (proposal := self._new()) is not None:
-            return proposal
-        return self._again()
+    def suggest(self, trial_id: str) -> Any:
+        """Return the settings of the next trial and the speed that it has to beat; FINISHED at the end."""
+        self._learn()
+        untried = self._untried()
+        if not untried or self._is_over():
+            return Searcher.FINISHED
+        params = super().suggest(trial_id)
+        assert params is not None
+        values = {name: self._configurations.values[name][place] for name, place in params.items()}
+        settings = self._bracket(untried) or self._configurations.nearest(Settings(**values), untried)
+        self._running[trial_id] = settings
+        return {"settings": asdict(settings), "to_beat": self._to_beat()}
 
-    def tell(self, settings: Settings, measurement: Measurement) -> None:
-        """Add the result of a trial."""
-        self._seconds += measurement.seconds
-        self.results.setdefault(settings, []).append(measurement)
-        if measurement.is_too_large(self._search.memory_margin):
-            self._too_large.append(settings)
-        if replace(settings, tokens=self.space.default.tokens) == self.space.default:
-            self._budgets.results[settings.tokens] = measurement
-        places = {name: self.space.values[name].index(getattr(settings, name)) for name in self._distributions}
-        self._study.add_trial(
-            optuna.trial.create_trial(params=places, distributions=self._distributions, value=self.speed(settings))
-        )
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Forget what the sampler asked for: what was measured instead is in the trial's file."""
+        if self._running.pop(trial_id, None) is not None:
+            super().on_trial_complete(trial_id, error=True)
 
-    def best(self) -> Settings | None:
-        """Return the fastest that was measured to the end and fits."""
-        return max(filter(self._is_complete, self.results), key=self.speed, default=None)
+    def _learn(self) -> None:
+        """Add the trials that ended since the last time to Optuna's study."""
+        space, margin = self._configurations, self._settings.memory_margin
+        for trial in read_trials(self._trials):
+            if trial.id in self._results:
+                continue
+            self._results[trial.id] = trial
+            values = asdict(trial.settings)
+            if all(values[name] in space.values[name] for name in NAMES):  # the space may have become smaller
+                places = {name: space.values[name].index(values[name]) for name in NAMES}
+                self.add_evaluated_point(places, trial.measurement.speed(margin))
 
-    def speed(self, settings: Settings) -> float:
-        """Return the mean tokens per second of its trials; 0 where one of them failed or was too large."""
-        return together(self.results[settings]).speed(self._search.memory_margin)
+    @property
+    def _measurements(self) -> dict[Settings, Measurement]:
+        return {trial.settings: trial.measurement for trial in self._results.values()}
 
-    def to_beat(self, proposal: Proposal) -> float | None:
+    def _is_over(self) -> bool:
+        search, seconds = self._settings.search, sum(result.seconds for result in self._measurements.values())
+        out_of_time = search.time_budget_s is not None and seconds >= search.time_budget_s
+        return out_of_time or len(self._tried()) >= most_trials(search, len(self._configurations))
+
+    def _tried(self) -> set[Settings]:
+        return self._measurements.keys() | set(self._running.values())
+
+    def _to_beat(self) -> float | None:
         """Return the speed below which a trial need not be measured to the end."""
-        best = self.best()
-        if best is None or proposal.phase == CONFIRM or self._search.search.algorithm == "grid":
+        if self._settings.search.algorithm == "grid":
             return None
-        return self.speed(best)
+        margin = self._settings.memory_margin
+        complete = (result for result in self._measurements.values() if result.status == "ok")
+        return max((result.speed(margin) for result in complete), default=0.0) or None
 
-    def _is_complete(self, settings: Settings) -> bool:
-        return together(self.results[settings]).status == "ok" and self.speed(settings) > 0
+    def _untried(self) -> list[Settings]:
+        """Configurations that were not tried and may fit, as far as is known."""
+        measurements, margin = self._measurements, self._settings.memory_margin
+        too_large = [s for s, result in measurements.items() if result.is_too_large(margin)]
+        tried = self._tried()
+        return [
+            settings
+            for settings in self._configurations.settings
+            if settings not in tried
+            and not any(needs_at_least(settings, other) for other in too_large)
+            and not self._is_expected_too_large(settings)
+        ]
 
-    def _new(self) -> Proposal | None:
-        algorithm = self._search.search.algorithm
-        untried = [settings for settings in self.space.settings if self._is_open(settings)]
-        if not untried:
-            return None
-        if algorithm == "grid":
-            return Proposal(untried[0], "grid")
-        if (tokens := self._budgets.ask()) is not None:
-            bracket = replace(self.space.default, tokens=tokens)
-            if bracket in untried:
-                return Proposal(bracket, "bracket")
-        best, least = self.best(), self.space.settings[0]
-        if best is None and least in untried:  # if the one that needs least memory does not fit, none does
-            return Proposal(least, "bracket")
-        if best is not None and algorithm == "tpe" and (nearby := self._neighbours(best, untried)):
-            return Proposal(nearby[0], "refine")
-        return Proposal(self._sample(untried), "sample")
+    def _is_expected_too_large(self, settings: Settings) -> bool:
+        """Test by the line through the two largest budgets measured with all else alike.
 
-    def _is_open(self, settings: Settings) -> bool:
-        """Test that it was not tried and may fit, as far as is known."""
-        return settings not in self.results and not any(needs_at_least(settings, other) for other in self._too_large)
+        On a CPU a trial that is out of memory could take that of other programs.
+        """
+        alike = [
+            (other.tokens, result.peak_memory_bytes, result.total_memory_bytes)
+            for other, result in self._measurements.items()
+            if result.peak_memory_bytes and result.total_memory_bytes and result.status in ("ok", "pruned")
+            if replace(other, tokens=settings.tokens) == settings
+        ]
+        if len(alike) < 2:
+            return False
+        (low, low_bytes, _), (high, high_bytes, total_bytes) = sorted(alike)[-2:]
+        token_bytes = max(0, high_bytes - low_bytes) / (high - low)
+        return high_bytes + token_bytes * (settings.tokens - high) > total_bytes
 
-    def _neighbours(self, best: Settings, untried: Sequence[Settings]) -> list[Settings]:
-        """Configurations one step from the best, then one step from it with the next larger budget, fit or not."""
-        larger = [tokens for tokens in self.space.budgets if tokens > best.tokens]
-        bases = [best, *(replace(best, tokens=tokens) for tokens in larger[:1])]
-        nearby = [step for base in bases for step in self.space.steps(base)]
-        return [settings for settings in nearby if settings in untried]
-
-    def _sample(self, untried: Sequence[Settings]) -> Settings:
-        """The configuration nearest to what Optuna suggests, as it does not know which combinations are valid."""
-        trial = self._study.ask(self._distributions)
-        self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # the one measured is added by tell
-        values = {name: self.space.values[name][place] for name, place in trial.params.items()}
-        return self.space.nearest(replace(self.space.default, **values), untried)
-
-    def _again(self) -> Proposal | None:
-        """The fastest once more: of many speeds with noise the highest is too high, and it may fail."""
-        repeats = sum(len(trials) - 1 for trials in self.results.values())
-        best = self.best()
-        if best is None or len(self.results[best]) > 1 or repeats >= self._search.search.repeats:
-            return None
-        return Proposal(best, CONFIRM)
+    def _bracket(self, untried: Sequence[Settings]) -> Settings | None:
+        """Return the next step to the largest budget of the experiment's own settings; None once that is known."""
+        own, measurements = self._configurations.default, self._measurements
+        if own in untried:
+            return own
+        ladder = self._configurations.ladder(own)
+        margin = self._settings.memory_margin
+        fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(margin)]
+        # What is running counts as too large for now: another trial beside it is better spent elsewhere.
+        too_large = [s.tokens for s in ladder if s not in untried and s.tokens not in fitting]
+        tokens = next_budget([s.tokens for s in ladder], fitting, too_large)
+        proposal = replace(own, tokens=tokens or own.tokens)
+        return proposal if proposal in untried else None
 
 
-def most_trials(search: SearchSection, size: int) -> int:
-    """Return how many configurations of a space of this size to measure."""
-    if search.max_trials is not None:
-        return min(search.max_trials, size)
-    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
+def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Sequence[int]) -> int | None:
+    """Return the budget to try next by doubling, then by bisecting; None once the largest that fits is known."""
+    largest = max(fitting, default=0)
+    least = min((tokens for tokens in too_large if tokens > largest), default=math.inf)
+    between = [tokens for tokens in budgets if largest < tokens < least]
+    if not between:
+        return None
+    if not fitting:
+        return next((tokens for tokens in between if 2 * tokens >= least), between[-1])
+    if least == math.inf:
+        return max((tokens for tokens in between if tokens <= 2 * largest), default=between[0])
+    return between[(len(between) - 1) // 2]
 
 
 def _sampler(search: SearchSection) -> optuna.samplers.BaseSampler:
-    if search.algorithm == "random":
-        return optuna.samplers.RandomSampler(seed=search.seed)
-    return optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
+    if search.algorithm == "tpe":
+        # Constant liar: trials that run side by side are not to ask for the same.
+        return optuna.samplers.TPESampler(
+            seed=search.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
+        )
+    return optuna.samplers.RandomSampler(seed=search.seed)
 
 
 def _distribution(space: SearchSpace, name: str) -> optuna.distributions.BaseDistribution:

@@ -111,7 +111,7 @@ class Measurement:
         shares: of the time of a step, mean over the workers: ``data_wait``, ``forward``, ``backward``, ``optimizer``,
             ``communication``.
         seconds: that the trial took, whole.
-        agreed: the workers ended together. Otherwise one crashed, and others may wait for it in a step for ever.
+        reusable: the workers can take the next trial. After a crash others may wait in a step for ever.
     """
 
     status: Status
@@ -122,7 +122,7 @@ class Measurement:
     total_memory_bytes: int | None = None
     shares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    agreed: bool = True
+    reusable: bool = True
 
     def speed(self, memory_margin: float) -> float:
         """Tokens per second; 0 where it failed or was too large."""
@@ -150,8 +150,6 @@ def value_text(name: str, value: Value) -> str:
         return "any"
     if isinstance(value, bool):
         return "on" if value else "off"
-    if name == "precision" and value == "fp32":
-        return "fp32"
     return f"{value:,}" if isinstance(value, int) else value
 
 

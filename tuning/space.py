@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.placement import NodeResources, place_workers
+from cluster.placement import NodeResources, Workers, place_workers
 from common.errors import ConfigError, ResourceError
-from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, Config, DataSection, RaySection
-from train_config.tune_schema import TuneConfig
-from tuning.settings import NAMES, Settings, Value
+from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, Config, DataSection, RaySection
+from train_config.tune_schema import SearchSection, TuneConfig
+from tuning.settings import NAMES, Settings, Value, value_text
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values have neighbours."""
+
+LEAST_TRIALS = 12
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class SearchSpace:
         settings: the configurations, those that need the least memory first.
         left_out: combinations that can't be or make no difference, counted by reason.
         default: the experiment's own configuration, or the one most like it.
+        workers: those of a trial, by their number.
     """
 
     values: Mapping[str, tuple[Value, ...]]
     settings: tuple[Settings, ...]
     left_out: Mapping[str, int]
     default: Settings
+    workers: Mapping[int, Workers]
 
     def __len__(self) -> int:
         return len(self.settings)
@@ -53,14 +58,6 @@ class SearchSpace:
         alike = [other for other in self.settings if replace(other, tokens=settings.tokens) == settings]
         return sorted(alike, key=lambda other: other.tokens)
 
-    def steps(self, settings: Settings) -> Iterator[Settings]:
-        """``settings`` with the value next to its own, or another value of an unordered setting, for each setting."""
-        for name in self.varied:
-            values, own = self.values[name], self.values[name].index(getattr(settings, name))
-            for place, value in enumerate(values):
-                if name not in ORDERED or abs(place - own) == 1:
-                    yield replace(settings, **{name: value})  # type: ignore[arg-type]
-
     def nearest(self, settings: Settings, among: Sequence[Settings] = ()) -> Settings:
         """The configuration most like this one, among all or those given."""
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
@@ -73,18 +70,25 @@ class SearchSpace:
         return len(differing), places, abs(math.log2(other.tokens / wanted.tokens)) + above
 
 
-def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -> SearchSpace:
+def make_space(
+    config: Config, search: TuneConfig, nodes: list[NodeResources], data_tokens: int | None = None
+) -> SearchSpace:
     """Every configuration that the experiment can have with the values of ``search.space`` on these machines.
 
-    Raises ConfigError where no combination is left, ResourceError where the cluster can't hold the experiment's own
-    workers.
+    ``data_tokens`` are those of all training sequences, where known. Raises ConfigError where no combination is left,
+    ResourceError where the cluster can't hold the experiment's own workers.
     """
     placed = place_workers(config.ray, nodes)
     own = Settings.of(config, placed.count, placed.device)
     values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
     if search.space.tokens is None:
-        values["tokens"] = _budgets(config.data, config.batch, own.tokens)
-    refusal = _refusals(config, search, nodes, placed.device, values)
+        largest = config.batch.global_tokens
+        if data_tokens is not None and not search.keep_global_tokens:
+            largest = -(-data_tokens // placed.count)  # a worker's share of them fills no larger batch
+        alone = all(len(values[name]) == 1 for name in NAMES)
+        values["tokens"] = _budgets(config.data, own.tokens, largest, steps=4 if alone else 1)
+    workers = _workers(config.ray, nodes, values["workers"])
+    refusal = _refusals(config, search, workers, values)
     valid: list[Settings] = []
     left_out: Counter[str] = Counter()
     for combination in itertools.product(*values.values()):
@@ -98,7 +102,7 @@ def make_space(config: Config, search: TuneConfig, nodes: list[NodeResources]) -
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
     ordered = tuple(sorted(valid, key=_memory_order))
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
-    space = SearchSpace(occurring, ordered, dict(left_out), valid[0])
+    space = SearchSpace(occurring, ordered, dict(left_out), valid[0], workers)
     return replace(space, default=space.nearest(own))
 
 
@@ -121,12 +125,19 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
     )
 
 
+def most_trials(search: SearchSection, size: int) -> int:
+    """Return how many configurations of a space of this size to measure."""
+    if search.max_trials is not None:
+        return min(search.max_trials, size)
+    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
+
+
 def _refusals(
-    config: Config, search: TuneConfig, nodes: list[NodeResources], device: str, values: Mapping[str, Sequence[Any]]
+    config: Config, search: TuneConfig, workers: Mapping[int, Workers], values: Mapping[str, Sequence[Any]]
 ) -> Callable[[Settings], str | None]:
     """A function that says why a configuration is left out: it is not possible, or makes no difference."""
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    placeable = [count for count in values["workers"] if _can_place(config.ray, nodes, count)]
+    on_cpu = any(placed.device == "cpu" for placed in workers.values())
     global_tokens = config.batch.global_tokens if search.keep_global_tokens else 0
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
     nothing_to_recompute = config.model.backbone.frozen and len(values["gradient_checkpointing"]) > 1
@@ -134,11 +145,11 @@ def _refusals(
     def refusal(settings: Settings) -> str | None:
         if settings.tokens < needed:
             return f"a budget under the {needed} tokens of the longest sequence"
-        if settings.workers not in placeable:
+        if settings.workers not in workers:
             return "more workers than the cluster holds"
         if global_tokens % (settings.tokens * settings.workers):
             return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
-        if settings.precision == "fp16" and device == "cpu":
+        if settings.precision == "fp16" and on_cpu:
             return "fp16, which needs a GPU"
         if settings.stage == 0 and config.deepspeed.offload_optimizer:
             return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
@@ -151,19 +162,31 @@ def _refusals(
     return refusal
 
 
-def _budgets(data: DataSection, batch: BatchSection, own: int) -> tuple[int, ...]:
-    """Powers of two that hold the longest sequence, up to the global batch, and the experiment's own budget."""
+def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:
+    """The experiment's own budget, and powers of two from the one that holds the longest sequence to the largest.
+
+    ``steps`` are the budgets of each doubling.
+    """
     smallest = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    exponents = range(math.ceil(math.log2(smallest)), int(math.log2(batch.global_tokens)) + 1)
-    return tuple(sorted({own, *(2**exponent for exponent in exponents)}))
+    exponents = range(int(math.log2(smallest)), int(math.log2(max(smallest, largest))) + 1)
+    budgets = {2**exponent * (steps + step) // steps for exponent in exponents for step in range(steps)}
+    return tuple(sorted({own} | {tokens for tokens in budgets if smallest <= tokens <= largest}))
 
 
-def _can_place(ray: RaySection, nodes: list[NodeResources], count: int) -> bool:
-    try:
-        place_workers(ray.model_copy(update={"num_workers": count}), nodes)
-    except ResourceError:
-        return False
-    return True
+def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any]) -> dict[int, Workers]:
+    """The workers of a trial for each count that the cluster holds.
+
+    With GPUs, each has a device's share of its machine's cores, so that trials side by side find room. Without, those
+    of a trial take the machine: beside another one they would be measured too slow.
+    """
+    if ray.cpus_per_worker == "auto" and any(node.gpus for node in nodes):
+        share = min(node.cpus // node.gpus for node in nodes if node.gpus)
+        ray = ray.model_copy(update={"cpus_per_worker": max(1, share)})
+    workers = {}
+    for count in counts:
+        with suppress(ResourceError):
+            workers[count] = place_workers(ray.model_copy(update={"num_workers": count}), nodes)
+    return workers
 
 
 def _sorted(name: str, values: list[Any]) -> tuple[Value, ...]:
@@ -184,3 +207,16 @@ def _memory_order(settings: Settings) -> tuple[Any, ...]:
         -settings.stage,
         tuple(str(getattr(settings, name)) for name in NAMES),
     )
+
+
+def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
+    """What is searched, for a person to read."""
+    words = {name: [value_text(name, value) for value in space.values[name]] for name in space.varied}
+    lines = [f"{NAMES[name]:<21} {', '.join(values)}" for name, values in words.items()]
+    lines.append(f"{'configurations':<21} {len(space):,}")
+    lines += [f"{'left out':<21} {count:,}: {reason}" for reason, count in space.left_out.items()]
+    trials = most_trials(search.search, len(space))
+    budget_s = search.search.time_budget_s
+    until = f", and none after {budget_s:g} s" if budget_s is not None else ""
+    lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
+    return lines

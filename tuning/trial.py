@@ -70,8 +70,8 @@ def measure_on_worker(
         inference: forward passes alone, without gradients.
 
     Returns:
-        Alike on every worker where they ``agreed``; a worker that met a failure has the ``reason``. Raises EsmerayError
-        where the settings or the data are refused.
+        Alike on every worker where it is ``reusable``; a worker that met a failure has the ``reason``. Raises
+        EsmerayError where the settings or the data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
@@ -84,7 +84,7 @@ def measure_on_worker(
             raise
         reason = f"out of memory: {next(iter(str(error).splitlines()), type(error).__name__)}"
         memory: dict[str, Any] = {"peak_memory_bytes": meter.peak_bytes(), "total_memory_bytes": meter.total_bytes()}
-        return Measurement("out_of_memory", reason, agreed=False, **memory)
+        return Measurement("out_of_memory", reason, reusable=False, **memory)
     finally:
         torch.compiler.reset()
         meter.free()

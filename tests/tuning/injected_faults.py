@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -12,10 +13,12 @@ from unittest import mock
 import torch
 from torch import nn
 
+from cluster.placement import Workers
 from train_config.schema import Config
 from training.engine.context import WorkerContext
 from tuning.settings import Measurement, Settings
 from tuning.trial import TrainingWork, measure_on_worker
+from tuning.workers import WorkerGroup
 
 Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 
@@ -52,3 +55,11 @@ def _fail(fault: Fault, model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
+
+
+def a_group(
+    config: Config, store_path: str, faults: Mapping[tuple[str, object], Fault], workers: Workers
+) -> WorkerGroup:
+    """Workers whose trials fail for some settings."""
+    measure = functools.partial(measure_with_faults, faults)
+    return WorkerGroup(workers, store_path, config.data, config.model.task, measure)

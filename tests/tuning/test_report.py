@@ -12,11 +12,11 @@ import pytest
 
 from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
-from tuning.journal import Trial
 from tuning.limits import Limit, find_limit
 from tuning.plots import importances
+from tuning.records import Trial
 from tuning.report import HTML_FILE, PNG_FILE, write_tune_report
-from tuning.results import Results, describe, nothing_fits, write_best
+from tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
 from tuning.settings import Measurement, Settings
 from tuning.space import SearchSpace
 
@@ -38,6 +38,7 @@ SPACE = SearchSpace(
     tuple(replace(OWN, tokens=tokens) for tokens in (2048, 1024, 4096)),
     {},
     OWN,
+    {},
 )
 COMPUTING = {"data_wait": 0.01, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "communication": 0.0}
 
@@ -46,11 +47,11 @@ def ok(number: int, speed: float, peak_mib: int = 500, **changes) -> Trial:
     """A trial that was measured; memory in MiB of 1,000."""
     measured = {name: changes.pop(name) for name in ("shares", "windows", "status") if name in changes}
     measurement = Measurement("ok", f"{speed:,.0f} tokens/s", speed, [speed], peak_mib * 2**20, TOTAL, COMPUTING, 3.0)
-    return Trial(number, replace(OWN, **changes), replace(measurement, **measured), "refine", 0.0)
+    return Trial(str(number), number, replace(OWN, **changes), replace(measurement, **measured))
 
 
 def failed(number: int, status: str, reason: str = "why", **changes) -> Trial:
-    return Trial(number, replace(OWN, **changes), Measurement(status, reason, seconds=3.0), "sample", 0.0)
+    return Trial(str(number), number, replace(OWN, **changes), Measurement(status, reason, seconds=3.0))
 
 
 TRIALS = [
@@ -93,20 +94,28 @@ def test_search_that_found_nothing_is_reported(tmp_path: Path, trials: list[Tria
     assert "no configuration was found that fits" in (tmp_path / HTML_FILE).read_text(encoding="utf-8")
 
 
-def test_configuration_has_one_speed_the_mean_of_its_trials():
-    results = results_of([ok(1, 130.0), ok(2, 110.0, tokens=4096), ok(3, 80.0, 600)])
-    assert results.best.settings.tokens == 4096
-    (own,) = (trial for trial in results.configurations if trial.settings == OWN)
-    assert (own.trial, own.measurement.tokens_per_s, own.measurement.peak_memory_bytes) == (3, 105.0, 600 * 2**20)
-    assert own.measurement.reason == "130, 80 tokens/s in 2 trials"
-    (broken,) = results_of([ok(1, 130.0), failed(2, "crash")]).configurations
-    assert broken.measurement.status == "crash"
+def test_trials_within_the_noise_of_the_fastest_are_named():
+    results = replace(results_of([ok(1, 97.5), ok(2, 100.0, tokens=4096), ok(3, 96.0, tokens=1024)]), agreement=0.03)
+    assert noise_lines(results) == ["Within the noise of 3%, as fast: 1 trial (1)."]
+    assert noise_lines(replace(results, agreement=0.01)) == []
+
+
+def test_search_over_budgets_alone_says_what_to_set():
+    trials = [ok(1, 100.0), ok(2, 90.0, 800, tokens=4096), failed(3, "out_of_memory", tokens=8192)]
+    values = {**SPACE.values, "precision": ("bf16",), "num_workers": (1,)}
+    results = Results(trials, replace(SPACE, values=values), MARGIN)
+    search = TuneConfig(keep_global_tokens=False)
+    largest, options = to_set(results, 32_000, search)
+    assert largest == "Largest budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
+    assert options == "To set: --batch.tokens 2048 --batch.global_tokens 32768"
+    assert "2048 tokens a batch" in to_set(results, 32_000, TuneConfig(keep_global_tokens=False, inference=True))[1]
+    assert to_set(results, 32_000, TuneConfig()) == [largest]
 
 
 def test_best_was_measured_to_the_end_and_leaves_the_margin_free():
     trials = [ok(1, 100.0), ok(2, 200.0, 950, tokens=4096), ok(3, 300.0, status="pruned", tokens=1024)]
-    assert results_of(trials).best.trial == 1
-    assert results_of(trials, margin=0.05).best.trial == 2
+    assert results_of(trials).best.number == 1
+    assert results_of(trials, margin=0.05).best.number == 2
     assert results_of(trials, margin=0.9).best is None
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.placement import NodeResources
+from cluster.placement import NodeResources, Workers
 from common.errors import ConfigError, ResourceError
 from tests.runs import merged, tiny_config
 from train_config.tune_schema import TuneConfig
@@ -15,10 +15,12 @@ GPUS = [NodeResources(cpus=16, gpus=4)]
 ONE_WORKER = {"ray": {"num_workers": 1}}
 
 
-def space_of(tmp_path, values: dict | None = None, nodes=CPUS, keep: bool = True, **changes) -> SearchSpace:
+def space_of(
+    tmp_path, values: dict | None = None, nodes=CPUS, keep: bool = True, data_tokens: int | None = None, **changes
+) -> SearchSpace:
     config = tiny_config(tmp_path, **merged(ONE_WORKER, changes))
     search = TuneConfig.model_validate({"space": values or {}, "keep_global_tokens": keep})
-    return make_space(config, search, nodes)
+    return make_space(config, search, nodes, data_tokens)
 
 
 def budgets(space: SearchSpace) -> list[int]:
@@ -47,6 +49,21 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
     assert "do not divide the 384 tokens" in next(iter(space.left_out))
     free = space_of(tmp_path, {"workers": [1, 2], "tokens": [64, 100]}, keep=False)
     assert {(s.tokens, s.workers) for s in free.settings} == {(64, 1), (64, 2), (100, 1), (100, 2)}
+
+
+def test_budgets_alone_go_up_to_a_workers_share_of_the_data_in_four_steps_a_doubling(tmp_path):
+    alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
+    space = space_of(tmp_path, alone, keep=False, data_tokens=450)
+    assert budgets(space) == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448]
+    assert budgets(space_of(tmp_path, keep=False, data_tokens=1100)) == [64, 128, 256, 512, 1024]
+    assert max(budgets(space_of(tmp_path, data_tokens=9000))) == 512, "the global batch is kept"
+
+
+def test_trial_on_gpus_has_a_devices_share_of_the_cores_and_on_a_cpu_the_machine(tmp_path):
+    assert space_of(tmp_path, {"workers": [1, 2]}, nodes=GPUS).workers[1] == Workers(1, 4, use_gpu=True)
+    assert space_of(tmp_path, {"workers": [1, 2]}).workers == {1: Workers(1, 2, False), 2: Workers(2, 1, False)}
+    few = space_of(tmp_path, nodes=GPUS, ray={"cpus_per_worker": 2})
+    assert few.workers == {1: Workers(1, 2, use_gpu=True)}
 
 
 def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):

@@ -1,0 +1,35 @@
+"""A search on a made-up cluster of four devices whose trials only sleep: ``-m tests.tuning.made_up_cluster FOLDER``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import ray
+
+from tests.runs import tiny_config
+from tests.tuning.formula_group import FormulaGroup
+from train_config.tune_schema import TuneConfig
+from tuning.run import tune
+
+DEVICES, TRIALS, SLEEP_S = 4, 12, 3.0
+SPACE = {
+    "tokens": [64, 128, 256],
+    "prefetch": [1, 2, 3, 4],
+    "num_workers": [1],
+    "gradient_checkpointing": [False],
+    "precision": ["fp32"],
+}
+
+
+def main(folders: list[Path]) -> int:
+    """Search in one folder after the other; what was begun there is resumed."""
+    ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
+    search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
+    group = functools.partial(FormulaGroup, delay_s=SLEEP_S, failing=False)
+    return max(tune(tiny_config(folder, ray={"num_workers": 1}), search, group) for folder in folders)
+
+
+if __name__ == "__main__":
+    sys.exit(main([Path(folder) for folder in sys.argv[1:]]))

@@ -1,0 +1,58 @@
+"""Workers that measure stay for the next trial, and what goes wrong in one of them is a result."""
+
+from __future__ import annotations
+
+import pytest
+from ray.exceptions import GetTimeoutError
+
+from cluster.placement import Workers
+from common.errors import ResourceError
+from monitoring.sampling.host import memory_of_this_machine
+from tests.runs import tiny_config
+from tests.tuning.injected_faults import a_group
+from train_config.tune_schema import TuneConfig
+from tuning import workers as module
+
+QUICK = TuneConfig.model_validate({"measurement": {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}})
+FAULTS = {("prefetch", 2): "nan", ("prefetch", 3): "out_of_memory"}
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
+    ray_address, store_path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "GRACE_S", 0.0)  # those that agree need none, on any machine
+    config = tiny_config(tmp_path, ray={"num_workers": 2})
+    group = a_group(config, store_path, FAULTS, Workers(2, 1, use_gpu=False))
+
+    def measured(prefetch: int):
+        data = config.data.model_copy(update={"prefetch": prefetch})
+        return group.measure(config.model_copy(update={"data": data}), QUICK, None, lambda: False)
+
+    first = measured(4)
+    assert first.status == "ok", first.reason
+    assert first.tokens_per_s > 0
+    assert first.total_memory_bytes == memory_of_this_machine().total // 2
+
+    spoilt = measured(2)
+    assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
+    assert spoilt.reusable, "workers that ended together stay"
+    assert measured(4).status == "ok"
+
+    # On the second worker, inside a step: the first waits for it in a collective operation.
+    too_large = measured(3)
+    assert (too_large.status, too_large.reusable) == ("out_of_memory", False)
+    assert "injected" in too_large.reason
+    assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
+    assert list(tmp_path.iterdir()) == []
+    group.close()
+
+
+def test_workers_that_do_not_start_are_no_result(ray_address, store_path, tmp_path, monkeypatch):
+    def fail(group) -> None:
+        raise GetTimeoutError("no place")
+
+    monkeypatch.setattr(module.WorkerGroup, "_connect", fail)
+    with pytest.raises(ResourceError, match="did not start: no place"):
+        a_group(tiny_config(tmp_path), store_path, {}, Workers(1, 1, use_gpu=False))

@@ -1,0 +1,100 @@
+"""The folder of a search, and its trials: a file each, written where a trial ran before Ray Tune hears of its result.
+
+Ray Tune (2.60) copies its own state into the folder some seconds later, so that a search that is killed would repeat
+what it has measured since.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import DataError
+from common.publishing import write_atomically
+from run_folder.paths import RunFolder
+from train_config.schema import Config
+from train_config.tune_schema import TuneConfig
+from tuning.settings import Measurement, Settings
+
+
+class SearchFolder(RunFolder):
+    """Paths of a search, which lies among the runs."""
+
+    def __init__(self, storage_path: str | Path, name: str) -> None:
+        super().__init__(storage_path, name)
+        self.tune = self.path / "tune.yaml"
+        self.hardware = self.path / "hardware.txt"
+        self.trials = self.path / "trials"
+        self.best = self.path / "best.yaml"
+        self.report = self.path / "tune_report.html"
+        self.ray_tune = self.path / "ray_tune"
+        self.trials_before = self.path / "trials.jsonl"
+        """Trials of a search by version 0.8 and before."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all trials of a search share.
+
+    Attributes:
+        config: resolved, with absolute paths. A classifier's tokenizer lies in the folder of its run.
+        make_group: makes of :class:`~cluster.placement.Workers` what has the methods of
+            :class:`~tuning.workers.WorkerGroup`; None for that itself.
+    """
+
+    config: Config
+    search: TuneConfig
+    folder: SearchFolder
+    store_path: str
+    make_group: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration and its result.
+
+    Attributes:
+        id: Ray Tune's.
+        number: in the order in which trials ended, from 1.
+    """
+
+    id: str
+    number: int
+    settings: Settings
+    measurement: Measurement
+
+
+def write_trial(folder: Path, trial_id: str, settings: Settings, measurement: Measurement) -> None:
+    """Write a trial's file; it is on disk when this returns."""
+    record = {"time": time.time(), "settings": asdict(settings), "measurement": asdict(measurement)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{trial_id}.json", json.dumps(record, indent=1) + "\n")
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """Return the trials of a search in the order in which they ended; DataError for a file that holds none."""
+    records = sorted(((_read(path), path.stem) for path in folder.glob("*.json")), key=lambda pair: pair[0]["time"])
+    return [
+        Trial(trial_id, number, Settings(**record["settings"]), Measurement(**record["measurement"]))
+        for number, (record, trial_id) in enumerate(records, start=1)
+    ]
+
+
+def read_measurement(folder: Path, trial_id: str) -> Measurement | None:
+    """Return the result of a trial; None where it did not end."""
+    path = folder / f"{trial_id}.json"
+    return Measurement(**_read(path)["measurement"]) if path.exists() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_bytes())
+        Settings(**record["settings"]), Measurement(**record["measurement"])
+        float(record["time"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: no trial of this version ({error!r}); choose another --tune.name") from error
+    return record

@@ -1,0 +1,230 @@
+"""Worker processes that measure one configuration after the other, and outlive what goes wrong in one.
+
+They are Ray actors with a process group, set up as those of training are, each in a bundle of the trial's placement
+group. Starting them takes about ten seconds, so a trial leaves them to the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster import connection
+from cluster.placement import Workers
+from cluster.process_group import addresses, join, listen
+from common.errors import EsmerayError, ResourceError
+from common.text import last_line
+from model.device import choose_device
+from monitoring.sampling.host import memory_of_this_machine
+from train_config.schema import Config, DataSection
+from train_config.tune_schema import TuneConfig
+from training.engine.context import WorkerContext
+from training.tasks.registry import stage
+from tuning.settings import Measurement
+from tuning.trainable import StoppedError
+from tuning.trial import FAILURES, measure_on_worker
+
+GRACE_S = 2.0
+"""Seconds that the other workers may take to end after one crashed: it may have left them inside a step."""
+
+POLL_S = 0.5
+
+COLLECTIVE_TIMEOUT = timedelta(hours=12)
+"""Workers that hang are ended by ``measurement.timeout_s``."""
+
+PROCESS_ENDED = "a worker's process ended"
+
+
+class WorkerGroup:
+    """Actors of one process group, in the placement group of the process that makes them.
+
+    Args:
+        workers: their number, and the resources of each.
+        store_path: the prepared data.
+        data: a store that is staged is copied to the disks of the nodes now, as a trial has only its timeout.
+        task: of the experiment.
+        measure: called in every worker.
+
+    Raises ResourceError where they don't start.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        store_path: str,
+        data: DataSection,
+        task: str,
+        measure: Callable[..., Measurement] = measure_on_worker,
+    ) -> None:
+        self._workers, self._store_path, self._measure = workers, store_path, measure
+        self._most_on_a_node = workers.count
+        actor: Any = ray.remote(_MeasuringActor)
+        self._actors: list[Any] = [
+            actor.options(**_options(workers, rank)).remote(rank, workers) for rank in range(workers.count)
+        ]
+        try:
+            self._connect()
+            if data.stage_dir is not None:
+                ray.get([actor.stage.remote(store_path, task, data) for actor in self._actors])
+        except RayError as error:
+            self.close()
+            raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
+
+    def measure(
+        self, config: Config, search: TuneConfig, to_beat: float | None, stopped: Callable[[], bool]
+    ) -> Measurement:
+        """Try the settings of a config, as :func:`tuning.trial.measure_on_worker` does; what happens is a result.
+
+        Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once ``stopped`` is true.
+        """
+        began = time.monotonic()  # starting workers is no part of a trial
+        call = partial(
+            self._measure,
+            config=_limited(config, self._most_on_a_node),
+            store_path=self._store_path,
+            measurement=search.measurement,
+            best_tokens_per_s=to_beat,
+            prune_margin=search.search.prune_margin,
+            inference=search.inference,
+        )
+        timeout_s = search.measurement.timeout_s
+        replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s, stopped)
+        result = _summary(replies, timeout_s)
+        in_step = all(reply is not None and reply.reusable for reply in replies)
+        fragmented = result.status == "out_of_memory" and self._workers.use_gpu
+        return replace(result, reusable=in_step and not fragmented, seconds=time.monotonic() - began)
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _connect(self) -> None:
+        """Wait for the actors and make their process group."""
+        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=connection.START_TIMEOUT_S)
+        ids, own = [node for node, _ in nodes], addresses([address for _, address in nodes])
+        self._most_on_a_node = max(Counter(ids).values())
+        port = ray.get(self._actors[0].listen.remote(own[0]), timeout=connection.START_TIMEOUT_S)
+        joining = [
+            actor.join.remote((own[0], port), own[rank], local_rank=ids[:rank].count(ids[rank]))
+            for rank, actor in enumerate(self._actors)
+        ]
+        ray.get(joining, timeout=connection.START_TIMEOUT_S)
+
+    def _replies(
+        self, references: list[Any], timeout_s: float, stopped: Callable[[], bool]
+    ) -> list[Measurement | None]:
+        """Return each worker's measurement; None of those that did not end in time."""
+        waiting = {reference: rank for rank, reference in enumerate(references)}
+        replies: list[Measurement | None] = [None] * len(references)
+        deadline = time.monotonic() + timeout_s
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            if stopped():
+                raise StoppedError
+            done, _ = ray.wait(list(waiting), timeout=min(left_s, POLL_S))
+            for reference in done:
+                reply = replies[waiting.pop(reference)] = _reply(reference)
+                if not reply.reusable:  # of those that agreed a machine under load may take its time to let go
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return replies
+
+
+class _MeasuringActor:
+    """One worker."""
+
+    def __init__(self, rank: int, workers: Workers) -> None:
+        torch.set_num_threads(workers.cpus_each)
+        self._rank, self._workers = rank, workers
+        self._context = WorkerContext(rank, workers.count)
+
+    def node(self) -> tuple[str, str]:
+        """Return the node's id and address. Loads what training needs, so that all workers do so at the same time."""
+        import training.engine.deepspeed_setup
+        import training.tasks.residues.experiment  # noqa: F401
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def listen(self, address: str) -> int:
+        """On worker 0; see :func:`~cluster.process_group.listen`."""
+        return listen(address, self._workers.count)
+
+    def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
+        """Become part of the process group."""
+        from training.engine.deepspeed_setup import prepare_deepspeed
+
+        # Ray shows an actor its own GPU alone, as the first one.
+        device = choose_device(0)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index or 0)  # DeepSpeed asks for it
+        self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
+        prepare_deepspeed(device)  # may compile: not in the time of the first trial
+
+    def stage(self, store_path: str, task: str, data: DataSection) -> None:
+        stage(task, data, Path(store_path))
+
+    def measure(self, call: Callable[..., Measurement]) -> Measurement:
+        try:
+            return call(context=self._context)
+        except EsmerayError as error:
+            return Measurement("crash" if error.retryable else "refused", str(error), reusable=False)
+        except Exception as error:  # noqa: BLE001 - a result, too
+            return Measurement("crash", f"{type(error).__name__}: {last_line(error)}", reusable=False)
+
+
+def _options(workers: Workers, rank: int) -> dict[str, Any]:
+    """Ray's options of a worker's actor."""
+    options: dict[str, Any] = {"num_cpus": workers.cpus_each, "num_gpus": int(workers.use_gpu), "max_restarts": 0}
+    if (group := get_current_placement_group()) is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return options | {"runtime_env": connection.worker_environment()}
+
+
+def _limited(config: Config, workers_on_a_node: int) -> Config:
+    """Without a limit of its own, a worker on the CPU may take its share of the machine's memory."""
+    if config.training.cpu_memory_limit_mib is not None:
+        return config
+    limit_mib = memory_of_this_machine().total / workers_on_a_node / 2**20
+    training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
+    return config.model_copy(update={"training": training})
+
+
+def _reply(reference: Any) -> Measurement:
+    try:
+        return ray.get(reference)
+    except OutOfMemoryError as error:
+        reason = f"out of memory: Ray ended the worker ({last_line(error)})"
+        return Measurement("out_of_memory", reason, reusable=False)
+    except (RayActorError, RayTaskError) as error:
+        return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})", reusable=False)
+
+
+def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
+    """One result from those of the workers."""
+    known = [reply for reply in replies if reply is not None]
+    failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
+    if not failed:
+        hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
+        return known[0] if len(known) == len(replies) else hung
+    # Where a process ended, the others lost their peer; where a worker has no reason, another one has it.
+    worst = max(
+        failed,
+        key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED), bool(reply.reason)),
+    )
+    peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
+    return replace(worst, peak_memory_bytes=max(peaks, default=None))
