@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +26,8 @@ from pydantic import Field
 from scipy.sparse import csr_array
 
 from common.arguments import ToolArguments
+from common.bootstrap import percentile_interval, resamplings
+from common.fmax import counts_reaching, f_measure, ratio
 from function.annotations import Annotations
 from function.ontology import Aspect
 from function.propagation import BLOCK, Method, dense, propagate_dense
@@ -141,39 +144,30 @@ def _count(
         propagate_dense(codes_VB, aspect, propagation)
         codes_VB[dense(excluded[rows])] = 0
         term, protein = np.nonzero(codes_VB)
-        key = protein * (size + 2) + codes_VB[term, protein]
+        reached, shape = codes_VB[term, protein].astype(np.int64) - 1, (codes_VB.shape[1], size)
         hit = dense(actual[rows])[term, protein]
         for w, weight_V in enumerate(weights_WV):
             weight = weight_V[term]
-            hit_WTN[w, :, rows] = _reaching(key[hit], weight[hit], codes_VB.shape[1], size)
-            called_WTN[w, :, rows] = _reaching(key, weight, codes_VB.shape[1], size)
+            hit_WTN[w, :, rows] = counts_reaching(protein[hit], reached[hit], shape, weight[hit]).T
+            called_WTN[w, :, rows] = counts_reaching(protein, reached, shape, weight).T
     return hit_WTN, called_WTN
-
-
-def _reaching(key: NDArray[np.int64], weight: Array, proteins: int, thresholds: int) -> Array:
-    """(T, B) weight of the terms that reach each threshold."""
-    histogram = np.bincount(key, weight, minlength=proteins * (thresholds + 2)).reshape(proteins, thresholds + 2)
-    return histogram[:, :1:-1].cumsum(axis=1)[:, ::-1].T
 
 
 def _sums(hit_WTN: Array, called_WTN: Array, truth_WN: Array, settings: Settings) -> dict[str, Array]:
     """(W, T, R) sums over the proteins, and over those of each draw."""
-    total = truth_WN.shape[1]
     truth_WTN = np.broadcast_to(truth_WN[:, None], hit_WTN.shape)
     parts = {
         "n": (called_WTN > 0).astype(float),
         "tp": hit_WTN,
         "fp": called_WTN - hit_WTN,
         "fn": truth_WTN - hit_WTN,
-        "pr": _ratio(hit_WTN, called_WTN),
-        "rc": _ratio(hit_WTN, truth_WTN),
+        "pr": ratio(hit_WTN, called_WTN),
+        "rc": ratio(hit_WTN, truth_WTN),
     }
     sums = {name: [part.sum(axis=2, keepdims=True)] for name, part in parts.items()}
-    random = np.random.default_rng(settings.seed)
-    for start in range(0, settings.draws, _DRAWS_AT_ONCE):
-        number = min(_DRAWS_AT_ONCE, settings.draws - start)
-        drawn = random.integers(total, size=(total, number)) * number + np.arange(number)
-        draws_NR = np.bincount(drawn.ravel(), minlength=total * number).reshape(total, number).astype(float)
+    draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
+    for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
+        draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
         for name, part in parts.items():
             sums[name].append(part @ draws_NR)
     return {name: np.concatenate(some, axis=2) for name, some in sums.items()}
@@ -184,18 +178,14 @@ def _normalised(sums: dict[str, Array], proteins: int, norm: Normalisation) -> d
     n = sums.pop("n")
     over = {"pred": n, "gt": np.full_like(n, proteins)}
     of_precision, of_others = (over["pred"], over["gt"]) if norm == "cafa" else (over[norm], over[norm])
-    found = {name: _ratio(part, of_precision if name == "pr" else of_others) for name, part in sums.items()}
+    found = {name: ratio(part, of_precision if name == "pr" else of_others) for name, part in sums.items()}
     tp, fp, fn = found["tp"], found["fp"], found["fn"]
     found |= {"n": n, "cov": n / proteins, "mi": fp, "ru": fn, "s": np.sqrt(fn**2 + fp**2)}
-    found |= {"pr_micro": _ratio(tp, tp + fp), "rc_micro": _ratio(tp, tp + fn)}
+    found |= {"pr_micro": ratio(tp, tp + fp), "rc_micro": ratio(tp, tp + fn)}
     for end in ("", "_micro"):
         precision, recall = found[f"pr{end}"], found[f"rc{end}"]
-        found[f"f{end}"] = _ratio(2 * precision * recall, precision + recall)
+        found[f"f{end}"] = f_measure(precision, recall)
     return found
-
-
-def _ratio(above: Array, below: Array) -> Array:
-    return np.divide(above, below, out=np.zeros(above.shape), where=below > 0)
 
 
 def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) -> Iterator[tuple[str, Metric]]:
@@ -212,9 +202,7 @@ def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) 
 
 
 def _metric(value_R: Array, threshold: float | None = None) -> Metric:
-    draws = value_R[1:][np.isfinite(value_R[1:])]  # a draw may have no predictions
-    low, high = np.percentile(draws, [2.5, 97.5]).tolist() if draws.size else (np.nan, np.nan)
-    return Metric(float(value_R[0]), (low, high) if draws.size else None, threshold)
+    return Metric(float(value_R[0]), percentile_interval(value_R[1:]), threshold)
 
 
 def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) -> Array:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.bootstrap import SHARE
 from dataset.labels.label_space import LabelSpace, has_target
 from inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
 from model.metrics.classification import (
@@ -28,7 +29,6 @@ from model.metrics.classification import (
     metrics_of_each,
 )
 
-SHARE = 0.95
 _CONFUSED_PAIRS = 15
 _EXAMPLES = 3
 _CLASSES_SHOWN = 100
@@ -73,9 +73,7 @@ def evaluation_of(
     weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
 
     def metrics_of(predictions: NDArray) -> dict[str, Any]:
-        intervals = bootstrap_intervals(
-            kind, predictions, targets, samples, seed, SHARE, weights=weights, groups=groups
-        )
+        intervals = bootstrap_intervals(kind, predictions, targets, samples, seed, weights=weights, groups=groups)
         return {
             "metrics": classification_metrics(kind, predictions, targets, weights),
             "intervals": {name: list(interval) for name, interval in intervals.items()},

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.bootstrap import percentile_interval, resamplings
 from common.errors import DataError
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.structures.store import Structure, StructureStore
@@ -31,6 +33,8 @@ ELEMENTS = "abc"
 _CONTACT, _BURIED = 10.0, 18
 """Å between CA atoms in contact, and contacts from which a residue counts as buried."""
 _DRAWS = 1000
+_Statistic: TypeAlias = Callable[[NDArray[np.int64]], float]
+"""Of the proteins with these numbers."""
 
 
 @dataclass
@@ -152,51 +156,48 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
 
 def _summed(proteins: list[_Protein], left_out: int) -> Evaluation:
     """Medians over proteins of recovery, and perplexities; intervals by the bootstrap."""
+    lengths_N = np.array([protein.length for protein in proteins])
 
-    def recovery(name: str) -> Callable[[list[_Protein]], float]:
-        return lambda some: float(np.median([getattr(each, name).mean() for each in some]))
+    def means(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(protein, name).mean() for protein in proteins])
 
-    def perplexity(name: str) -> Callable[[list[_Protein]], float]:
-        def value(some: list[_Protein]) -> float:
-            lengths = [each.length for each in some]
-            return float(np.exp(np.average([getattr(each, name) for each in some], weights=lengths)))
+    def median(values_N: NDArray[np.float64]) -> _Statistic:
+        return lambda rows: float(np.median(values_N[rows]))
 
-        return value
+    def mean(values_N: NDArray[np.float64]) -> _Statistic:
+        return lambda rows: float(np.mean(values_N[rows]))
 
-    def within(mask: Callable[[_Protein], NDArray[np.bool_]]) -> Callable[[list[_Protein]], float]:
-        def value(some: list[_Protein]) -> float:
-            right = np.concatenate([each.right[mask(each)] for each in some])
-            return float(right.mean()) if right.size else float("nan")
+    def perplexity(name: str) -> _Statistic:
+        losses_N = np.array([getattr(protein, name) for protein in proteins])
+        return lambda rows: float(np.exp(np.average(losses_N[rows], weights=lengths_N[rows])))
 
-        return value
+    def within(mask: Callable[[_Protein], NDArray[np.bool_]]) -> _Statistic:
+        hits_N = np.array([protein.right[mask(protein)].sum() for protein in proteins])
+        sizes_N = np.array([mask(protein).sum() for protein in proteins])
+        return lambda rows: float(hits_N[rows].sum() / sizes_N[rows].sum()) if sizes_N[rows].any() else np.nan
 
-    def gain(name: str) -> Callable[[list[_Protein]], float]:
-        return lambda some: float(np.mean([each.right.mean() - getattr(each, name).mean() for each in some]))
-
-    short = [each for each in proteins if each.length <= SHORT]
-    wanted: dict[str, tuple[list[_Protein], Callable[[list[_Protein]], float]]] = {
-        "median recovery": (proteins, recovery("right")),
-        "median recovery, composition": (proteins, recovery("by_composition")),
-        "median recovery, secondary structure": (proteins, recovery("by_element")),
-        "mean gain over composition": (proteins, gain("by_composition")),
-        "mean gain over secondary structure": (proteins, gain("by_element")),
-        f"median recovery, to {SHORT} residues": (short, recovery("right")),
-        "recovery, helix and strand": (proteins, within(lambda each: each.helix_or_strand)),
-        "recovery, other": (proteins, within(lambda each: ~each.helix_or_strand)),
-        "recovery, buried": (proteins, within(lambda each: each.buried)),
-        "recovery, exposed": (proteins, within(lambda each: ~each.buried)),
-        "perplexity": (proteins, perplexity("loss")),
+    right_N, composition_N, element_N = map(means, ("right", "by_composition", "by_element"))
+    everyone, short = np.arange(len(proteins)), np.flatnonzero(lengths_N <= SHORT)
+    statistics: dict[str, tuple[NDArray[np.int64], _Statistic]] = {
+        "median recovery": (everyone, median(right_N)),
+        "median recovery, composition": (everyone, median(composition_N)),
+        "median recovery, secondary structure": (everyone, median(element_N)),
+        "mean gain over composition": (everyone, mean(right_N - composition_N)),
+        "mean gain over secondary structure": (everyone, mean(right_N - element_N)),
+        f"median recovery, to {SHORT} residues": (short, median(right_N)),
+        "recovery, helix and strand": (everyone, within(lambda protein: protein.helix_or_strand)),
+        "recovery, other": (everyone, within(lambda protein: ~protein.helix_or_strand)),
+        "recovery, buried": (everyone, within(lambda protein: protein.buried)),
+        "recovery, exposed": (everyone, within(lambda protein: ~protein.buried)),
+        "perplexity": (everyone, perplexity("loss")),
         f"perplexity, to {SHORT} residues": (short, perplexity("loss")),
-        "perplexity, composition": (proteins, perplexity("composition_loss")),
-        "perplexity, secondary structure": (proteins, perplexity("element_loss")),
+        "perplexity, composition": (everyone, perplexity("composition_loss")),
+        "perplexity, secondary structure": (everyone, perplexity("element_loss")),
     }
-    random = np.random.default_rng(0)
-    found = Evaluation(len(proteins), left_out)
-    for name, (some, value) in wanted.items():
-        if some and np.isfinite(value(some)):  # there may be no buried residue
-            draws = [
-                value([some[place] for place in random.integers(len(some), size=len(some))]) for _ in range(_DRAWS)
-            ]
-            low, high = np.nanpercentile(draws, [2.5, 97.5])
-            found.metrics[name] = value(some), float(low), float(high)
-    return found
+    evaluation = Evaluation(len(proteins), left_out)
+    for name, (rows, statistic) in statistics.items():
+        if rows.size and np.isfinite(statistic(rows)):  # there may be no buried residue
+            draws = resamplings(rows.size, _DRAWS, seed=0)
+            interval = percentile_interval([statistic(np.repeat(rows, drawn)) for drawn in draws])
+            evaluation.metrics[name] = statistic(rows), *(interval or (np.nan, np.nan))
+    return evaluation

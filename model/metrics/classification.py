@@ -24,6 +24,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from common.bootstrap import SHARE, percentile_interval, resamplings
 from common.errors import DivergenceError
 from dataset.labels.label_space import has_target, predicted_positive
 from model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
@@ -33,8 +34,6 @@ Values: TypeAlias = Tensor | ArrayLike
 
 _ROUNDING = 1e-5
 """By how much a probability may leave 0..1."""
-_MOST_UNDEFINED = 0.5
-"""Share of the resamplings in which a metric may be undefined and still get an interval."""
 
 
 def classification_metrics(
@@ -59,12 +58,12 @@ def bootstrap_intervals(
     targets: Values,
     samples: int,
     seed: int,
-    share: float = 0.95,
+    share: float = SHARE,
     *,
     weights: Values | None = None,
     groups: Values | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals (Efron and Tibshirani 1993, section 13.3) of the metrics, by resampling records.
+    """Percentile intervals of the metrics, by resampling records (:mod:`common.bootstrap`).
 
     In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
     records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
@@ -78,18 +77,13 @@ def bootstrap_intervals(
     if not len(rows.targets):
         return {}
     metrics_of = weighted_metrics(kind, rows.probabilities, rows.targets)
-    generator = np.random.default_rng(seed)
-    resampled: list[Metrics] = []
-    for _ in range(samples):
-        drawn_G = np.bincount(generator.integers(rows.num_groups, size=rows.num_groups), minlength=rows.num_groups)
-        resampled.append(metrics_of(drawn_G[rows.groups] * rows.weights))
-    intervals: dict[str, tuple[float, float]] = {}
-    for name in resampled[0]:
-        values_S = np.array([metrics[name] for metrics in resampled])
-        defined_S = values_S[np.isfinite(values_S)]
-        if len(defined_S) >= max(1, _MOST_UNDEFINED * samples):
-            low, high = np.quantile(defined_S, [(1 - share) / 2, (1 + share) / 2])
-            intervals[name] = float(low), float(high)
+    draws = resamplings(rows.num_groups, samples, seed)
+    resampled = [metrics_of(drawn_G[rows.groups] * rows.weights) for drawn_G in draws]
+    intervals = {}
+    for name in resampled[0] if resampled else ():
+        interval = percentile_interval([metrics[name] for metrics in resampled], share)
+        if interval is not None:
+            intervals[name] = interval
     return intervals
 
 

@@ -6,7 +6,7 @@ of scikit-learn, whose functions sort and check the same predictions anew for ea
 
 In: predictions and targets, then weights (N,). Out: metrics by name, NaN where undefined.
 
-Shape legend: N rows (records, or residues), C classes, labels or columns, U distinct values, H thresholds.
+Shape legend: N rows (records, or residues), C classes, labels or columns, U distinct values, T thresholds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.fmax import counts_reaching, f_measure, ratio
 from dataset.labels.label_space import predicted_positive
 from train_config.classifier_schema import TargetKind
 
@@ -195,38 +196,31 @@ class _Calibration:
 
 
 class _Fmax:
-    """Fmax as CAFA has it (Radivojac et al. 2013, equations 1 to 3, in full evaluation).
+    """Fmax (:mod:`common.fmax`) in full evaluation: records without a true label are no part of it.
 
-    At each threshold, precision is the mean over the records with at least one prediction, recall the mean over all
-    records; F is their harmonic mean, and Fmax the highest F. Records without a true label are no part of it.
     ``probabilities_NC``: compared with the thresholds in single precision, so that 0.29 is not below 0.29.
     ``truth_NC``: whether each record has each label; False where unknown. ``known_NC``: labels that count.
     """
 
     def __init__(self, probabilities_NC: Floats, truth_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
-        passed_NC = np.searchsorted(_THRESHOLDS, probabilities_NC.astype(np.float32), side="right")
-        predicted_NH = _counts_above(np.where(known_NC, passed_NC, 0))
-        hits_NH = _counts_above(np.where(truth_NC, passed_NC, 0))
+        reached_NC = np.searchsorted(_THRESHOLDS, probabilities_NC.astype(np.float32), side="right")
+        shape = len(probabilities_NC), len(_THRESHOLDS)
+
+        def counts(chosen_NC: NDArray[np.bool_]) -> NDArray:
+            return counts_reaching(np.nonzero(chosen_NC)[0], reached_NC[chosen_NC], shape)
+
+        predicted_NT, hits_NT = counts(known_NC), counts(truth_NC)
         size_N1 = truth_NC.sum(axis=1, keepdims=True)
         self._annotated_N = size_N1[:, 0] > 0
-        self._covered_NH = ((predicted_NH > 0) & (size_N1 > 0)).astype(np.float64)
-        self._precision_NH = hits_NH / np.maximum(predicted_NH, 1)
-        self._recall_NH = hits_NH / np.maximum(size_N1, 1)
+        self._covered_NT = ((predicted_NT > 0) & (size_N1 > 0)).astype(np.float64)
+        self._precision_NT = ratio(hits_NT, predicted_NT)
+        self._recall_NT = ratio(hits_NT, size_N1)
 
     def __call__(self, weights_N: Floats) -> float:
         annotated = weights_N @ self._annotated_N
-        precision_H = _ratio(weights_N @ self._precision_NH, weights_N @ self._covered_NH)
-        recall_H = _ratio(weights_N @ self._recall_NH, annotated)
-        f_H = _ratio(2 * precision_H * recall_H, precision_H + recall_H)
-        return np.nan_to_num(f_H).max() if annotated else np.nan
-
-
-def _counts_above(passed_NC: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(N, H): how many entries of each row passed at least thresholds 1..H, from how many thresholds each passed."""
-    bins = len(_THRESHOLDS) + 1
-    cells = np.arange(len(passed_NC))[:, None] * bins + passed_NC
-    counts = np.bincount(cells.ravel(), minlength=len(passed_NC) * bins).reshape(-1, bins)
-    return np.cumsum(counts[:, ::-1], axis=1)[:, -2::-1]
+        precision_T = ratio(weights_N @ self._precision_NT, weights_N @ self._covered_NT)
+        recall_T = ratio(weights_N @ self._recall_NT, annotated)
+        return f_measure(precision_T, recall_T).max() if annotated else np.nan
 
 
 def _matthews(right: float, truth_C: Floats, predicted_C: Floats) -> float:
