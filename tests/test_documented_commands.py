@@ -28,7 +28,7 @@ from tests.structures import folds, pdb_lines, save_esmfold, structure_store, wr
 from tests.training.tasks.test_classification import train
 from tools.__main__ import COMMANDS, subcommands
 from tools.__main__ import main as esmeray
-from tools.profile._gpu import trial
+from tools.profile import _gpu_trial as trial
 from tools.serve import query
 from train_config.loading import dump_config
 from train_config.schema import Config
@@ -46,7 +46,7 @@ TINY_CLASSIFIER = {
 GPU = GpuSample(0, "GPU-0", "NVIDIA H200", util_percent=91.0, mem_used_bytes=2**30, mem_total_bytes=2**33)
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
-    "profile monitor": ["--duration", "0.01"],
+    "profile gpu": ["--profile.duration_s", "0.01"],
     "profile devices": ["--rounds", "1", "--proteins", "20"],
     "profile model": ["--batches", "1"],
     "profile store": ["--model", "facebook/esm2_t6_8M_UR50D", "--seconds", "0.05"],

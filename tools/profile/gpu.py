@@ -1,4 +1,4 @@
-"""Check what of the GPU stack is there and fits together; --verify trains two steps on it.
+"""Check what of the GPU stack is there and fits together; record this machine's GPUs.
 
 Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
 a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
@@ -6,10 +6,13 @@ a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a G
 --verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU
 where there is none. It leaves with 4 if a step fails, or if there is a GPU that torch can't use, else with 0.
 
+With --profile.log the GPUs are recorded instead, whatever uses them, until Ctrl-C: a row for each GPU and sample, as
+nvidia-smi writes it. 'esmeray profile log' summarises and draws such a file.
+
 Examples:
-  esmeray profile gpu
   esmeray profile gpu --verify
-  esmeray profile gpu --verify && python train_ray.py --config train_config/masked_lm.yaml
+  esmeray profile gpu --verify && esmeray train --config train_config/masked_lm.yaml
+  esmeray profile gpu --profile.log gpus.csv --profile.interval_s 0.5 --profile.duration_s 600
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ import pynvml
 import tyro
 from pydantic import Field
 
-from common.arguments import ToolArguments, parse
+from common.arguments import ToolArguments
 from common.errors import EsmerayError, ResourceError
 from common.text import counted
+from train_config.loading import load_section
+from train_config.overrides import parse_sections
+from train_config.profile_schema import GpuProfileSection
+from train_config.section import Section
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
@@ -67,8 +74,16 @@ class Driver(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Print what is seen; train if asked."""
-    arguments = parse(Arguments, argv, "profile gpu", __doc__)
+    """Print what is seen, and train if asked; or record."""
+    sections: dict[str, Section] = {"profile": GpuProfileSection()}
+    arguments, overrides = parse_sections(Arguments, argv, "profile gpu", __doc__, sections)
+    settings = load_section(GpuProfileSection, "profile", overrides["profile"])
+    if settings.log is not None:
+        from monitoring.gpu_log.recording import record_gpus
+
+        samples = record_gpus(Path(settings.log), settings.interval_s, settings.duration_s, settings.gpus, _warn)
+        print(f"{counted(samples, 'sample{s}')}: {settings.log}")
+        return 0
     driver, nvml = check_driver()
     _report("torch", check_torch)
     works = _report("CUDA", lambda: check_cuda(driver)) != "mismatch"
@@ -83,11 +98,15 @@ def main(argv: list[str]) -> int:
     return 0 if _steps_work() and works else ResourceError.exit_code
 
 
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def _steps_work() -> bool:
     """Train in each precision, with a line for each."""
     try:
         from model.device import choose_device
-        from tools.profile._gpu.trial import Precision, precisions, single_process_group, train_two_steps
+        from tools.profile._gpu_trial import Precision, precisions, single_process_group, train_two_steps
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device(0)
@@ -109,14 +128,14 @@ def _steps_work() -> bool:
 def _report(part: str, check: Callable[[], Finding]) -> str:
     """Print a line and return its verdict; a library that can't be imported, or breaks, is a finding as well."""
     try:
-        found = check()
+        finding = check()
     except ModuleNotFoundError as error:
-        found = Finding("missing", f"{error.name} is not installed", _INSTALL)
+        finding = Finding("missing", f"{error.name} is not installed", _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
-        found = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
-    text = " ".join("; ".join(filter(None, found[1:])).split())
-    print(f"{part:<14} {found.verdict:<8} {text}", flush=True)
-    return found.verdict
+        finding = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+    text = " ".join("; ".join(filter(None, finding[1:])).split())
+    print(f"{part:<14} {finding.verdict:<8} {text}", flush=True)
+    return finding.verdict
 
 
 def check_driver() -> tuple[Driver, Finding]:
@@ -252,9 +271,9 @@ def check_ray() -> Finding:
 def pinned_version(package: str) -> str:
     """Return the version that requirements.txt asks for."""
     pattern = rf"^{package}(?:\[[^]]*\])?==([^\s;]+)"
-    found = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    pin = re.search(pattern, _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert pin is not None
+    return pin[1]
 
 
 def _pinned(package: str, seen: str) -> Finding:

@@ -1,14 +1,13 @@
 """Report utilisation, idle share, memory and throttling of a log of GPUs, and what to do about them.
 
-Reads a log of nvidia-smi (below), or of 'esmeray profile monitor', draws it and prints a summary of each GPU.
-Throttling is detected from throttle reasons and from clocks.
+Reads CSV of nvidia-smi (below), or of 'esmeray profile gpu', draws it and prints a summary of each GPU. Throttling is
+detected from throttle reasons and from clocks.
 
 Examples:
-  esmeray profile log --log gpu_log.csv --output gpu_log.png
-  esmeray profile log --log gpu_log.csv --json findings.json
+  esmeray profile log gpus.csv --profile.output gpus.png
   FIELDS=timestamp,index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw
   FIELDS=$FIELDS,enforced.power.limit,clocks.sm,clocks.max.sm,clocks_event_reasons.active
-  nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS > smi.csv
+  nvidia-smi -l 1 --format=csv --query-gpu=$FIELDS > gpus.csv
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import tyro
 from pydantic import Field
 from rich.text import Text
 
-from common.arguments import ToolArguments, parse
+from common.arguments import ToolArguments
 from common.command_line import result_console
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
@@ -29,29 +28,32 @@ from monitoring.gpu_log.analysis import GpuSummary, interval_s, summarise
 from monitoring.gpu_log.columns import TIME
 from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import GpuLog, read_gpu_log
+from train_config.loading import load_section
+from train_config.overrides import parse_sections
+from train_config.profile_schema import LogProfileSection
+from train_config.section import Section
 
-MADE_BY = "analyze_gpu_logs"
+MADE_BY = "profile log"
 
 
 class Arguments(ToolArguments):
-    """The log, and where to write the results."""
+    """The log."""
 
-    log: Path = Field(description="The CSV file.")
-    output: Path | None = Field(None, description="The picture, a PNG. Default: beside the log, with its name.")
-    json_: Annotated[Path | None, tyro.conf.arg(name="json")] = Field(
-        None, description="Also write the summaries to this file, as JSON."
-    )
+    log: Annotated[Path, tyro.conf.Positional] = Field(description="The CSV file.")
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace what this tool wrote before and nobody changed since."
+        False, description="Replace what this command wrote before and nobody changed since."
     )
 
 
 def main(argv: list[str]) -> int:
     """Read, summarise, draw and print."""
-    arguments = parse(Arguments, argv, "profile log", __doc__)
-    output = arguments.output or arguments.log.with_suffix(".png")
+    sections: dict[str, Section] = {"profile": LogProfileSection()}
+    arguments, overrides = parse_sections(Arguments, argv, MADE_BY, __doc__, sections)
+    settings = load_section(LogProfileSection, "profile", overrides["profile"])
+    output = Path(settings.output) if settings.output else arguments.log.with_suffix(".png")
+    json_output = Path(settings.json_output) if settings.json_output else None
     made = (MADE_BY, arguments.overwrite)
-    for path in filter(None, (output, arguments.json_)):
+    for path in filter(None, (output, json_output)):
         if path.resolve() == arguments.log.resolve():
             raise ConfigError(f"{path} is the log itself; give another file to write to")
         refuse_file(path, *made)
@@ -59,12 +61,12 @@ def main(argv: list[str]) -> int:
     summaries = summarise(log)
     with made_file(output, *made) as building:
         draw_log(log, summaries, building)
-    if arguments.json_ is not None:
-        found = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
-        with made_file(arguments.json_, *made) as building:
-            building.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if json_output is not None:
+        facts = {"log": str(log.path), "start": log.start, "gpus": [summary.as_dict() for summary in summaries]}
+        with made_file(json_output, *made) as building:
+            building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     _print(log, summaries)
-    print(f"written: {output}" + (f" and {arguments.json_}" if arguments.json_ else ""))
+    print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
     return 0
 
 

@@ -1,8 +1,14 @@
-"""``esmeray profile gpu``: a line a part with what to do, and two real steps that show that training works."""
+"""``esmeray profile gpu``: a line a part with what to do, two real steps that train, and whole samples in a log."""
 
 from __future__ import annotations
 
+import csv
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -10,13 +16,16 @@ import pytest
 import ray
 import torch
 
-from tools.profile import gpu as gpu_command
-from tools.profile._gpu import trial
+from monitoring.gpu_log import recording
+from monitoring.gpu_log.columns import COLUMNS
+from monitoring.sampling.nvml import GpuSample
+from tools.profile import _gpu_trial as trial
+from tools.profile import gpu as gpu_check
 from tools.profile.gpu import Driver, Finding, check_cuda, check_driver, pinned_version
 from training.engine.engine import StepResult, TrainingEngine
 
 PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
-TWO_GPUS = Driver(("NVIDIA H200", "NVIDIA H200"), "550.54", (12, 4))
+DRIVER_OF_TWO = Driver(("NVIDIA H200", "NVIDIA H200"), "550.54", (12, 4))
 
 
 def raising(number: int):
@@ -79,7 +88,7 @@ def test_every_part_has_a_line_and_two_steps_in_each_precision_work(command, no_
 class TestFailingSteps:
     @pytest.fixture(autouse=True)
     def few_parts(self, monkeypatch):
-        monkeypatch.setattr(gpu_command, "check_kernels", lambda: Finding("ok", ""))
+        monkeypatch.setattr(gpu_check, "check_kernels", lambda: Finding("ok", ""))
         monkeypatch.setattr(trial, "precisions", lambda device: ["fp32"])
 
     @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ class TestFailingSteps:
 
 def test_driver_reports_what_it_has(driver):
     found, line = check_driver()
-    assert found == TWO_GPUS
+    assert found == DRIVER_OF_TWO
     assert line == Finding("ok", "driver 550.54, runs CUDA up to 12.4, 2 GPUs (NVIDIA H200)")
 
 
@@ -148,7 +157,7 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeyp
 
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.cuda, "init", give_up)
-    line = check_cuda(TWO_GPUS)
+    line = check_cuda(DRIVER_OF_TWO)
     assert line.verdict == "mismatch"
     assert seen in line.seen and remedy in line.remedy
 
@@ -157,7 +166,7 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(driver, monkeyp
 def test_gpus_that_the_user_hides_are_no_mismatch(driver, monkeypatch, value):
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert check_cuda(TWO_GPUS)[:2] == ("missing", f"CUDA_VISIBLE_DEVICES={value!r} hides 2 GPUs (NVIDIA H200)")
+    assert check_cuda(DRIVER_OF_TWO)[:2] == ("missing", f"CUDA_VISIBLE_DEVICES={value!r} hides 2 GPUs (NVIDIA H200)")
 
 
 @pytest.mark.parametrize("error", ["", "no kernel image is available for execution on the device"])
@@ -172,18 +181,18 @@ def test_visible_gpu_is_ok_if_it_runs_a_kernel(driver, monkeypatch, error):
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch, "ones", ones)
-    line = check_cuda(TWO_GPUS)
+    line = check_cuda(DRIVER_OF_TWO)
     assert line.verdict == ("mismatch" if error else "ok")
     assert line.seen.startswith("NVIDIA H200 (140 GiB, sm_90)") and error in line.seen
 
 
 def test_other_version_than_pinned_is_a_mismatch(monkeypatch):
-    monkeypatch.setattr(gpu_command, "version", lambda package: "2.0.0+cpu")
-    line = gpu_command.check_torch()
+    monkeypatch.setattr(gpu_check, "version", lambda package: "2.0.0+cpu")
+    line = gpu_check.check_torch()
     assert line.verdict == "mismatch"
     assert line.remedy.startswith(f"Esmeray is tested with {pinned_version('torch')}")
-    monkeypatch.setattr(gpu_command, "version", lambda package: f"{pinned_version('torch')}+cpu")
-    assert gpu_command.check_torch().verdict == "ok"
+    monkeypatch.setattr(gpu_check, "version", lambda package: f"{pinned_version('torch')}+cpu")
+    assert gpu_check.check_torch().verdict == "ok"
 
 
 def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(capsys, monkeypatch):
@@ -191,7 +200,126 @@ def test_library_that_is_not_there_is_missing_and_one_that_breaks_a_mismatch(cap
         raise ImportError("libtorch.so: undefined symbol")
 
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    assert gpu_command._report("DeepSpeed", gpu_command.check_deepspeed) == "missing"
-    assert gpu_command._report("Ray", broken) == "mismatch"
+    assert gpu_check._report("DeepSpeed", gpu_check.check_deepspeed) == "missing"
+    assert gpu_check._report("Ray", broken) == "mismatch"
     out = capsys.readouterr().out
     assert "deepspeed is not installed" in out and "undefined symbol" in out
+
+
+# --- recording
+
+ROOT = Path(__file__).parents[3]
+TWO_GPUS = """
+from monitoring.gpu_log import recording
+from tests.tools.profile.test_gpu import Devices, two_gpus
+recording.NvmlDevices = lambda warn: two_gpus()
+from tools.__main__ import entry_point
+entry_point()
+"""
+
+
+RECORD = ("profile", "gpu", "--profile.log")
+
+
+class Devices:
+    """NVML with GPUs that answer as told."""
+
+    def __init__(self, *samples: GpuSample) -> None:
+        self.samples = list(samples)
+        self.reads = 0
+        self.closed = False
+
+    def read(self) -> list[GpuSample]:
+        self.reads += 1
+        return self.samples
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def two_gpus() -> Devices:
+    values = {"util_percent": 91.0, "mem_used_bytes": 30 * 2**30, "mem_total_bytes": 80 * 2**30, "power_w": 512.5}
+    return Devices(*(GpuSample(index, f"GPU-{index}", "NVIDIA H200", **values) for index in (0, 1)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Devices], Devices]:
+    def use(devices: Devices) -> Devices:
+        monkeypatch.setattr(recording, "NvmlDevices", lambda warn: devices)
+        return devices
+
+    return use
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.csv"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, skipinitialspace=True))
+
+
+def test_each_gpu_has_a_row_in_each_sample(command, use, log):
+    devices = use(two_gpus())
+    outcome = command(*RECORD, log, "--profile.interval_s", 0.05, "--profile.duration_s", 0.12)
+    assert outcome.code == 0, outcome.err
+    written = rows(log)
+    assert [row["index"] for row in written] == ["0", "1"] * (devices.reads - 1)  # the first says which GPUs there are
+    assert outcome.out.startswith(f"{devices.reads - 1} samples: ")
+    assert written[0]["power.draw [W]"] == "512.50 W"
+    times = [row["timestamp"] for row in written[::2]]
+    assert times == sorted(times)
+    assert devices.closed
+
+
+def test_chosen_gpus_alone_are_logged_and_a_second_call_appends(command, use, log):
+    use(two_gpus())
+    for _ in range(2):
+        assert command(*RECORD, log, "--profile.duration_s", 0.01, "--profile.gpus", 1).code == 0
+    assert [row["index"] for row in rows(log)] == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "code", "message"),
+    [
+        (two_gpus(), ("--profile.gpus", 7), 2, "GPU 7 is not on this machine; there are: [0, 1]"),
+        (
+            two_gpus(),
+            ("--profile.interval_s", 0.001),
+            2,
+            "--profile.interval_s: input should be greater than or equal to 0.05",
+        ),
+        (Devices(), (), 4, "no GPU to record"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_line(command, use, log, devices, arguments, code, message):
+    use(devices)
+    outcome = command(*RECORD, log, "--profile.duration_s", 1, *arguments)
+    assert outcome.code == code
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_signal_leaves_whole_rows(log, number, code):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWO_GPUS, *RECORD, str(log), "--profile.interval_s", "0.05"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_bytes().count(b"\n") >= 5):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    data = log.read_bytes()
+    assert data.endswith(b"\n")
+    assert {line.count(b",") for line in data.splitlines()} == {len(COLUMNS) - 1}

@@ -12,7 +12,7 @@ from tests.monitoring import gpu_traces
 
 def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
-    outcome = command("profile", "log", "--log", log, "--json", tmp_path / "found.json")
+    outcome = command("profile", "log", log, "--profile.json_output", tmp_path / "found.json")
     assert outcome.code == 0, outcome.err
     assert "% at work, idle " in outcome.out
     assert "  heat: " in outcome.out and "to do: " in outcome.out
@@ -29,7 +29,7 @@ def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
     log.write_text(
         "timestamp,index,utilization,memory.used,memory.total,temperature.gpu,power.draw,clocks.sm\n" + "1," * 7 + "1\n"
     )
-    outcome = command("profile", "log", "--log", log)
+    outcome = command("profile", "log", log)
     assert outcome.code == 3
     assert outcome.err.count("\n") == 1
     assert "no column for utilization.gpu (nearest: utilization)" in outcome.err
@@ -37,11 +37,11 @@ def test_missing_columns_are_one_line_and_nothing_is_written(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-@pytest.mark.parametrize("option", ["--output", "--json"])
+@pytest.mark.parametrize("option", ["--profile.output", "--profile.json_output"])
 def test_log_is_not_overwritten(command, tmp_path, option):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
     before = log.read_bytes()
-    outcome = command("profile", "log", "--log", log, option, log)
+    outcome = command("profile", "log", log, option, log)
     assert outcome.code == 2
     assert "is the log itself" in outcome.err
     assert log.read_bytes() == before

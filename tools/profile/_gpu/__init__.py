@@ -1,1 +1,0 @@
-"""The training steps of ``esmeray profile gpu``."""
