@@ -133,12 +133,17 @@ class Loader(BatchSource):
         turn = self._turn
         try:
             self._start()
+            # In turn, and replies are taken in the same turn: so batches come in the order of the requests.
             turns = cycle(self._processes)
             for request in islice(requests, self._num_workers * self._prefetch):
                 self._send(turns, request)
             while self._in_flight:
-                asked = self._in_flight.popleft()
-                prepared = None if asked is None else (asked[0].reply(), asked[1])
+                requested = self._in_flight.popleft()
+                prepared = None
+                if requested is not None:
+                    process, records_N = requested
+                    prepared = process.reply(), records_N
+                # Asked before the batch is handed out: the process works while the step computes.
                 for request in islice(requests, 1):
                     self._send(turns, request)
                 yield prepared
@@ -154,8 +159,10 @@ class Loader(BatchSource):
     def _start(self) -> None:
         """Drop what an abandoned iteration left on its way, or start the processes."""
         while self._in_flight:
-            if (asked := self._in_flight.popleft()) is not None:
-                asked[0].discard()
+            requested = self._in_flight.popleft()
+            if requested is not None:
+                process, _ = requested
+                process.discard()
         while len(self._processes) < self._num_workers:
             self._processes.append(LoaderProcess(self._source.preparation()))
 

@@ -86,7 +86,8 @@ class EpochPlan:
         first = step * self.batches_per_step
         last = min(first + self.batches_per_step, self.num_batches)
         mine: list[int | None] = list(range(first + rank, last, world_size))
-        return mine + [None] * (micro_batches(self.batches_per_step, world_size) - len(mine))
+        fillers = micro_batches(self.batches_per_step, world_size) - len(mine)
+        return mine + [None] * fillers
 
 
 def micro_batches(batches_per_step: int, world_size: int) -> int:
@@ -121,6 +122,7 @@ def plan_epoch(
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
     packer = _WindowPacker(lengths_N, budget, most, window, random)
     order, sizes = packer.pack()
+    # Last, since windows would else follow each other, and the batches of the end, filled otherwise, come at the end.
     order, offsets = _shuffle_batches(order, sizes, random)
     return EpochPlan(
         records=names_N[order],
@@ -182,6 +184,7 @@ class _WindowPacker:
 
     def pack(self) -> tuple[Indices, Indices]:
         """(N,) sequences, batch after batch, and (B,) sequences of each batch."""
+        # Shuffled once for the epoch: windows are then random samples, and memory is one integer a sequence.
         shuffled = self._random.permutation(self._lengths.size)
         carried = np.empty(0, dtype=np.int64)
         taken = 0
@@ -194,6 +197,7 @@ class _WindowPacker:
 
     def _pack_window(self, members: Indices, is_last: bool) -> Indices:
         """Emit the batches that can be filled from these sequences; return the sequences that are left."""
+        # Anew in each window, so that what was left of the one before is not always in the same half.
         self._random.shuffle(members)
         pool_size = members.size // 2
         pool, stream = members[:pool_size], members[pool_size:]
@@ -201,8 +205,10 @@ class _WindowPacker:
         if len(cuts) == 1:  # no batch is full without the pool
             if not is_last:
                 return members
+            # The end of an epoch: only here are all gaps looked at, since nothing comes after to fill them.
             self._best_fit_decreasing(members)
             return members[:0]
+        # Stable, as every rank has to find the same order of sequences of one length.
         pool = pool[np.argsort(self._lengths[pool], kind="stable")]
         pool_batches = self._fill_gaps(stream, cuts, self._lengths[pool].tolist())
         self._emit(stream[: cuts[-1]], np.diff(cuts), pool, pool_batches)
@@ -225,10 +231,13 @@ class _WindowPacker:
         left = list(range(len(pool_lengths)))
         for batch, (used, size) in enumerate(zip(used_B.tolist(), np.diff(cuts).tolist(), strict=True)):
             gap = self._budget - used
-            while size < self._most and (place := bisect_right(pool_lengths, gap)) > 0:
+            place = bisect_right(pool_lengths, gap)
+            while size < self._most and place > 0:
+                # The longest that fits: short ones are worth more in the gaps that are left to later batches.
                 gap -= pool_lengths.pop(place - 1)
                 batches[left.pop(place - 1)] = batch
                 size += 1
+                place = bisect_right(pool_lengths, gap)
         return batches
 
     def _best_fit_decreasing(self, members: Indices) -> None:

@@ -142,6 +142,7 @@ class TrainingSteps(AbstractContextManager):
 
         Raises DataError where a record does not fit the token budget.
         """
+        # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
             plan = _plan(self._source, self._indices, self._batch, self._seed, epoch)
             self._plan = (epoch, plan)
@@ -161,6 +162,7 @@ class TrainingSteps(AbstractContextManager):
         shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = (batch for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
+        # One stream over all steps: loader processes prepare across the bounds of steps, and never run dry at them.
         made = self._source.batches(_request(plan, epoch, batch) for batch in mine)
         for step in steps:
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
@@ -206,6 +208,7 @@ class ValidationSteps:
         for it through hundreds of steps would cost more than they save.
         """
         self._source = source
+        # Of no run's seed: metrics of different runs are of the same batches.
         plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
@@ -260,10 +263,14 @@ def _step(
     pin_memory: bool = False,
 ) -> StepBatches:
     batches = [part.batch for part in made]
-    if shape is not None:  # kept features need no compiled network
-        batches = [batch.filled(shape) if batch.named(FEATURES) is None else batch for batch in batches]
+    # Cached features need no compiled network, and a batch of them may have no tokens to fill.
+    if shape is not None and batches[0].named(FEATURES) is None:
+        batches = [batch.filled(shape) for batch in batches]
+    # Filled first: what is pinned has to be what is copied.
+    if pin_memory:
+        batches = [batch.pin_memory() for batch in batches]
     return StepBatches(
-        [batch.pin_memory() for batch in batches] if pin_memory else batches,
+        batches,
         *position,
         *following,
         num_tokens=sum(part.num_tokens for part in made),

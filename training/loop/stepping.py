@@ -50,7 +50,7 @@ class Stepper:
             sums = self._attempt(step, global_targets)
             if sums is not None:
                 return sums
-            # Here nothing of the broken pass is held any more, so that it can be freed.
+            # After the attempt has returned: nothing of the broken pass is held any more, so that it can be freed.
             self._engine.discard_gradients()
             assert self._guard is not None
             self._guard.halve("out of memory")
@@ -64,21 +64,25 @@ class Stepper:
                 if metrics is None:
                     return None
                 sums.add(metrics)
+        # Without a collective in the backward passes nobody was asked yet, and the update is about to have one.
         with self._clock.phase("communication"):
             return None if self._ran_out() else sums
 
     def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
         if self._guard is None or self._guard.parts == 1:
             return [batch]
+        # Equally many on every worker, fillers among them: each part is a pass that others may wait in.
         return parts_of(batch, self._guard.parts, equally_many=self._several)
 
     def _take(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor] | None:
         """The metrics of a forward and a backward pass; None where some worker is out of memory and all know."""
+        # One agreement a pass, at its first collective: workers wait for each other there in any case.
         self._agreement_due = self._agrees
         try:
             with self._clock.phase("forward"):
                 output = self._engine(self._copies.copy(batch))
                 if self._guard is not None:
+                    # After the forward pass, when activations are all held: on the CPU no allocation fails by itself.
                     self._guard.meter.check()
             with self._clock.phase("backward"):
                 self._engine.backward(output.loss_sum, global_targets)
@@ -88,11 +92,14 @@ class Stepper:
         except (RuntimeError, MemoryError) as error:
             if self._guard is None or not is_out_of_memory(error):
                 raise
+            # A single sequence can't be split further.
             too_long = batch.num_tokens if batch.num_sequences == 1 else 0
+            # Gradients can't be taken back, or others wait already in a collective that this worker will not reach.
             if not self._engine.can_discard or (self._agrees and not self._agreement_due):
                 if too_long:
                     raise self._guard.refuse_to_split(too_long) from error
                 raise self._guard.start_anew("out of memory while workers wait for each other") from error
+        # Outside the handler, whose error holds the tensors of the pass.
         with self._clock.phase("communication"):
             self._ran_out(here=True, too_long=too_long)
         return None

@@ -62,20 +62,24 @@ def loop(worker: Worker, position: Position) -> Outcome:
     worker.step = saved_step = position.step
     stopping = EarlyStopping(experiment.patience, _earlier_costs(worker, position))
     if position.step == 0:
-        validate(worker, position)  # where it starts from
+        # The first point of every curve is the model as it starts.
+        validate(worker, position)
     steps = _steps_from(experiment.batches, position)
     batch = worker.config.batch
     budget_tokens = batch.tokens * micro_batches(batch.batches_per_step, worker.context.world_size)
     clock = StepClock(training.log_every_steps, worker.context.device, budget_tokens)
     stepper = Stepper(worker.engine, control, clock, worker.guard)
+    # On CUDA a step's results are read while the next one computes: reading them at once would wait for the device.
     results = StepResults(worker, clock, late=worker.context.device.type == "cuda")
     while position.step < worker.total_steps:
         step, error = _next_step(steps, worker.writer)
         clock.loaded()
+        # Before anything is computed: a worker that left now would keep the others waiting in a collective.
         with clock.phase("communication"):
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
             agreement = control.agree(targets, tokens, stop=worker.stop_requested(), failed=error is not None)
         if agreement.failed or agreement.stop or step is None:
+            # What was done is logged before the end: the outcome has to name the last step.
             position = results.log_all(position)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
@@ -83,6 +87,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             if position.step > saved_step:
                 save(worker, position, None)
             return Outcome("stopped", position.step, f"stopped at step {position.step}; the same command resumes it", 0)
+        # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, worker.total_steps, training)
         with clock.phase("optimizer"):
@@ -95,20 +100,25 @@ def loop(worker: Worker, position: Position) -> Outcome:
             worker.sampler.new_epoch()
         last = position.step == worker.total_steps
         saving = last or position.step % worker.config.checkpoint.every_steps == 0
-        # A checkpoint is one of the best only if its loss is known.
         validating = last or position.step % training.evaluate_every_steps == 0
-        validating = validating or bool(saving and worker.config.checkpoint.keep_best)
+        if saving and worker.config.checkpoint.keep_best:
+            # A checkpoint is one of the best only if its loss is known.
+            validating = True
         if validating or saving:
+            # Their results say whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
             return diverged(worker.run, position)
+        # Before saving: the manifest of a checkpoint holds its cost.
         cost = validate(worker, position) if validating else None
         if cost is not None:
             stopping.note(cost)
-        if saving or (cost is not None and stopping.is_best and experiment.exports_best):
+        is_best = cost is not None and stopping.is_best
+        if saving or (is_best and experiment.exports_best):
             with clock.phase("checkpoint"):
                 save(worker, position, cost)
             saved_step = position.step
+        # After saving: what is exported then is a checkpoint.
         if stopping.is_over and not last:
             waited = f"{experiment.patience} evaluations without a better one"
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
@@ -120,13 +130,15 @@ def _earlier_costs(worker: Worker, position: Position) -> list[float]:
     """Costs of the evaluations before this position, from rank 0's metrics.jsonl."""
     records = read_metrics(worker.run.metrics) if worker.context.rank == 0 and worker.run.metrics.exists() else []
     earlier = [r for r in records if r["kind"] == "validation" and 0 < r["step"] <= position.step]
-    costs = [cost for record in earlier if (cost := worker.experiment.cost(record)) is not None]
-    return json.loads(worker.control.from_rank_0(json.dumps(costs)))
+    costs = [worker.experiment.cost(record) for record in earlier]
+    known = [cost for cost in costs if cost is not None]
+    return json.loads(worker.control.from_rank_0(json.dumps(known)))
 
 
 def validate(worker: Worker, position: Position) -> float | None:
     """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
     metrics = worker.experiment.evaluate(worker.engine, worker.control, worker.stop_requested)
+    # The guard compares steps: an evaluation has batches and memory of its own.
     worker.forget_peak()
     if not metrics:
         return None  # nothing is held out, or a stop was asked for
@@ -137,6 +149,7 @@ def validate(worker: Worker, position: Position) -> float | None:
 def save(worker: Worker, position: Position, validation_cost: float | None) -> None:
     """Start writing a checkpoint and report to the launcher. Every worker calls it."""
     rank, config = worker.context.rank, worker.config
+    # Copied now, written in the background: the next step changes the weights in place.
     shards = [*worker.engine.copy_shards(), (rng_file(rank), random_states())]
     if rank == 0:
         shards += worker.experiment.names().items()
@@ -155,7 +168,10 @@ def save(worker: Worker, position: Position, validation_cost: float | None) -> N
     worker.writer.write(shards, manifest)
     worker.forget_peak()
     metrics = {"step": float(position.step), "tokens_seen": float(position.tokens_seen)}
-    worker.context.report(metrics | ({} if validation_cost is None else {"validation_cost": validation_cost}))
+    if validation_cost is not None:
+        metrics["validation_cost"] = validation_cost
+    # Every worker, and after the same steps: Ray Train waits in its report for all of them.
+    worker.context.report(metrics)
 
 
 def _steps_from(batches: TrainingSteps, position: Position) -> Iterator[StepBatches]:
@@ -171,14 +187,22 @@ def _next_step(
 ) -> tuple[StepBatches | None, EsmerayError | None]:
     """The next batches of this worker, or why there are none."""
     try:
+        # A checkpoint that could not be written in the background ends the run at the next step, like damaged data.
         writer.check()
         return next(steps), None
     except EsmerayError as error:
         if error.retryable:
+            # A fault of this machine: only a new process helps, and the launcher starts all of them again.
             raise
         return None, error
 
 
 def _advance(position: Position, step: StepBatches, agreement: StepAgreement) -> Position:
-    after = {"step": position.step + 1, "epoch": step.next_epoch, "step_in_epoch": step.next_step}
-    return position.model_copy(update=after | {"tokens_seen": position.tokens_seen + agreement.tokens})
+    return position.model_copy(
+        update={
+            "step": position.step + 1,
+            "epoch": step.next_epoch,
+            "step_in_epoch": step.next_step,
+            "tokens_seen": position.tokens_seen + agreement.tokens,
+        }
+    )
