@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from monitoring.advice import Facts, advise, what_limits
 from tuning.records import Trial
 from tuning.results import Results
-from tuning.settings import KEYS, NAMES, STATUSES, Settings, memory_text, value_text
+from tuning.settings import KEYS, NAMES, Settings
 from tuning.space import needs_at_least
 
 _PHASES = {
@@ -25,13 +24,11 @@ _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice that are about the configuration's step."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """Topic (loading, communication, memory, compute or unknown), summary without a full stop, and sentences."""
+class Limit(NamedTuple):
+    """Topic (loading, communication, memory, compute or unknown), sentence without a full stop, what to try next."""
 
     topic: str
     summary: str
-    evidence: list[str]
     advice: list[str]
 
 
@@ -39,20 +36,27 @@ def find_limit(trial: Trial, results: Results) -> Limit:
     """Return what limits a configuration that was measured to the end."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
-    evidence = [*_shares(trial), *_memory(trial, results.margin), *_neighbours(trial, results)]
     if limit is None:
-        return Limit("unknown", "What limits is not known: no shares of a step were measured", evidence, [])
+        return Limit("unknown", "What limits is not known: no shares of a step were measured", [])
     further = [str(advice) for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
-    return Limit(limit.topic, limit.finding, evidence, [*(action.text for action in limit.actions), *further])
+    return Limit(limit.topic, limit.finding, [*(action.text for action in limit.actions), *further])
+
+
+def shares_text(trial: Trial) -> str:
+    """The phases of a step as shares of its time, in a line."""
+    shares = trial.measurement.shares
+    phases = [f"{text} {shares[name]:.0%}" for name, text in _PHASES.items() if shares.get(name, 0.0) >= 0.005]
+    return f"Of a step: {', '.join(phases)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}." if phases else ""
 
 
 def _facts(trial: Trial, results: Results) -> Facts:
-    settings, measurement, others = trial.settings, trial.measurement, results.trials
+    settings, measurement = trial.settings, trial.measurement
     shares: dict[str, Any] = dict(measurement.shares)
     if settings.workers == 1:  # the rest are the agreements of a worker with itself
         shares.pop("communication", None)
-    tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other.settings) for other in others)}
-    if not any(other.settings.tokens > settings.tokens for other in others):
+    others = [other.settings for other in results.trials]
+    tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other) for other in others)}
+    if not any(other.tokens > settings.tokens for other in others):
         tried.discard(KEYS["tokens"])
     return Facts(
         **shares,
@@ -81,32 +85,6 @@ def _rise(trial: Trial, results: Results) -> float | None:
     nearest = max(smaller, key=lambda other: other.settings.tokens, default=trial).measurement.tokens_per_s
     own = trial.measurement.tokens_per_s
     return own / nearest - 1 if smaller and own and nearest else None
-
-
-def _shares(trial: Trial) -> Iterator[str]:
-    shares = trial.measurement.shares
-    parts = [f"{text} {shares[name]:.0%}" for name, text in _PHASES.items() if shares.get(name, 0.0) >= 0.005]
-    if parts:
-        yield f"Of a step: {', '.join(parts)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}."
-
-
-def _memory(trial: Trial, margin: float) -> Iterator[str]:
-    measurement = trial.measurement
-    if measurement.memory_share is not None:
-        yield (
-            f"Peak memory is {memory_text(measurement.peak_memory_bytes)}, {measurement.memory_share:.0%} of "
-            f"{memory_text(measurement.total_memory_bytes)}; {1 - margin:.0%} may be used."
-        )
-
-
-def _neighbours(trial: Trial, results: Results) -> Iterator[str]:
-    for name in NAMES:
-        for other in results.trials:
-            if _differs_in(name, trial.settings, other.settings):
-                value = f"{NAMES[name]} {value_text(name, getattr(other.settings, name))}"
-                speed, own = other.measurement.tokens_per_s, trial.measurement.tokens_per_s or 1.0
-                outcome = STATUSES[other.measurement.status] if speed is None else f"{speed / own - 1:+.0%}"
-                yield f"With {value}: {outcome} (trial {other.number})."
 
 
 def _differs_in(name: str, settings: Settings, other: Settings) -> bool:

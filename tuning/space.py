@@ -28,7 +28,7 @@ class SearchSpace:
 
     Attributes:
         values: of each setting, those that a configuration has, ascending where they are ordered.
-        settings: the configurations, those that need the least memory first.
+        settings: the configurations.
         left_out: combinations that can't be or make no difference, counted by reason.
         default: the experiment's own configuration, or the one most like it.
         workers: those of a trial, by their number.
@@ -100,9 +100,8 @@ def make_space(
     if not valid:
         reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
-    ordered = tuple(sorted(valid, key=_memory_order))
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
-    space = SearchSpace(occurring, ordered, dict(left_out), valid[0], workers)
+    space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
     return replace(space, default=space.nearest(own))
 
 
@@ -195,18 +194,6 @@ def _sorted(name: str, values: list[Any]) -> tuple[Value, ...]:
 
 def _places(name: str, one: Any, other: Any) -> float:
     return abs(one - other) if name in ORDERED and None not in (one, other) else 1.0
-
-
-def _memory_order(settings: Settings) -> tuple[Any, ...]:
-    """Ascending by what needs memory. Worker groups follow one another; the rest makes the order unique."""
-    return (
-        -settings.workers,
-        settings.tokens,
-        -_RECOMPUTED.index(settings.gradient_checkpointing),
-        settings.precision == "fp32",
-        -settings.stage,
-        tuple(str(getattr(settings, name)) for name in NAMES),
-    )
 
 
 def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
