@@ -48,21 +48,19 @@ def draw_search(results: Results, path: Path, title: str) -> None:
 def importances(results: Results) -> dict[str, float]:
     """Return the share of each setting in the differences of speed, the largest first; empty where not known."""
     measured = results.measured
-    values = {name: {value_text(name, getattr(trial.settings, name)) for trial in measured} for name in NAMES}
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        NAMES[name]: optuna.distributions.CategoricalDistribution(sorted(words))
-        for name, words in values.items()
-        if len(words) > 1
-    }
-    speeds = {trial.measurement.tokens_per_s for trial in measured}
-    if len(measured) < _FEWEST_TRIALS or len(speeds) < 2 or not distributions:
+    words = [{NAMES[name]: value_text(name, getattr(t.settings, name)) for name in NAMES} for t in measured]
+    values = {name: sorted({words_of_trial[name] for words_of_trial in words}) for name in NAMES.values()}
+    varied = {name: choices for name, choices in values.items() if len(choices) > 1}
+    speeds = [trial.measurement.tokens_per_s for trial in measured]
+    if len(measured) < _FEWEST_TRIALS or len(set(speeds)) < 2 or not varied:
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    for trial in measured:
-        words = {NAMES[name]: value_text(name, getattr(trial.settings, name)) for name in NAMES}
-        params = {name: words[name] for name in distributions}
-        speed = trial.measurement.tokens_per_s
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        name: optuna.distributions.CategoricalDistribution(choices) for name, choices in varied.items()
+    }
+    for words_of_trial, speed in zip(words, speeds, strict=True):
+        params = {name: words_of_trial[name] for name in varied}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=speed))
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
 

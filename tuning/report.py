@@ -53,11 +53,14 @@ def write_tune_report(results: Results, folder: Path) -> None:
 
 
 def print_table(results: Results, console: Console) -> None:
-    """The fastest that fit, and what limits the first of them."""
-    fastest = results.ranked[:SHOWN]
-    title = f"The fastest {len(fastest)} of {len(results.trials)} configurations"
-    console.print(_table(title, fastest, results))
-    console.print("\n".join(_summary(results)), highlight=False, markup=False)
+    """The fastest that fit, or every token budget of a search over these alone, and what limits the fastest."""
+    if results.space.varied == ["tokens"]:
+        by_budget = sorted(results.trials, key=lambda trial: trial.settings.tokens)
+        console.print(_table("Token budgets", by_budget, results))
+    else:
+        fastest = results.ranked[:SHOWN]
+        console.print(_table(f"The fastest {len(fastest)} of {len(results.trials)} configurations", fastest, results))
+    console.print("\n".join(_summary(results)), highlight=False, markup=False, soft_wrap=True)
 
 
 def _headline(results: Results) -> str:

@@ -107,6 +107,10 @@ def to_set(results: Results, global_tokens: int, search: TuneConfig) -> list[str
     assert best is not None
     assert largest is not None
     lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
+    if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
+        lines.append(
+            "No larger one was tried: --tune.search.max_trials or time_budget_s ended the search, or it would not fit."
+        )
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines
     if search.inference:

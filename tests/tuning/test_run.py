@@ -165,8 +165,9 @@ def test_four_devices_take_four_trials_side_by_side_and_a_killed_search_loses_an
         search.kill()
     ends = sorted(json.loads(path.read_text())["time"] for path in whole.trials.iterdir())
     assert len(ends) == made_up_cluster.TRIALS
-    one_by_one_s = made_up_cluster.TRIALS * made_up_cluster.SLEEP_S
-    assert ends[-1] - ends[0] + made_up_cluster.SLEEP_S <= 0.4 * one_by_one_s
+    # From the end of the first four: their processes start on the cores, which other tests take.
+    seconds, one_by_one_s = ends[-1] - ends[3], len(ends[4:]) * made_up_cluster.SLEEP_S
+    assert seconds <= 0.4 * one_by_one_s
 
     before = {path: path.read_bytes() for path in killed.trials.glob("*.json")}
     assert before
