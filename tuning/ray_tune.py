@@ -20,14 +20,13 @@ from common.errors import ConfigError, EsmerayError, ResourceError
 from common.publishing import write_atomically
 from common.text import last_line
 from train_config.loading import dump_config, load_tune_config
-from train_config.schema import Config
 from training.launch.driver import fit, say
-from tuning.records import Job, SearchFolder, read_trials
+from tuning.records import Job, SearchFolder, StoppedError, read_trials
 from tuning.results import Results, describe
 from tuning.search import Search
 from tuning.settings import Settings, settings_text
 from tuning.space import SearchSpace, make_space, most_trials, space_lines
-from tuning.trainable import MeasuredTrial, StoppedError, placement
+from tuning.trainable import MeasuredTrial, placement
 
 _STATE = "tuner.pkl"
 """The file from which Ray Tune (2.60) restores an experiment."""
@@ -65,18 +64,15 @@ class Progress(tune.Callback):
         say(f"{erase}{newest.number}/{self._most}: {describe(newest, results)}{mark}")
 
 
-def search_on_cluster(
-    job: Job, config: Config, data_tokens: int, signals: StopSignals
-) -> tuple[SearchSpace, Exception | None]:
+def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
     """Run the trials of a search to its end, or to a signal; return the space and what ended it early, if anything did.
 
     Args:
         job: what the trials share.
-        config: the experiment, resolved.
         data_tokens: of all training sequences.
         signals: the first one ends the trials in progress.
     """
-    folder, search = job.folder, job.search
+    folder, config, search = job.folder, job.config, job.search
     with connection.connected(config.ray) as dashboard:
         signals.reinstall()
         _check_hardware(folder)

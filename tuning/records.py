@@ -21,6 +21,10 @@ from train_config.tune_schema import TuneConfig
 from tuning.settings import Measurement, Settings
 
 
+class StoppedError(Exception):
+    """The search is to end, and its trials with it."""
+
+
 class SearchFolder(RunFolder):
     """Paths of a search, which lies among the runs."""
 
@@ -38,19 +42,29 @@ class SearchFolder(RunFolder):
 
 @dataclass(frozen=True)
 class Job:
-    """What all trials of a search share.
+    """An experiment and the search over it.
 
     Attributes:
-        config: resolved, with absolute paths. A classifier's tokenizer lies in the folder of its run.
+        config: the experiment, resolved, with absolute paths.
+        store_path: its data, once that is prepared.
         make_group: makes of :class:`~cluster.placement.Workers` what has the methods of
             :class:`~tuning.workers.WorkerGroup`; None for that itself.
     """
 
     config: Config
     search: TuneConfig
-    folder: SearchFolder
-    store_path: str
     make_group: Callable[..., Any] | None = None
+    store_path: str = ""
+
+    @property
+    def folder(self) -> SearchFolder:
+        """The folder of the search."""
+        return SearchFolder(self.config.run.storage_path, self.search.name)
+
+    @property
+    def measured(self) -> Config:
+        """The experiment of trials: what they write is the search's, as a classifier's tokenizer in a run's folder."""
+        return self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": self.search.name})})
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from common.publishing import write_atomically
 from common.text import counted
 from dataset.store.conversion import SAMPLE
 from train_config.loading import dump_config
-from train_config.schema import Config
+from train_config.schema import DataSection
 from train_config.tune_schema import TuneConfig
-from tuning.records import Trial
+from tuning.records import Job, Trial
 from tuning.settings import STATUSES, Measurement, memory_text, settings_text
 from tuning.space import SearchSpace
 
@@ -86,11 +86,16 @@ def speed_text(measurement: Measurement) -> str:
     return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s{noise}"
 
 
-def write_best(path: Path, results: Results, config: Config, search: TuneConfig) -> None:
-    """Write the experiment, which has absolute paths, with the fastest settings; a comment says how it was found."""
+def write_best(results: Results, job: Job) -> None:
+    """Write the experiment with the fastest settings; a comment says how it was found.
+
+    It runs from any folder, under a name of its own, as its batches are not those of the experiment's checkpoints.
+    """
     assert results.best is not None
-    fastest = results.best.settings.applied(config, search.keep_global_tokens)
-    write_atomically(path, _comment(path, results, search) + dump_config(_runnable(fastest)))
+    fastest = results.best.settings.applied(job.config, job.search.keep_global_tokens)
+    run = fastest.run.model_copy(update={"name": f"{fastest.run.name}-fastest", "resume": "allow"})
+    runnable = fastest.model_copy(update={"run": run, "data": _from_any_folder(fastest.data)})
+    write_atomically(job.folder.best, _comment(job.folder.best, results, job.search) + dump_config(runnable))
 
 
 def noise_lines(results: Results) -> list[str]:
@@ -120,16 +125,13 @@ def to_set(results: Results, global_tokens: int, search: TuneConfig) -> list[str
     return [*lines, f"To set: --batch.tokens {best.settings.tokens} --batch.global_tokens {steps * at_once}"]
 
 
-def _runnable(config: Config) -> Config:
-    """Under a name of its own, as its batches are not those of the experiment's checkpoints, and from any folder."""
-    run = config.run.model_copy(update={"name": f"{config.run.name}-fastest", "resume": "allow"})
-    section = config.data
+def _from_any_folder(section: DataSection) -> DataSection:
+    """The data, by absolute paths."""
     sources = [source if source == SAMPLE else _absolute(source) for source in section.source]
     store = None if section.store is None else _absolute(section.store)
     held_out = [_absolute(source) for source in section.labels.validation_source]
     labels = section.labels.model_copy(update={"validation_source": held_out})
-    data = section.model_copy(update={"source": sources, "store": store, "labels": labels})
-    return config.model_copy(update={"run": run, "data": data})
+    return section.model_copy(update={"source": sources, "store": store, "labels": labels})
 
 
 def _absolute(path: str) -> str:

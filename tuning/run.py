@@ -14,6 +14,7 @@ Ray Tune runs the trials (:mod:`tuning.ray_tune`), Optuna chooses them (:mod:`tu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -34,7 +35,7 @@ from training.launch.driver import (
     warn,
 )
 from training.tasks.registry import task_plan
-from tuning.records import Job, SearchFolder, read_trials
+from tuning.records import Job, read_trials
 from tuning.results import Results, nothing_fits, speed_text, to_set, write_best
 from tuning.settings import KEYS
 from tuning.space import make_space, space_lines
@@ -47,20 +48,18 @@ CHANGES_SPEED = (
 
 
 def tune(config: Config, search: TuneConfig, make_group: Callable[..., Any] | None = None) -> int:
-    """Search to the end, with workers that ``make_group`` makes (see :class:`~tuning.trainable.Job`).
+    """Search to the end, with workers that ``make_group`` makes (see :class:`~tuning.records.Job`).
 
     Returns the process's exit code: 0 finished, 128 + signal when stopped. Raises EsmerayError where it can't start, or
     no configuration fits.
     """
-    folder = SearchFolder(config.run.storage_path, search.name)
-    config = with_absolute_paths(config)
-    return until_signal(folder, lambda signals: _tune_locked(config, search, folder, signals, make_group), "the search")
+    job = Job(with_absolute_paths(config), search, make_group)
+    return until_signal(job.folder, lambda signals: _tune_locked(job, signals), "the search")
 
 
 def dry_run_tune(config: Config, search: TuneConfig) -> int:
     """Print the resolved search and the space; measure nothing."""
-    folder = SearchFolder(config.run.storage_path, search.name)
-    _check_same(with_absolute_paths(config), search, folder)
+    _check_same(Job(with_absolute_paths(config), search))
     data_tokens = task_plan(config).estimate().data.tokens
     space = make_space(config, search, resources_to_plan_with(config.ray), data_tokens)
     print(dump_config(search))
@@ -68,39 +67,32 @@ def dry_run_tune(config: Config, search: TuneConfig) -> int:
     return 0
 
 
-def _tune_locked(
-    config: Config,
-    search: TuneConfig,
-    folder: SearchFolder,
-    signals: StopSignals,
-    make_group: Callable[..., Any] | None,
-) -> int:
-    _check_same(config, search, folder)
-    # Whatever a trial writes belongs to the search, and a classifier's tokenizer lies in the folder of its run.
-    measured = config.model_copy(update={"run": config.run.model_copy(update={"name": search.name})})
-    if find(config.ray) == LOCAL:
-        make_space(config, search, [*local_resources()])  # refuses what can be refused before anything is prepared
-    task = task_plan(measured)
+def _tune_locked(job: Job, signals: StopSignals) -> int:
+    _check_same(job)
+    ray, folder, search = job.config.ray, job.folder, job.search
+    if find(ray) == LOCAL:
+        make_space(job.config, search, [*local_resources()])  # refuses what it can before anything is prepared
+    task = task_plan(job.measured)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(folder.stores, progress)
     data_tokens = task.measure(store_path).data.tokens
     task.write_names(folder, store_path)
     from tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
 
-    job = Job(measured, search, folder, str(store_path), make_group)
-    space, error = search_on_cluster(job, config, data_tokens, signals)
+    space, error = search_on_cluster(replace(job, store_path=str(store_path)), data_tokens, signals)
     results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
-    return _conclude(config, search, folder, results, signals, error)
+    return _conclude(job, results, signals, error)
 
 
-def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> None:
+def _check_same(job: Job) -> None:
     """Refuse to mix measurements of different experiments by a ConfigError."""
+    folder = job.folder
     if folder.trials_before.exists():
         raise ConfigError(f"{folder.path} is a search of an earlier version: choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return
     before = load_recorded(folder.config).model_dump() | {"tune": load_tune_config(folder.tune).model_dump()}
-    now = config.model_dump() | {"tune": search.model_dump()}
+    now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
@@ -109,19 +101,12 @@ def _check_same(config: Config, search: TuneConfig, folder: SearchFolder) -> Non
             )
 
 
-def _conclude(
-    config: Config,
-    search: TuneConfig,
-    folder: SearchFolder,
-    results: Results,
-    signals: StopSignals,
-    error: Exception | None,
-) -> int:
+def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception | None) -> int:
     from tuning.report import print_table, write_tune_report  # here: it loads matplotlib
 
-    best = results.best
+    folder, best = job.folder, results.best
     if best is not None:
-        write_best(folder.best, results, config, search)
+        write_best(results, job)
     if results.trials or not signals.received:
         try:
             write_tune_report(results, folder.path)
@@ -137,6 +122,6 @@ def _conclude(
     if best is None:
         raise nothing_fits(results)
     print_table(results, Console())
-    say("\n".join(to_set(results, config.batch.global_tokens, search)))
+    say("\n".join(to_set(results, job.config.batch.global_tokens, job.search)))
     say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
     return 0

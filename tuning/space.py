@@ -88,7 +88,9 @@ def make_space(
         alone = all(len(values[name]) == 1 for name in NAMES)
         values["tokens"] = _budgets(config.data, own.tokens, largest, steps=4 if alone else 1)
     workers = _workers(config.ray, nodes, values["workers"])
-    refusal = _refusals(config, search, workers, values)
+    global_tokens = config.batch.global_tokens if search.keep_global_tokens else None
+    frozen, offloads = config.model.backbone.frozen, config.deepspeed.offload_optimizer
+    refusal = _refusals(config.data, global_tokens, frozen, offloads, workers, values)
     valid: list[Settings] = []
     left_out: Counter[str] = Counter()
     for combination in itertools.product(*values.values()):
@@ -132,25 +134,32 @@ def most_trials(search: SearchSection, size: int) -> int:
 
 
 def _refusals(
-    config: Config, search: TuneConfig, workers: Mapping[int, Workers], values: Mapping[str, Sequence[Any]]
+    data: DataSection,
+    global_tokens: int | None,
+    frozen: bool,
+    offloads: bool,
+    workers: Mapping[int, Workers],
+    values: Mapping[str, Sequence[Any]],
 ) -> Callable[[Settings], str | None]:
-    """A function that says why a configuration is left out: it is not possible, or makes no difference."""
-    needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
+    """A function that says why a configuration is left out: it is not possible, or makes no difference.
+
+    ``global_tokens`` are those that a budget has to divide.
+    """
+    needed = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
     on_cpu = any(placed.device == "cpu" for placed in workers.values())
-    global_tokens = config.batch.global_tokens if search.keep_global_tokens else 0
-    prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
-    nothing_to_recompute = config.model.backbone.frozen and len(values["gradient_checkpointing"]) > 1
+    prefetch = data.prefetch if data.prefetch in values["prefetch"] else values["prefetch"][0]
+    nothing_to_recompute = frozen and len(values["gradient_checkpointing"]) > 1
 
     def refusal(settings: Settings) -> str | None:
         if settings.tokens < needed:
             return f"a budget under the {needed} tokens of the longest sequence"
         if settings.workers not in workers:
             return "more workers than the cluster holds"
-        if global_tokens % (settings.tokens * settings.workers):
+        if global_tokens and global_tokens % (settings.tokens * settings.workers):
             return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
         if settings.precision == "fp16" and on_cpu:
             return "fp16, which needs a GPU"
-        if settings.stage == 0 and config.deepspeed.offload_optimizer:
+        if settings.stage == 0 and offloads:
             return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
         if settings.num_workers == 0 and settings.prefetch != prefetch:
             return "prefetching, which makes no difference without loader processes"

@@ -20,10 +20,6 @@ from tuning.settings import Measurement, Settings
 METRIC = "tokens_per_s"
 
 
-class StoppedError(Exception):
-    """The search is to end, and its trials with it."""
-
-
 def placement(workers: Mapping[int, Workers], trial_config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     """Return the placement group of a trial: an empty bundle for its own process, then one for each worker."""
     placed = workers[trial_config["settings"]["workers"]]
@@ -63,7 +59,7 @@ class MeasuredTrial(tune.Trainable):
     def _measure(self, settings: Settings, to_beat: float | None) -> Measurement:
         job = self._job
         try:
-            config = settings.applied(job.config, job.search.keep_global_tokens)
+            config = settings.applied(job.measured, job.search.keep_global_tokens)
             if not job.search.inference:
                 check_precision(config.training, self._workers[settings.workers].device)
         except EsmerayError as error:

@@ -29,12 +29,12 @@ from common.errors import EsmerayError, ResourceError
 from common.text import last_line
 from model.device import choose_device
 from monitoring.sampling.host import memory_of_this_machine
-from train_config.schema import Config, DataSection
+from train_config.schema import Config, DataSection, TrainingSection
 from train_config.tune_schema import TuneConfig
 from training.engine.context import WorkerContext
 from training.tasks.registry import stage
+from tuning.records import StoppedError
 from tuning.settings import Measurement
-from tuning.trainable import StoppedError
 from tuning.trial import FAILURES, measure_on_worker
 
 GRACE_S = 2.0
@@ -91,9 +91,10 @@ class WorkerGroup:
         Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once ``stopped`` is true.
         """
         began = time.monotonic()  # starting workers is no part of a trial
+        training = _limited(config.training, self._most_on_a_node)
         call = partial(
             self._measure,
-            config=_limited(config, self._most_on_a_node),
+            config=config.model_copy(update={"training": training}),
             store_path=self._store_path,
             measurement=search.measurement,
             best_tokens_per_s=to_beat,
@@ -195,13 +196,12 @@ def _options(workers: Workers, rank: int) -> dict[str, Any]:
     return options | {"runtime_env": connection.worker_environment()}
 
 
-def _limited(config: Config, workers_on_a_node: int) -> Config:
+def _limited(training: TrainingSection, workers_on_a_node: int) -> TrainingSection:
     """Without a limit of its own, a worker on the CPU may take its share of the machine's memory."""
-    if config.training.cpu_memory_limit_mib is not None:
-        return config
+    if training.cpu_memory_limit_mib is not None:
+        return training
     limit_mib = memory_of_this_machine().total / workers_on_a_node / 2**20
-    training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
-    return config.model_copy(update={"training": training})
+    return training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
 
 
 def _reply(reference: Any) -> Measurement:

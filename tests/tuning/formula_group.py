@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from cluster.placement import Workers
+from tuning.records import StoppedError
 from tuning.settings import Measurement
-from tuning.trainable import StoppedError
 
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
 """Answers of the group below for some budgets and loader processes."""
@@ -19,7 +19,8 @@ class FormulaGroup:
         self.delay_s, self.statuses = delay_s, STATUSES if failing else {}
 
     def measure(self, config, search, to_beat, stopped) -> Measurement:
-        for _ in range(int(10 * self.delay_s)):
+        deadline = time.monotonic() + self.delay_s
+        while time.monotonic() < deadline:
             time.sleep(0.1)
             if stopped():
                 raise StoppedError

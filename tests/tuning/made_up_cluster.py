@@ -13,7 +13,7 @@ from tests.tuning.formula_group import FormulaGroup
 from train_config.tune_schema import TuneConfig
 from tuning.run import tune
 
-DEVICES, TRIALS, SLEEP_S = 4, 12, 2.0
+DEVICES, TRIALS, SLEEP_S = 4, 12, 3.0
 SPACE = {
     "tokens": [64, 128, 256],
     "prefetch": [1, 2, 3, 4],

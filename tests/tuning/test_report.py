@@ -14,7 +14,7 @@ from train_config.schema import Config
 from train_config.tune_schema import TuneConfig
 from tuning.limits import Limit, find_limit, shares_text
 from tuning.plots import importances
-from tuning.records import Trial
+from tuning.records import Job, Trial
 from tuning.report import HTML_FILE, PNG_FILE, write_tune_report
 from tuning.results import Results, describe, noise_lines, nothing_fits, to_set, write_best
 from tuning.settings import Measurement, Settings
@@ -160,9 +160,10 @@ def test_terminal_and_best_yaml_show_the_windows_of_a_noisy_speed(tmp_path: Path
     assert "20,000 tokens/s, peak 500 MiB" in describe(fast, results)
     assert "less than 60% free" in describe(fast, replace(results, margin=0.6))
     assert "out of memory (the peak" in describe(TRIALS[2], results)
-    path = tmp_path / "best.yaml"
-    write_best(path, results, Config.model_validate({}), TuneConfig.model_validate({}))
-    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    job = Job(Config.model_validate({"run": {"storage_path": str(tmp_path)}}), TuneConfig())
+    job.folder.path.mkdir()
+    write_best(results, job)
+    comment = [line for line in job.folder.best.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 configurations")
     assert comment[2].startswith("# It is 2.00 times the speed of token budget 2,048")
     assert comment[2].endswith("10,000 tokens/s (windows 2,790 to 23,059).")
