@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
-import sys
 from contextlib import redirect_stdout, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 from pydantic import BaseModel, ValidationError
 from tyro import _errors as failures  # private in tyro 1.0.17: the only way to a failure other than a printed box
 
+from common.command_line import program_of
 from common.errors import ConfigError
 from common.text import did_you_mean, refusal
 
@@ -53,18 +52,6 @@ def parse(kind: type[Arguments], argv: list[str], tool: str, description: str | 
         usage = " ".join(help_text.partition("\n\n")[0].split())
         problem = _unknown(argv, help_text) or _problem(refused.args[0])
         raise ConfigError(f"{problem}; {usage}") from None
-
-
-def program_of(tool: str) -> str:
-    """The words that start a tool, as this process was started."""
-    name = Path(sys.argv[0]).name
-    return (
-        name
-        if name in ("train_ray.py", "serve_ray.py")
-        else f"esmeray {tool}"
-        if name == "esmeray"
-        else f"python -m tools {tool}"
-    )
 
 
 def _help_text(kind: type[Any], program: str, options: dict[str, Any]) -> str:

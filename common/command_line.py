@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 
@@ -34,6 +35,14 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         # The reader (`... | head`) has seen enough. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def program_of(command: str) -> str:
+    """The words that start a command, as this process was started."""
+    name = Path(sys.argv[0]).name
+    if name in ("train_ray.py", "serve_ray.py"):
+        return f"python {name}"
+    return f"esmeray {command}" if name == "esmeray" else f"python -m tools {command}"
 
 
 def one_line(error: BaseException | str) -> str:

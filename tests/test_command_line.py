@@ -63,7 +63,7 @@ def test_help_lists_every_setting_with_the_values_of_the_files(called):
 
 
 def test_dry_run_prints_config_and_plan_and_starts_nothing(called, tmp_path):
-    result = called("train", *EXPERIMENT, "--dry-run", "--data.sample.records", "100")
+    result = called("train", *EXPERIMENT, "--dry_run", "--data.sample.records", "100")
     assert result.returncode == 0, result.stderr
     assert "global_tokens: 8192" in result.stdout
     for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
@@ -74,7 +74,7 @@ def test_dry_run_prints_config_and_plan_and_starts_nothing(called, tmp_path):
 @pytest.mark.parametrize("command", [["tune"], ["train", "--tune", SEARCH]])
 def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(called, tmp_path, command):
     options = ["--ray.address", "local", "--ray.num_workers", "1", "--tune.space.tokens", "4096", "8192"]
-    result = called(*command, "--config", "masked_lm", "--dry-run", *options)
+    result = called(*command, "--config", "masked_lm", "--dry_run", *options)
     assert result.returncode == 0, result.stderr
     for line in ("token budget          4,096, 8,192", "configurations        24", "at most 12 (tpe)"):
         assert line in result.stdout
@@ -90,7 +90,7 @@ def refused(result: subprocess.CompletedProcess, code: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "error: --config: no experiment is named; usage: esmeray train --config FILE"),
+        ([], 2, "error: missing: --config; for example: esmeray train --config"),
         (["--config", "none.yaml"], 2, "none.yaml: can't be read"),
         (["--config", "empty.yaml"], 2, "empty.yaml: holds no settings"),
         ([*EXPERIMENT, "--tune.search.seed", "1"], 2, "--tune.search.seed: is of a search, and there is none: add"),

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tyro
 
 from benchmarks.__main__ import load_stages
-from benchmarks.gpu.script import parsed
+from benchmarks.gpu.bench import Arguments
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
@@ -142,7 +143,8 @@ def write_data(folder: Path) -> None:
     write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
-    assert run(esmeray, ["data", "convert", str(folder / "proteins.fasta"), str(folder / "proteins.store")]) == 0
+    store = ["--convert.store", str(folder / "proteins.store")]
+    assert run(esmeray, ["data", "convert", "--data.source", str(folder / "proteins.fasta"), *store]) == 0
     for channels, name in (4, "esm2"), (5, "prot_t5"), (4, "swissprot"), (4, "proteome"):
         outputs = {"mean": random_vectors(60, channels), "cls": random_vectors(60, channels)}
         make_embeddings(folder / name, outputs)
@@ -234,8 +236,9 @@ def name_of(command: str) -> str:
     return name
 
 
-PLANNED = [command for command in ALL_COMMANDS if name_of(command) in ("train", "tune", "serve")]
-RUN = [command for command in ALL_COMMANDS if name_of(command) not in ("train", "tune", "serve", "make", "python")]
+STARTING = ("train", "tune", "tune tokens", "serve")
+PLANNED = [command for command in ALL_COMMANDS if name_of(command) in STARTING]
+RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
 
 @pytest.mark.parametrize("command", RUN)
@@ -250,7 +253,8 @@ def test_a_documented_training_is_planned_and_nothing_is_written(command, withou
     monkeypatch.chdir(without_runs)
     before = sorted(without_runs.rglob("*"))
     options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in words_of(command)]
-    assert run(esmeray, [*options, "--dry-run"]) == 0, capsys.readouterr().err
+    flag = "--dry-run" if name_of(command) == "serve" else "--dry_run"
+    assert run(esmeray, [*options, flag]) == 0, capsys.readouterr().err
     assert sorted(without_runs.rglob("*")) == before
 
 
@@ -261,7 +265,7 @@ def test_every_other_command_names_what_there_is():
             subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
         else:
             assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
-            assert parsed(words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
+            assert tyro.cli(Arguments, args=words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
 
 
 def train_function(folder: Path) -> int:

@@ -58,7 +58,7 @@ def experiments(tmp_path) -> dict[str, list[str]]:
     return {name: [*shipped[name], *own.get(name, []), "--ray.address", "local"] for name in names}
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--help"])
+@pytest.mark.parametrize("option", ["--dry_run", "--help"])
 def test_plan_and_help_of_every_experiment_import_nothing_heavy(option, experiments, tmp_path):
     for code, heavy, said in called([("train_ray", [*options, option]) for options in experiments.values()], tmp_path):
         assert (code, heavy) == (0, []), said
@@ -80,9 +80,9 @@ MISTAKES = [
     ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
     ("protein_classifier", "--model.classifier.loss mse", "mse"),
-    ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri --dry-run", "'kweri'"),
+    ("protein_classifier", "--model.backbone.lora.rank 2 --model.backbone.lora.targets kweri --dry_run", "'kweri'"),
     ("text_classifier", "--data.labels.label_columns absent", "absent"),
-    ("text_classifier", "--model.classifier.pooling cls --dry-run", "pooling cls"),
+    ("text_classifier", "--model.classifier.pooling cls --dry_run", "pooling cls"),
 ]
 
 

@@ -14,8 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from common.arguments import program_of
-from common.command_line import TERMINATED, run
+from common.command_line import TERMINATED, program_of, run
 from common.errors import ConfigError
 from common.text import did_you_mean
 

@@ -27,6 +27,11 @@ from train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
 
+
+class MissingError(ConfigError):
+    """Settings that have no default are not given."""
+
+
 SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that come with the code."""
 
@@ -48,6 +53,14 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
 def load_recorded(path: Path, overrides: Overrides | None = None) -> Config:
     """Read the config that a run recorded, maybe with an earlier version, as :func:`load_config` does a user's own."""
     return _load(Config, path, overrides or {}, "", recorded=True)
+
+
+def load_settings(schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None) -> Settings:
+    """Read, merge and check a command's settings, as :func:`load_config` does those of an experiment.
+
+    Raises MissingError where all that is wrong is that some are missing.
+    """
+    return _load(schema, path, overrides or {}, "")
 
 
 def load_tune_config(path: str | Path | None, overrides: Overrides | None = None) -> TuneConfig:
@@ -73,14 +86,20 @@ def load_section(schema: type[Settings], prefix: str, overrides: Overrides) -> S
 def _load(
     schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str, *, recorded: bool = False
 ) -> Settings:
-    settings, lines = _read(Path(path)) if path is not None else ({}, {})
+    settings, lines = read_file(path) if path is not None else ({}, {})
     if recorded:
         settings = current(settings, path)
+    for name, field in schema.model_fields.items():
+        if is_section(field.annotation) and field.is_required():
+            settings.setdefault(name, {})  # so that an error names the setting that is missing in it
     for key, value in _without_sizes(overrides).items():
         _set(settings, key, value)
     try:
         return schema.model_validate(settings)
     except ValidationError as error:
+        if all(detail["type"] == "missing" for detail in error.errors()):
+            missing = (".".join(map(str, detail["loc"])) for detail in error.errors())
+            raise MissingError(f"missing: {', '.join(f'--{prefix}{name}' for name in missing)}") from error
         problem = _Problems(schema, prefix, path, lines, overrides)
         # Each member of a union complains for itself: the last one says enough.
         problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
@@ -112,8 +131,9 @@ def _without_sizes(given: Overrides) -> Overrides:
     return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **given}
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """The settings of a file, and the line of each."""
+    path = Path(path)
     places = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
         text = next((place for place in places if place.is_file()), path).read_text(encoding="utf-8")

@@ -6,12 +6,11 @@ settings that were given, as raw text: file and command line are merged before a
 
 from __future__ import annotations
 
-import types
 import typing
 from dataclasses import field as dataclass_field
 from dataclasses import make_dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import (
@@ -24,7 +23,7 @@ from tyro.constructors import (
 
 from common.arguments import parse
 from train_config.schema import Config
-from train_config.section import KeyPath, Overrides, Section, is_section, list_type
+from train_config.section import KeyPath, Overrides, Section, is_section, list_type, metavar
 
 Arguments = TypeVar("Arguments")
 
@@ -121,17 +120,3 @@ def _given(annotation: Any, values: list[str]) -> _Given:
 def _words(value: Any) -> list[str]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return ["none" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in values]
-
-
-def metavar(annotation: Any) -> str:
-    """Placeholder of a setting's value in the help, such as ``INT`` or ``{bf16,fp16,none}``."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return "{" + ",".join(map(str, arguments)) + "}"
-    if origin is Annotated:
-        return metavar(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return "|".join("none" if one is type(None) else metavar(one) for one in arguments)
-    if origin in (list, tuple):
-        return f"{metavar(arguments[0])} ..."
-    return {int: "INT", float: "FLOAT", str: "TEXT", bool: "{true,false}"}[annotation]

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from train_config.command_schema import COMMANDS
 from train_config.function_schema import FunctionConfig
-from train_config.overrides import metavar
 from train_config.schema import Config
-from train_config.section import is_section
+from train_config.section import is_section, metavar
 from train_config.tune_schema import TuneConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
@@ -24,7 +24,7 @@ Made from `train_config/schema.py` by `make docs`; a test checks that it is up t
 A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
 the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
 clears an optional setting and empties a list. `esmeray train --config FILE --help` shows the same with the file's
-values, `--dry-run` the resolved config and the plan.
+values, `--dry_run` the resolved config and the plan.
 """
 
 TUNE_HEAD = """
@@ -42,10 +42,26 @@ Made from `train_config/function_schema.py`, for `esmeray function train --confi
 """
 
 
+COMMANDS_HEAD = """
+# Settings of commands
+
+Made from `train_config/command_schema.py`. Each is `--section.key VALUE`, or stands in a file that `--config` names.
+Sections that an experiment has as well are described above.
+"""
+
+
 def config_reference() -> str:
     """The page as Markdown."""
     function = FUNCTION_HEAD + _section(FunctionConfig, "")
-    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune") + function
+    commands = "".join(_command(name, schema) for name, schema in COMMANDS.items())
+    return HEAD + _section(Config, "") + TUNE_HEAD + _section(TuneConfig, "tune") + function + COMMANDS_HEAD + commands
+
+
+def _command(name: str, schema: type[BaseModel]) -> str:
+    """The sections that are the command's own."""
+    fields = schema.model_fields.items()
+    own: dict[str, Any] = {key: field.annotation for key, field in fields if key not in Config.model_fields}
+    return f"\n`esmeray {name}`\n" + "".join(_section(section, key) for key, section in own.items())
 
 
 def _section(section: type[BaseModel], name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -62,3 +64,22 @@ def list_type(annotation: Any) -> Any:
     """The list or tuple that a setting is, or may be; None otherwise."""
     members = (annotation, *typing.get_args(annotation))
     return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
+
+
+def may_be_none(annotation: Any) -> bool:
+    """Test for a setting that can be cleared."""
+    return type(None) in typing.get_args(annotation)
+
+
+def metavar(annotation: Any) -> str:
+    """Placeholder of a setting's value in the help, such as ``INT`` or ``{bf16,fp16,none}``."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if origin is Annotated:
+        return metavar(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return "|".join("none" if member is type(None) else metavar(member) for member in arguments)
+    if origin in (list, tuple):
+        return f"{metavar(arguments[0])} ..."
+    return {int: "INT", float: "FLOAT", bool: "{true,false}", Path: "PATH"}.get(annotation, "TEXT")

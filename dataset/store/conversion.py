@@ -27,7 +27,7 @@ from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.locate import places_of_ids
 from dataset.fasta.reader import FastaSource, RecordBatch, find_files
 from dataset.store.format import DATA_FILE, FORMAT_VERSION, MANIFEST_FILE, SampleSource, StoreManifest
-from dataset.store.ingest import CleanBlock, Ingest, config_option
+from dataset.store.ingest import CleanBlock, Ingest
 from dataset.store.reader import Store
 from dataset.store.sample import GENERATOR_VERSION, sample_records
 from dataset.store.writer import StoreWriter
@@ -65,13 +65,13 @@ def convert(
     with exclusive(target):
         # Another process may have made it while this one waited for the lock.
         refuse_existing(target, "fasta2lmdb", overwrite, _not_a_store)
-        return _convert_locked(source, target, ingest, progress, option=_tool_option)
+        return _convert_locked(source, target, ingest, progress)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback | None = None) -> CheckedData:
     """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
     source = FastaSource(sources)
-    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=_tool_option)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     records = residues = 0
     for block in _blocks(source, ingest, progress):
         records += len(block.lengths)
@@ -98,7 +98,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         elif data.source == [SAMPLE]:
             _make_sample(data, target, progress)
         else:
-            _convert_locked(FastaSource(data.source), target, data.ingest, progress, option=config_option)
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress)
     return target
 
 
@@ -124,10 +124,8 @@ def _convert_locked(
     target: Path,
     policies: IngestSection,
     progress: ProgressCallback | None,
-    *,
-    option: Callable[[str], str],
 ) -> StoreManifest:
-    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel, option=option)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
         for block in _blocks(source, ingest, progress):
             writer.add(block)
@@ -143,11 +141,6 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback | No
                 yield block
             if progress is not None:
                 progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
-
-
-def _tool_option(name: str) -> str:
-    """A policy as ``esmeray data convert`` takes it."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _make_sample(data: DataSection, target: Path, progress: ProgressCallback | None) -> StoreManifest:

@@ -181,7 +181,9 @@ def read_manifest(store: Path) -> StoreManifest:
     path = store / MANIFEST_FILE
     if not path.is_file():
         problem = f"not a store, it has no {MANIFEST_FILE}" if store.exists() else "no such store"
-        raise DataError(f"{store}: {problem}; make one with: esmeray data convert FASTA STORE")
+        raise DataError(
+            f"{store}: {problem}; make one with: esmeray data convert --data.source FASTA --convert.store STORE"
+        )
     return read_signed(path, StoreManifest, "convert the FASTA again, or copy the store again")
 
 

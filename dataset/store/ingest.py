@@ -10,7 +10,7 @@ Shape legend: N records of the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
@@ -57,11 +57,6 @@ class CleanBlock:
     kept: np.ndarray | None = None
 
 
-def config_option(name: str) -> str:
-    """A policy as it is given on the command line wherever there is a config."""
-    return f"--data.ingest.{name}"
-
-
 class Ingest:
     """Applies the policies to one batch after the other, remembering the ids that it has met.
 
@@ -81,17 +76,15 @@ class Ingest:
         kernel: Kernel | None = None,
         *,
         content: Literal["protein", "text"] = "protein",
-        option: Callable[[str], str] = config_option,
     ) -> None:
         """Start with no ids seen.
 
         ``places_of_ids`` gives the places of the first records with some ids, to name the first of two with one id;
-        text is neither checked nor mended; ``option`` gives a policy's name on the command line, for messages.
+        text is neither checked nor mended.
         """
         self.counts = IngestCounts()
         self.faults = Faults(places_of_ids)
         self._policies = policies
-        self._option = option
         self._is_text = content == "text"
         self._places_of_ids = places_of_ids
         self._seen = HashSet64(kernel)
@@ -126,7 +119,7 @@ class Ingest:
                 continue
             self.counts.records_like_nucleotides += 1
             if is_refused:
-                remedy = f"translate it to protein, or give {self._option('nucleotides')} warn"
+                remedy = "translate it to protein, or give --data.ingest.nucleotides warn"
                 problem = f"nearly all letters are A, C, G, T, U or N, as in DNA or RNA; {remedy}"
                 self.faults.add("record{s} like DNA or RNA", Fault(batch, index, problem))
 
@@ -189,7 +182,7 @@ class Ingest:
                 self.counts.records_skipped_bad_characters += 1
                 return None
         at = first_bad(cleaned.residues)
-        problem = _bad_character(chr(cleaned.residues[at]), f"give {self._option('bad_characters')} to_x (or skip)")
+        problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", Fault(batch, index, problem, at))
         return bad_to_x(cleaned.residues)
 
@@ -198,8 +191,7 @@ class Ingest:
             self.counts.records_skipped_empty += 1
             return True
         problem = (
-            "a header without a sequence; complete or remove the record, "
-            f"or give {self._option('empty_sequences')} skip"
+            "a header without a sequence; complete or remove the record, or give --data.ingest.empty_sequences skip"
         )
         self.faults.add("header{s} without a sequence", Fault(batch, index, problem))
         return False
@@ -224,7 +216,7 @@ class Ingest:
             first = self._places_of_ids({name}).get(name)
             if first is not None and f"{batch.place(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record of its id
-        remedy = f"make ids unique, or give {self._option('duplicate_ids')} first (or rename)"
+        remedy = "make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
         self.faults.add("id{s} that stood before", Fault(batch, index, remedy, repeats=name))
 
     def _renamed(self, record_id: bytes) -> bytes:

@@ -152,7 +152,8 @@ class StructureStore:
         self.path = Path(path).absolute()
         if not (self.path / MANIFEST_FILE).is_file():
             problem = f"not a structure store, it has no {MANIFEST_FILE}" if self.path.exists() else "no such folder"
-            raise DataError(f"{self.path}: {problem}; make one with: esmeray data structures FOLDER STORE")
+            remedy = "esmeray data structures --data.source FOLDER --structures.store STORE"
+            raise DataError(f"{self.path}: {problem}; make one with: {remedy}")
         self.manifest: StructureManifest = read_signed(self.path / MANIFEST_FILE, StructureManifest, _REMEDY)
         self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
         if self.store.checksum != self.manifest.sequences_checksum:

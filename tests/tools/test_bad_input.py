@@ -24,7 +24,8 @@ REFUSED = {
     "empty id": (FIRST + b">\nMKV\n", "line 4, record 2: a header without an id"),
     "duplicate id": (
         FIRST + b">b\nMKV\n>ok again\nMKV\n",
-        "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give --duplicate-ids "
+        "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give "
+        "--data.ingest.duplicate_ids "
         "first (or rename)",
     ),
     "UTF-8 in a header": (FIRST + b">a caf" + UTF8_E + b"\nMKV\n", "line 4, record 2 'a': holds a byte outside ASCII"),
@@ -33,7 +34,7 @@ REFUSED = {
     "digit": (
         FIRST + b">a\nMKV\nM1K\n",
         "line 6, column 2, record 2 'a': the character '1' is not in the alphabet ACDEFGHIKLMNPQRSTVWYBUZOX; mend the "
-        "record, or give --bad-characters to_x (or skip)",
+        "record, or give --data.ingest.bad_characters to_x (or skip)",
     ),
     "blank inside": (FIRST + b">a\nMK VL\n", "line 5, column 3, record 2 'a': the character ' ' is not in"),
     "stop inside": (FIRST + b">a\nMK*\nVL\n", "line 5, column 3, record 2 'a': the character '*' inside a sequence"),
@@ -44,6 +45,10 @@ REFUSED = {
     "CRLF": (b">a\r\nMKV\r\nM1K\r\n", "line 3, column 2, record 1 'a': the character '1'"),
     "CR alone": (b">a\rMKV\rM1K\r", "line 3, column 2, record 1 'a': the character '1'"),
 }
+
+
+def converted(command, *sources: Path):
+    return command("data", "convert", "--data.source", *sources, "--convert.store", sources[0].parent / "store")
 
 
 def refused(outcome, words: str, folder: Path) -> None:
@@ -60,7 +65,7 @@ def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, ki
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta"
     path.write_bytes(content)
-    outcome = command("data", "convert", path, tmp_path / "store")
+    outcome = converted(command, path)
     refused(outcome, words.format(path=path), tmp_path)
     assert str(path) in outcome.err
 
@@ -70,13 +75,13 @@ def test_places_are_those_of_the_text_inside_a_compressed_file(command, tmp_path
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta.gz"
     path.write_bytes(gzip.compress(content))
-    refused(command("data", "convert", path, tmp_path / "store"), words.format(path=path), tmp_path)
+    refused(converted(command, path), words.format(path=path), tmp_path)
 
 
 def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_path):
     (tmp_path / "1.fasta").write_bytes(FIRST)
     (tmp_path / "2.fasta").write_bytes(b">a\nMK\n>ok\nMK\n")
-    outcome = command("data", "convert", tmp_path / "1.fasta", tmp_path / "2.fasta", tmp_path / "store")
+    outcome = converted(command, tmp_path / "1.fasta", tmp_path / "2.fasta")
     words = f"{tmp_path / '2.fasta'}, line 3, record 2 'ok': the id 'ok' stands already in {tmp_path / '1.fasta'}"
     refused(outcome, words, tmp_path)
 
@@ -84,11 +89,11 @@ def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_pa
 MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
 
 
-@pytest.mark.parametrize("options", [["--check"], []], ids=["checked", "converted"])
+@pytest.mark.parametrize("options", [["--check"], ["--convert.store", "store"]], ids=["checked", "converted"])
 def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tmp_path, options):
     path = tmp_path / "in.fasta"
     path.write_bytes(MANY)
-    outcome = command("data", "convert", path, *options, *([] if options else [tmp_path / "store"]))
+    outcome = command("data", "convert", "--data.source", path, *options)
     first, *lines = outcome.err.replace(str(path), "in.fasta").splitlines()
     assert (outcome.code, outcome.out) == (3, "")
     assert first == (
@@ -108,7 +113,7 @@ def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, t
     proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several chunks of reading
     end = {"NUL": b">z \0\nMK\n>y\nM1\n", "comment": b">z\n#K\n>y\nM1\n", "truncated": b">z\n%b\n" % proteins}[damage]
     path.write_bytes(gzip.compress(MANY + end)[:-6] if damage == "truncated" else MANY + end)
-    outcome = command("data", "convert", "--check", path)
+    outcome = command("data", "convert", "--check", "--data.source", path)
     lines = outcome.err.splitlines()
     assert (outcome.code, len(lines)) == (3, 7)
     assert lines[0].startswith("error: 6 faults: ") and lines[0].endswith(", 1 fault that ended the reading")
@@ -121,7 +126,7 @@ def test_places_are_looked_up_in_one_pass_over_the_file(command, tmp_path, monke
     scan = fasta_places._scan
     monkeypatch.setattr(fasta_places, "_scan", lambda path: passes.append(path) or scan(path))
     (tmp_path / "in.fasta").write_bytes(FIRST + b"".join(b">id%d\nM1\n" % number for number in range(1000)))
-    outcome = command("data", "convert", "--check", tmp_path / "in.fasta")
+    outcome = command("data", "convert", "--check", "--data.source", tmp_path / "in.fasta")
     assert outcome.err.startswith("error: 1,000 faults: ") and outcome.err.count("\n") == 11
     assert len(passes) == 1
 
@@ -137,7 +142,7 @@ SOURCES = {
 def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
     make(tmp_path / "in.fasta")
-    refused(command("data", "convert", tmp_path / "in.fasta", tmp_path / "store"), words, tmp_path)
+    refused(converted(command, tmp_path / "in.fasta"), words, tmp_path)
 
 
 def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
@@ -153,23 +158,21 @@ def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
             return real_open(self, *arguments, **options)
 
         monkeypatch.setattr(Path, "open", refuse)
-    refused(command("data", "convert", path, tmp_path / "store"), f"{path}: can't be read: Permission denied", tmp_path)
+    refused(converted(command, path), f"{path}: can't be read: Permission denied", tmp_path)
 
 
 def test_a_truncated_gzip_is_refused_and_publishes_nothing(command, tmp_path, shared_data):
     content = (shared_data / "uniref90_10k.fasta.gz").read_bytes()
     path = tmp_path / "in.fasta.gz"
     path.write_bytes(content[: len(content) // 2])
-    refused(
-        command("data", "convert", path, tmp_path / "store"), "the compressed file is truncated after line", tmp_path
-    )
+    refused(converted(command, path), "the compressed file is truncated after line", tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
 def test_a_plain_file_with_a_compressed_name_is_refused(command, tmp_path, suffix):
     path = tmp_path / f"in.fasta.{suffix}"
     path.write_bytes(FIRST)
-    refused(command("data", "convert", path, tmp_path / "store"), f"not a {suffix} file in spite of its name", tmp_path)
+    refused(converted(command, path), f"not a {suffix} file in spite of its name", tmp_path)
 
 
 ACCEPTED = {
@@ -187,7 +190,7 @@ ACCEPTED = {
 def test_what_can_be_mended_is_mended_and_counted(command, tmp_path, kind):
     content, sequence, words = ACCEPTED[kind]
     (tmp_path / "in.fasta").write_bytes(content)
-    outcome = command("data", "convert", tmp_path / "in.fasta", tmp_path / "store")
+    outcome = converted(command, tmp_path / "in.fasta")
     assert (outcome.code, outcome.err) == (0, "")
     assert words in outcome.out
     store = Store(tmp_path / "store", verify="full")
@@ -226,7 +229,7 @@ STORE_DAMAGES = {
 @pytest.fixture
 def store(command, tmp_path):
     (tmp_path / "in.fasta").write_bytes(FIRST + b">b\nMK\n")
-    assert command("data", "convert", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    assert converted(command, tmp_path / "in.fasta").code == 0
     return tmp_path / "store"
 
 

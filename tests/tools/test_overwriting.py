@@ -29,7 +29,7 @@ COMMANDS = {
     "embed": ("embed", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
     "profile_embeddings": ("profile", "model", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
     "benchmark_cpu_gpu": ("profile", "devices", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
-    "fasta2lmdb": ("data", "convert", "proteins.fasta", "target"),
+    "fasta2lmdb": ("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "target"),
     "concat_embeddings": ("embed", "join", "one", "other", "--output", "target"),
     "search": ("embed", "search", "one", "--output", "target.tsv"),
     "plot_embeddings": ("embed", "plot", "one", "--output", "target"),
@@ -54,7 +54,7 @@ def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monke
     monkeypatch.setattr("tools.profile.store.measured", None)
     target = here / target_of(kind)
     if kind == "benchmark":
-        assert command("data", "convert", "proteins.fasta", "store").code == 0
+        assert command("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "store").code == 0
     target.write_text("a thesis")
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
     for overwrite in ([], ["--overwrite"]):

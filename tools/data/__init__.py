@@ -1,4 +1,4 @@
 """Convert FASTA and structure files to stores, and inspect stores.
 
-esmeray data convert proteins.fasta.gz proteins_store
+esmeray data convert --data.source proteins.fasta.gz --convert.store proteins_store
 """

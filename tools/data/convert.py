@@ -5,58 +5,45 @@ its name when it is complete; whatever was changed or left out on the way is cou
 once, the first ten with their places; --check does only that.
 
 Examples:
-  esmeray data convert uniref50.fasta.gz uniref50_store
-  esmeray data convert --check uniref50.fasta.gz
-  esmeray data convert proteomes/ 'more/*.faa.zst' all_store --duplicate-ids first --bad-characters to_x
+  esmeray data convert --data.source uniref50.fasta.gz --convert.store uniref50_store
+  esmeray data convert --data.source uniref50.fasta.gz --check
+  esmeray data convert --data.source proteomes/ 'more/*.faa.zst' --convert.store all_store \
+--data.ingest.duplicate_ids first --data.ingest.bad_characters to_x
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-from pydantic import Field
-
-from common.arguments import ToolArguments, parse
 from common.errors import ConfigError
 from common.progress import conversion_bar
 from common.text import counted
 from dataset.fasta.counts import IngestCounts, count_lines
 from dataset.store.conversion import check, convert
+from tools.grammar import Overwriting, example_of, parse
+from train_config.command_schema import ConvertSettings
 from train_config.schema import IngestSection
 
 
-class Arguments(ToolArguments):
-    """Settings of one conversion."""
+class Flags(Overwriting):
+    """Convert, or check alone."""
 
-    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE [SOURCE ...] STORE")] = Field(
-        description="FASTA files, folders or quoted globs, and last the folder to make (with --check there is none)."
-    )
-    ingest: Annotated[IngestSection, tyro.conf.arg(name="")] = IngestSection()
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace a store that exists under this name."
-    )
-    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Read everything and report what would be refused or changed; write nothing."
-    )
+    check: bool = False
+    """Read everything and report what would be refused or changed; write nothing."""
 
 
 def main(argv: list[str]) -> int:
     """Convert or check, and say what was done."""
-    arguments = parse(Arguments, argv, "data convert", __doc__)
-    if len(arguments.paths) < (1 if arguments.check else 2):
-        raise ConfigError(
-            "give at least one source and then the store to make: esmeray data convert SOURCE [SOURCE ...] STORE, or "
-            "sources alone to be checked: esmeray data convert --check SOURCE [SOURCE ...]"
-        )
-    if arguments.check:
-        return _check(list(arguments.paths), arguments.ingest)
-    *sources, target = arguments.paths
+    flags, settings = parse(argv, "data convert", __doc__, Flags, ConvertSettings)
+    sources, ingest, target = settings.data.source, settings.data.ingest, settings.convert.store
+    if flags.check:
+        return _check(sources, ingest)
+    if target is None:
+        raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")
     start_s = time.perf_counter()
     with conversion_bar("converting") as progress:
-        manifest = convert(sources, Path(target), arguments.ingest, progress=progress, overwrite=arguments.overwrite)
+        manifest = convert(sources, Path(target), ingest, progress=progress, overwrite=flags.overwrite)
     elapsed_s = time.perf_counter() - start_s
     rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
     size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"

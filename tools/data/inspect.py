@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import tyro
-from pydantic import Field
 from rich.markup import escape
 from rich.table import Table
 
-from common.arguments import ToolArguments, parse
 from common.command_line import result_console
 from common.text import counted
 from dataset.fasta.counts import count_lines
@@ -29,29 +26,27 @@ from dataset.labels.store import MANIFEST_FILE as LABELS_MANIFEST
 from dataset.labels.store import LabelledStore
 from dataset.store.format import SampleSource
 from dataset.store.reader import Store
+from tools.grammar import NoSettings, Plain, parse
 
 _BAR_WIDTH = 40
 _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_000, 20_000, 50_000)
 
 
-class Arguments(ToolArguments):
+class Arguments(Plain):
     """Store to show."""
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")] = Field(
-        description="Folder of the store."
-    )
-    verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Read all of it and check every checksum."
-    )
-    json_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="json")] = Field(
-        False, description="Print one JSON object in place of the tables."
-    )
+    store: Path
+    """Folder of the store."""
+    verify: bool = False
+    """Read all of it and check every checksum."""
+    json_: bool = False
+    """Print one JSON object in place of the tables."""
 
 
 def main(argv: list[str]) -> int:
     """Open a store and print its contents."""
-    arguments = parse(Arguments, argv, "data inspect", __doc__)
-    path = Path(arguments.store)
+    arguments, _ = parse(argv, "data inspect", __doc__, Arguments, NoSettings)
+    path = arguments.store
     verify: Literal["full", "quick"] = "full" if arguments.verify else "quick"
     labelled = LabelledStore(path, verify) if (path / LABELS_MANIFEST).is_file() else None
     store = Store(path, verify) if labelled is None else labelled.store
@@ -65,7 +60,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(facts, indent=1))
         return 0
     console = result_console()
-    console.print(_overview(arguments.store, store, count_lines(counts), facts))
+    console.print(_overview(str(path), store, count_lines(counts), facts))
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
     tables = [_bars("length in residues", lengths), _bars("residue", list(facts["composition"].items()))]
     if labelled is not None:

@@ -1,9 +1,10 @@
 """Search for the settings that train an experiment fastest.
 
-    esmeray tune --config FILE [--tune FILE] [--section.key VALUE ...] [--tune.section.key VALUE ...]
-
 Measures configurations on your data, model and machine and writes the fastest as best.yaml, which is an experiment like
 FILE. Without --tune the search is that of train_config/tune_throughput.yaml; `esmeray train --tune FILE` does the same.
+
+Example:
+  esmeray tune --config train_config/masked_lm.yaml --tune.search.max_trials 20
 """
 
 from __future__ import annotations

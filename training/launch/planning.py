@@ -1,4 +1,4 @@
-"""The plan of a run that --dry-run shows, from the config and the data's lengths alone."""
+"""The plan of a run that --dry_run shows, from the config and the data's lengths alone."""
 
 from __future__ import annotations
 

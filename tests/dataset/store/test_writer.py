@@ -36,7 +36,8 @@ def test_a_map_that_is_full_grows_by_itself(tmp_path, sample, monkeypatch, trans
 def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample):
     # A limit on the size of files stands in for a full disk: the same failing writes, without a file system to fill.
     source = write_fasta(tmp_path / "in.fasta", sample)
-    command = [sys.executable, "-c", FILE_SIZE_LIMIT, "60000", "data", "convert", source, tmp_path / "store"]
+    options = ["--data.source", source, "--convert.store", tmp_path / "store"]
+    command = [sys.executable, "-c", FILE_SIZE_LIMIT, "60000", "data", "convert", *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 4, done.stderr
     assert "no room left to write it" in done.stderr

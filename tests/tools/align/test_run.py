@@ -28,7 +28,7 @@ def files(command, tmp_path) -> list[Path]:
     """Queries and a store of them and others."""
     sequences = random_sequences([120] * 30)
     fasta = write_fasta(tmp_path / "all.fasta", sequences)
-    assert command("data", "convert", fasta, tmp_path / "store").code == 0
+    assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
     return [write_fasta(tmp_path / "queries.fasta", sequences[:9]), tmp_path / "store"]
 
 
@@ -78,7 +78,7 @@ def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_pat
 
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
     fasta = write_fasta(tmp_path / "long.fasta", random_sequences([3000] * 30, seed=1))
-    assert command("data", "convert", fasta, tmp_path / "long").code == 0
+    assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "long").code == 0
     arguments = [fasta, tmp_path / "long", *KEEP_ALL]
     program = [sys.executable, "-m", "tools", "align", *map(str, arguments), "--output", str(tmp_path / "killed.tsv")]
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"

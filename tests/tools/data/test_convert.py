@@ -12,9 +12,10 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     (tmp_path / "1.fasta").write_text(">a\nmkv*\n>b\nMJ-\n")
     (tmp_path / "2.fasta").write_text(f">c\n\n>a\nMK\n>gene\n{'ACGT' * 100}\n")
     outcome = command(
-        "data", "convert", tmp_path / "1.fasta", tmp_path / "[2].fasta", tmp_path / "store",
-        "--bad-characters", "to_x", "--duplicate-ids", "first", "--empty-sequences", "skip",
-    )  # fmt: skip
+        *("data", "convert", "--data.source", tmp_path / "1.fasta", tmp_path / "[2].fasta"),
+        *("--convert.store", tmp_path / "store", "--data.ingest.bad_characters", "to_x"),
+        *("--data.ingest.duplicate_ids", "first", "--data.ingest.empty_sequences", "skip"),
+    )
     assert outcome.code == 0
     assert outcome.err == ""
     first, nucleotides, *counts = outcome.out.splitlines()
@@ -33,13 +34,16 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
 def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, tmp_path):
     (tmp_path / "a.fasta").write_text(">a\nmkv*\n")
     (tmp_path / "b.fasta").write_text(">b\nMK\n")
-    outcome = command("data", "convert", "--check", tmp_path / "a.fasta", tmp_path / "b.fasta")
+    outcome = command("data", "convert", "--check", "--data.source", tmp_path / "a.fasta", tmp_path / "b.fasta")
     assert (outcome.code, outcome.err) == (0, "")
     assert "b.fasta: sound, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fasta", "b.fasta"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["only_one"], ["--check"], ["a", "b", "--duplicate-ids", "frist"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--data.source", "a"], ["--check"], ["--data.source", "a", "--check", "--data.ingest.duplicate_ids", "frist"]],
+)
 def test_wrong_usage_is_exit_code_2(command, arguments):
     assert command("data", "convert", *arguments).code == 2
 
@@ -50,7 +54,8 @@ def test_a_signal_leaves_nothing_behind(tmp_path, number, code):
     letters = "MKVLAGDEST" * 30 + "\n"
     with (tmp_path / "in" / "in.fasta").open("w") as file:
         file.writelines(f">{record}\n{letters}" for record in range(400_000))
-    command = [sys.executable, "-m", "tools", "data", "convert", tmp_path / "in", tmp_path / "out" / "store"]
+    options = ["--data.source", tmp_path / "in", "--convert.store", tmp_path / "out" / "store"]
+    command = [sys.executable, "-m", "tools", "data", "convert", *options]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not list(tmp_path.glob("out/.store.building-*/data.mdb")):
         time.sleep(0.01)

@@ -9,7 +9,10 @@ from train_config.schema import DataSection, SampleSection
 @pytest.fixture
 def store(command, tmp_path):
     (tmp_path / "in.fasta").write_text(">a\nMKV*\n>b\n" + "L" * 120 + "\n>c\nMKX\n")
-    assert command("data", "convert", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    assert (
+        command("data", "convert", "--data.source", tmp_path / "in.fasta", "--convert.store", tmp_path / "store").code
+        == 0
+    )
     return tmp_path / "store"
 
 
@@ -55,4 +58,4 @@ def test_for_a_fasta_file_the_command_that_makes_a_store_of_it_is_given(command,
     source.touch()
     outcome = command("data", "inspect", source)
     assert (outcome.code, outcome.err.count("\n")) == (3, 1)
-    assert outcome.err.endswith("esmeray data convert FASTA STORE\n")
+    assert outcome.err.endswith("esmeray data convert --data.source FASTA --convert.store STORE\n")

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_what_is_no_structure_is_refused_in_one_line_and_leaves_nothing(command, tmp_path: Path, name: str):
     content, words = REFUSED[name]
     (tmp_path / name).write_bytes(content())
-    outcome = command("data", "structures", tmp_path / name, tmp_path / "store")
+    outcome = command("data", "structures", "--data.source", tmp_path / name, "--structures.store", tmp_path / "store")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (3, "", 1), outcome.err
     assert words in outcome.err and str(tmp_path / name) in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -103,7 +103,7 @@ ACCEPTED: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_structure_is_known_by_its_content(command, tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(ACCEPTED[name]())
-    outcome = command("data", "structures", tmp_path / name, tmp_path / "store")
+    outcome = command("data", "structures", "--data.source", tmp_path / name, "--structures.store", tmp_path / "store")
     assert (outcome.code, outcome.err, outcome.out.count("\n")) == (0, "", 1), outcome
     store = StructureStore(tmp_path / "store", verify="full")
     assert store.store.text(0) == FOLD.residues
@@ -116,7 +116,10 @@ def test_what_was_mended_is_said(command, tmp_path: Path):
     models = ["MODEL        1", *lines, "ENDMDL", "MODEL        2", *lines, "ENDMDL"]
     ca_only = write_pdb(tmp_path / "ca.pdb", LINES[1::4])
     path = write_pdb(tmp_path / "models.pdb", models)
-    outcome = command("data", "structures", path, ca_only, tmp_path / "store", "--ca-only", "complete")
+    outcome = command(
+        *("data", "structures", "--data.source", path, ca_only, "--structures.store", tmp_path / "store"),
+        *("--data.structures.ca_only", "complete"),
+    )
     assert (outcome.code, outcome.err) == (0, "")
     lines = [line.strip() for line in outcome.out.splitlines()[1:]]
     assert lines == [

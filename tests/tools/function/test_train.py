@@ -133,7 +133,7 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
 
 def test_a_store_is_predicted_as_the_fasta_that_it_was_made_of(trained, tmp_path, command):
     fasta = trained / "sample" / "test.fasta"
-    assert command("data", "convert", fasta, tmp_path / "store").code == 0
+    assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
     for source, name in (fasta, "fasta.tsv"), (tmp_path / "store", "store.tsv"):
         outcome = command("function", "predict", trained, source, "--output", tmp_path / name)
         assert outcome.code == 0, outcome.err

@@ -33,7 +33,10 @@ def tiny_model(tmp_path: Path) -> Path:
 def store(command, tmp_path: Path) -> Path:
     records = "".join(f">p{number}\n{'MKTAYIAKQRQISF' * (1 + number % 5)}\n" for number in range(150))
     (tmp_path / "in.fasta").write_text(records)
-    assert command("data", "convert", tmp_path / "in.fasta", tmp_path / "store").code == 0
+    assert (
+        command("data", "convert", "--data.source", tmp_path / "in.fasta", "--convert.store", tmp_path / "store").code
+        == 0
+    )
     return tmp_path / "store"
 
 

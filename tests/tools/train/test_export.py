@@ -30,7 +30,7 @@ def tensors(folder):
 
 
 def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
-    assert main([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    assert main([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
     expected, actual = tensors(run.export), tensors(tmp_path / "model")
     assert expected.keys() == actual.keys()
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -39,17 +39,17 @@ def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
 
 
 def test_any_checkpoint_can_be_named(run, tmp_path):
-    assert main([str(run.path), "--checkpoint", "step-00000004"]) == 0
+    assert main([str(run.path), "--export.checkpoint", "step-00000004"]) == 0
     assert (run.path / "export-step-00000004" / "model.safetensors").exists()
     with pytest.raises(CheckpointError, match=r"no checkpoint step-9; there are step-00000008, step-00000004"):
-        main([str(run.path), "--checkpoint", "step-9"])
+        main([str(run.path), "--export.checkpoint", "step-9"])
     with pytest.raises(ConfigError, match="no run there"):
         main([str(tmp_path)])
 
 
 def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_made(run, tmp_path, monkeypatch):
     target = tmp_path / "model"
-    arguments = [str(run.path), "--output", str(target)]
+    arguments = [str(run.path), "--export.output", str(target)]
     assert main(arguments) == 0
     before = target.stat().st_ino
     with pytest.raises(ConfigError, match="exists already"):

@@ -140,7 +140,7 @@ def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_fold
     (run.path / "label_mappings.json").write_text(text.replace("acid", "salt").replace("greasy", "sugar"))
     run.config.write_text(run.config.read_text().replace("max_length: 62", "max_length: 10"))
     shutil.rmtree(run.tokenizer)
-    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    assert export_command([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
     exported = ClassifierPipeline.load(tmp_path / "model")
     assert exported.label_space.names == ("acid", "base", "greasy")
     assert exported.max_length == 62
@@ -156,7 +156,7 @@ def test_checkpoint_of_an_earlier_version_is_exported_with_the_names_of_its_run(
         (folder.path / entry.name).unlink()
     older = manifest.model_copy(update={"files": {0: shards}}).sealed()
     (folder.path / "manifest.json").write_text(older.model_dump_json())
-    assert export_command([str(run.path), "--output", str(tmp_path / "model")]) == 0
+    assert export_command([str(run.path), "--export.output", str(tmp_path / "model")]) == 0
     assert ClassifierPipeline.load(tmp_path / "model").label_space.names == ("acid", "base", "greasy")
 
 

@@ -1,0 +1,235 @@
+"""The grammar of all commands: ``esmeray COMMAND [SUBCOMMAND] [TARGET] --config FILE --section.key VALUE --flag``.
+
+In: the schema of a command's settings, which a file may hold as well, and its :class:`Plain` with what stands on the
+command line alone: flags and at most one thing that it acts upon. Out: both, checked. A mistake is one line that names
+the option, or file and line; where something is missing the line ends with the first example of the module's docstring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from pydantic import ConfigDict
+from pydantic.fields import FieldInfo
+
+from common.command_line import program_of
+from common.errors import ConfigError
+from common.text import did_you_mean
+from train_config.loading import MissingError, load_settings, read_file
+from train_config.section import KeyPath, Overrides, Section, is_section, list_type, may_be_none, metavar
+
+_HELP_COLUMN = 38
+
+
+class Plain(Section):
+    """Base of what stands on the command line alone.
+
+    A bool is a flag, what has no default is the target, and anything else an option with a value. A name may end in _.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class Overwriting(Plain):
+    """Flag of commands that write."""
+
+    overwrite: bool = False
+    """Replace what this command made and nobody changed since."""
+
+
+class NoSettings(Section):
+    """Settings of a command that has none."""
+
+
+PlainKind = TypeVar("PlainKind", bound=Plain)
+Settings = TypeVar("Settings", bound=Section)
+
+
+class Words(NamedTuple, Generic[PlainKind]):
+    """A command line: target and flags, the file of settings, and the settings that override it."""
+
+    plain: PlainKind
+    file: str | None
+    overrides: Overrides
+
+
+def parse(
+    argv: list[str], command: str, text: str | None, plain: type[PlainKind], settings: type[Settings]
+) -> tuple[PlainKind, Settings]:
+    """A command's target and flags, and its settings, checked; ``text`` is its module's docstring.
+
+    Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
+    """
+    words = read_words(argv, command, text, plain, settings)
+    try:
+        return words.plain, load_settings(settings, words.file, words.overrides)
+    except MissingError as error:
+        raise ConfigError(f"{error}; {example_of(text, command)}") from None
+
+
+def read_words(
+    argv: list[str],
+    command: str,
+    text: str | None,
+    plain: type[PlainKind],
+    settings: type[Section],
+    also: type[Section] = NoSettings,
+) -> Words[PlainKind]:
+    """A command line whose settings are not checked yet: they override a file, or what a run recorded.
+
+    Settings of ``also`` are understood, and left out of the help.
+    """
+    if {"-h", "--help"} & set(argv):
+        _Parser(command, plain, _groups(settings), text, _file_of(argv)).print_help()
+        raise SystemExit(0)
+    groups = _groups(settings)
+    groups += [group for group in _groups(also) if group.path not in {own.path for own in groups}]
+    parser = _Parser(command, plain, groups, text, None)
+    parser.refuse_unknown(argv)
+    parsed, unexpected = parser.parse_known_intermixed_args(argv)
+    if unexpected:
+        raise ConfigError(f"unexpected argument {' '.join(unexpected)}; {example_of(text, command)}")
+    values = vars(parsed)
+    own: Overrides = {(name,): values[name] for name in plain.model_fields if name in values}
+    overrides = {}
+    for group in groups:
+        for key, field in group.fields.items():
+            name = ".".join(key)
+            if name in values:
+                overrides[key] = _value(field.annotation, values[name], f"--{name}")
+    try:
+        return Words(load_settings(plain, None, own), values.get("config"), overrides)
+    except MissingError as error:
+        missing = str(error).replace("--", "").upper().replace("MISSING", "missing")
+        raise ConfigError(f"{missing}; {example_of(text, command)}") from None
+
+
+def example_of(text: str | None, command: str) -> str:
+    """The first example of a command's docstring."""
+    match = re.search(r"^ +((?:esmeray|python \S+_ray\.py) .*?)(?<!\\)$", text or "", re.MULTILINE | re.DOTALL)
+    line = match[1].replace("\\\n", "") if match else f"{program_of(command)} --help"
+    return f"for example: {line}"
+
+
+class _Group(NamedTuple):
+    """A section on the command line."""
+
+    path: KeyPath
+    section: type[Section]
+    fields: dict[KeyPath, FieldInfo]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with a group for each section, and mistakes as ConfigError."""
+
+    def __init__(
+        self, command: str, plain: type[Plain], groups: list[_Group], text: str | None, file: str | None
+    ) -> None:
+        targets = [name.upper() for name, field in plain.model_fields.items() if field.is_required()]
+        settings = ["[--config FILE] [--section.key VALUE ...]"] if groups else []
+        options = [f"[{_option(name)}]" for name, field in plain.model_fields.items() if not field.is_required()]
+        usage = [program_of(command), *targets, *settings, *options]
+        super().__init__(
+            usage=_escaped(" ".join(usage)),
+            description=_escaped(text or ""),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=_HELP_COLUMN),
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        for name, field in plain.model_fields.items():
+            if field.is_required():
+                self.add_argument(name, nargs="?", metavar=name.upper(), help=_help(field))
+            elif field.annotation is bool:
+                self.add_argument(_option(name), dest=name, action="store_true", help=_help(field))
+            else:
+                self.add_argument(_option(name), dest=name, metavar="FILE", help=_help(field))
+        if groups:
+            self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
+        values = read_file(file)[0] if file else {}
+        for group in groups:
+            title = self.add_argument_group(
+                ".".join(group.path), _escaped(" ".join((group.section.__doc__ or "").split()))
+            )
+            for key, field in group.fields.items():
+                title.add_argument(
+                    f"--{'.'.join(key)}",
+                    nargs="*" if list_type(field.annotation) else None,
+                    metavar=metavar(field.annotation),
+                    help=f"{_help(field)} {_default(key, field, values)}",
+                )
+
+    def refuse_unknown(self, argv: list[str]) -> None:
+        """Raise ConfigError for options that there are not, each with the one that may be meant."""
+        known = self._option_string_actions
+        names = [word.partition("=")[0] for word in argv if word.startswith("--")]
+        unknown = [f"unknown option {name}{did_you_mean(name, known)}" for name in names if name not in known]
+        if unknown:
+            raise ConfigError(", ".join(unknown))
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line, as every command does."""
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def _groups(schema: type[Section], path: KeyPath = ()) -> list[_Group]:
+    """The schema's sections that have settings, in order."""
+    fields: dict[KeyPath, FieldInfo] = {}
+    inner: list[_Group] = []
+    for name, field in schema.model_fields.items():
+        if is_section(field.annotation):
+            inner += _groups(field.annotation, (*path, name))
+        else:
+            fields[(*path, name)] = field
+    return [_Group(path, schema, fields), *inner] if fields else inner
+
+
+def _option(name: str) -> str:
+    return f"--{name.rstrip('_')}"
+
+
+def _help(field: FieldInfo) -> str:
+    return _escaped(" ".join((field.description or "").split()))
+
+
+def _default(key: KeyPath, field: FieldInfo, values: Any) -> str:
+    """The value of the file, or else the schema's, in words."""
+    for name in key:
+        values = values.get(name, ...) if isinstance(values, dict) else ...
+    if values is ...:
+        if field.is_required():
+            return "(required)"
+        values = field.get_default(call_default_factory=True)
+    items = values if isinstance(values, (list, tuple)) else [values]
+    return _escaped(f"(default: {' '.join(_word(item) for item in items)})")
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _escaped(text: str) -> str:
+    """Text for argparse, which fills in what follows a percent sign."""
+    return text.replace("%", "%%")
+
+
+def _value(annotation: Any, words: str | list[str], option: str) -> Any:
+    """The text that is given for a setting; None or an empty list where it says ``none``."""
+    items = words if isinstance(words, list) else [words]
+    if not items:
+        raise ConfigError(f"{option}: a value is missing")
+    is_list = list_type(annotation) is not None
+    optional = may_be_none(annotation)
+    if (optional or is_list) and [item.lower() for item in items] in (["none"], ["null"]):
+        return None if optional else []
+    return words
+
+
+def _file_of(argv: list[str]) -> str | None:
+    """The file of ``--config``, before anything else is looked at."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    return parser.parse_known_args(argv)[0].config
