@@ -95,16 +95,21 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
     state = job.folder.ray_tune / _STATE
     sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
     trainable = tune.with_parameters(sized, job=job, workers=space.workers)
-    if state.exists():
-        tuner = tune.Tuner.restore(str(state.parent), trainable)
-    else:
-        tuner = _new_tuner(job, space, nodes, trainable)
+    restores = state.exists()
+    tuner = tune.Tuner.restore(str(state.parent), trainable) if restores else _new_tuner(job, space, nodes, trainable)
     signals.hand_over(job.folder.request_stop, "stopping after the trials measured so far")
-    if (error := fit(tuner, signals)) is not None:
-        return _cause(error)
-    # Ray Tune resumes no experiment that ended: with another limit, a search begins a new one on what it knows.
-    state.unlink()
-    return None
+    error = fit(tuner, signals)
+    if signals.received:
+        return error
+    # Ray Tune resumes no experiment that ended, and none whose state was half written when the search was killed: the
+    # next one begins on what the trials' files say.
+    state.unlink(missing_ok=True)
+    if error is None:
+        return None
+    refusal = _refusal_behind(error)
+    if refusal is None and restores:
+        return _run_trials(job, space, nodes, signals)
+    return refusal or ResourceError(f"the search failed: {last_line(error)}")
 
 
 def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainable: Any) -> tune.Tuner:
@@ -146,15 +151,15 @@ def _prepare_ray_tune() -> None:
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # trials that a signal ends are failures to it
 
 
-def _cause(error: BaseException) -> Exception:
-    """The refusal behind an error of Ray Tune's."""
+def _refusal_behind(error: BaseException) -> EsmerayError | None:
+    """The refusal behind an error of Ray Tune's, if there is one."""
     cause: BaseException | None = error
     while cause is not None:
         inner = getattr(cause, "cause", None) or cause
         if isinstance(inner, EsmerayError):
             return inner
         cause = cause.__cause__
-    return ResourceError(f"the search failed: {last_line(error)}")
+    return None
 
 
 def _check_hardware(folder: SearchFolder) -> None:
