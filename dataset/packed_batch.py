@@ -106,6 +106,20 @@ class PackedBatch:
             torch.arange(self.num_sequences, device=lengths_N.device), lengths_N, output_size=self.num_tokens
         )
 
+    @property
+    def targets(self) -> Tensor:
+        """What is to be predicted, by token or by sequence; ValueError where the batch has no targets."""
+        targets = self.named(TARGETS)
+        if targets is None:
+            raise ValueError("this task needs a batch with targets")
+        return targets
+
+    def places_of_targets(self) -> Tensor:
+        """(M,) int64: where the tokens with a target are; see :attr:`target_positions`."""
+        if self.target_positions is not None:
+            return self.target_positions
+        return (self.targets != IGNORED_TARGET).nonzero().squeeze(-1)
+
     def named(self, name: str) -> Tensor | None:
         """The tensor of this name, by token or by sequence; None where the batch has none."""
         return self.by_token.get(name, self.by_sequence.get(name))

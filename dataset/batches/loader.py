@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from dataset.batches.cropping import CropCount, count_cropped, cropped_lengths
 from dataset.batches.loader_process import LoaderProcess
-from dataset.batches.masking import NO_TARGET
-from dataset.batches.preparation import PreparationSettings, PreparedBatch, prepare_batch
+from dataset.batches.preparation import NO_TARGET, PreparationSettings, PreparedBatch, prepare_batch
 from dataset.batches.steps import BatchSource, Indices, Request, SourceBatch
 from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
 from dataset.store.reader import Store

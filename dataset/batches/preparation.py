@@ -1,8 +1,8 @@
 """From the records of one planned batch to its tokens and targets: reading, cropping, tokenizing, masking.
 
 In: a store and record indices. Out: NumPy arrays, of bytes where they can be, since they may come from a loader
-process. The result is a function of (settings, epoch, records) alone; who computes it and when changes nothing. Nothing
-here needs torch, so that loader processes start fast.
+process. Every decision is a function of (settings, epoch, record, position), so it is the same on any rank, in any
+loader process and in any order of batches. Nothing here needs torch, so that loader processes start fast.
 
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
@@ -10,15 +10,35 @@ Shape legend: T tokens, N sequences, M tokens to predict.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataset.batches.cropping import crop_starts, cropped_lengths
-from dataset.batches.masking import Places, Tokens, mask_tokens, residue_targets
+from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, splitmix64, threshold
 from dataset.store.reader import Store
-from dataset.tokens.esm import cumulative_lengths, tokenize_pieces
+from dataset.tokens.esm import (
+    FIRST_RESIDUE,
+    LAST_RESIDUE,
+    MASK,
+    STANDARD_RESIDUES,
+    cumulative_lengths,
+    tokenize_pieces,
+)
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE, MaskedLMSection
+
+Tokens = NDArray[np.uint8]
+Places = NDArray[np.intp]
+
+NO_TARGET = 156
+"""Target, as uint8, of a token that no loss looks at: the same byte as -100 in int8, torch's ``IGNORED_TARGET``."""
+
+_RESIDUE_TARGETS = bytes(token if FIRST_RESIDUE <= token <= LAST_RESIDUE else NO_TARGET for token in range(256))
+"""The target of each token where every residue is reconstructed."""
+
+_PURPOSE = 2
+_NEVER = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +64,7 @@ class PreparedBatch:
 
     Attributes:
         tokens: (T,) uint8.
-        targets: (T,) uint8, :data:`dataset.batches.masking.NO_TARGET` where no loss is taken.
+        targets: (T,) uint8, :data:`NO_TARGET` where no loss is taken.
         cu_seqlens: (N+1,) int32, where each sequence starts.
         target_positions: (M,) int64, the tokens with a target, ascending; None without masking.
     """
@@ -71,3 +91,86 @@ def prepare_batch(
         return PreparedBatch(tokens_T, residue_targets(tokens_T), cu_seqlens, None)
     masked = mask_tokens(tokens_T, cu_seqlens, records_N, settings.masking, settings.seed, epoch)
     return PreparedBatch(masked.inputs, masked.targets, cu_seqlens, masked.positions)
+
+
+class Masked(NamedTuple):
+    """A packed batch with some residues replaced.
+
+    Attributes:
+        inputs: (T,) uint8.
+        targets: (T,) uint8 tokens that were replaced, :data:`NO_TARGET` where nothing is to be predicted.
+        positions: (M,) int64, the tokens to predict, ascending.
+    """
+
+    inputs: Tokens
+    targets: Tokens
+    positions: Places
+
+
+def residue_targets(tokens_T: Tokens) -> Tokens:
+    """Targets of a task that reconstructs every residue: the token itself, :data:`NO_TARGET` for special tokens.
+
+    X, B, U, Z and O stay targets: they are part of the alphabet, and rare (0.02 % of the residues of UniRef90).
+    """
+    return np.frombuffer(bytearray(tokens_T.data).translate(_RESIDUE_TARGETS), dtype=np.uint8)
+
+
+def mask_tokens(
+    tokens_T: Tokens,
+    cu_seqlens: NDArray[np.integer],
+    records_N: NDArray[np.integer],
+    shares: MaskedLMSection,
+    seed: int,
+    epoch: int,
+) -> Masked:
+    """Replace some of the (T,) uint8 tokens of the N records of a packed batch, special tokens left out.
+
+    Each residue (non-standard ones too, as in ESM-2) is chosen on its own with probability ``shares.mask_share``. The
+    one with the lowest bits of its sequence is chosen in any case, so that no sequence is read for nothing; that
+    adds (1 - mask_share)^length targets to a sequence on average, which matters for peptides of under 30 residues
+    alone. Validation gives the same ``epoch`` every time.
+    """
+    bits_T = positional_bits(keyed_bits(_PURPOSE, seed, epoch, records_N), cu_seqlens)
+    chosen_M = chosen_places(bits_T, tokens_T, cu_seqlens, threshold(shares.mask_share))
+    tokens_M = tokens_T[chosen_M]
+    targets_T = np.full(tokens_T.size, NO_TARGET, dtype=np.uint8)
+    targets_T[chosen_M] = tokens_M
+    inputs_T = tokens_T.copy()
+    inputs_T[chosen_M] = _replacements(tokens_M, splitmix64(bits_T[chosen_M]), shares)
+    return Masked(inputs_T, targets_T, chosen_M)
+
+
+def _is_residue(tokens: Tokens) -> NDArray[np.bool_]:
+    return tokens - np.uint8(FIRST_RESIDUE) <= LAST_RESIDUE - FIRST_RESIDUE  # what is less than the first wraps round
+
+
+def chosen_places(bits_T: Bits, tokens_T: Tokens, cu_seqlens: NDArray[np.integer], below: np.uint64 | Bits) -> Places:
+    """(M,) ascending places in the batch of the residues whose bits are below the threshold, or lowest in a sequence.
+
+    ``below``: one for all, or one for each token.
+
+    Where a sequence has some below it, its lowest is among them: only in a batch with a sequence that has none are the
+    lowest looked for.
+    """
+    is_residue_T = _is_residue(tokens_T)
+    is_chosen_T = bits_T < below
+    is_chosen_T &= is_residue_T
+    chosen_M = is_chosen_T.nonzero()[0]
+    bounds_N = chosen_M.searchsorted(cu_seqlens)
+    if (bounds_N[1:] > bounds_N[:-1]).all():
+        return chosen_M
+    residue_bits_T = np.where(is_residue_T, bits_T, _NEVER)
+    lowest_N = np.minimum.reduceat(residue_bits_T, cu_seqlens[:-1])
+    is_lowest_T = residue_bits_T == np.repeat(lowest_N, np.diff(cu_seqlens))
+    return np.flatnonzero(is_chosen_T | (is_residue_T & is_lowest_T))
+
+
+def _replacements(tokens_M: Tokens, bits_M: Bits, shares: MaskedLMSection) -> Tokens:
+    """(M,) what stands in place of each chosen token: <mask>, a random standard residue, or the token itself."""
+    replaced_M = np.full(tokens_M.size, MASK, dtype=np.uint8)
+    others = (bits_M >= threshold(shares.mask_token_share)).nonzero()[0]
+    bits = bits_M[others]
+    drawn = STANDARD_RESIDUES[(splitmix64(bits) % np.uint64(STANDARD_RESIDUES.size)).view(np.int64)]
+    is_drawn = bits < threshold(shares.mask_token_share + shares.random_token_share)
+    replaced_M[others] = np.where(is_drawn, drawn, tokens_M[others])
+    return replaced_M

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dataset.batches.cropping import CropCount, count_cropped, crop_starts, cropped_lengths
 from dataset.batches.loader import filler_batch
-from dataset.batches.masking import NO_TARGET, chosen_places
+from dataset.batches.preparation import NO_TARGET, chosen_places
 from dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
 from dataset.batches.steps import BatchSource, Indices, SourceBatch
 from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS, PackedBatch

@@ -35,7 +35,6 @@ from model.tasks.base import (
     read_own_settings,
     save_own_weights,
     scalar_sums,
-    targets_of,
 )
 from model.tasks.normalization import FeatureNormalization, FeatureStatistics
 from model.tasks.sequences import pack_in_order
@@ -107,7 +106,7 @@ class ESM2Autoencoder(ResidueModel):
         less than waiting for the device to count them. Metrics: ``targets``, ``loss``, ``feature_loss``, ``cosine``,
         ``residue_loss``, ``correct`` and ``feature_square`` are scalars, ``feature_sum`` is (D,).
         """
-        targets_T = targets_of(batch)
+        targets_T = batch.targets
         normal_TD = self.normalization(self.backbone(batch))
         wanted_TD = normal_TD.detach()
         decoded_TD = self.decoder(self.encoder(self._cast(normal_TD)))
@@ -158,7 +157,7 @@ class ESM2Autoencoder(ResidueModel):
     @torch.no_grad()
     def measure(self, batch: PackedBatch, statistics: FeatureStatistics) -> None:
         """Add the residues of one batch to the statistics of :attr:`normalization`."""
-        statistics.update(self.backbone(batch), targets_of(batch) != IGNORED_TARGET)
+        statistics.update(self.backbone(batch), batch.targets != IGNORED_TARGET)
 
     @torch.no_grad()
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:

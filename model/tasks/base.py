@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.errors import DataError
-from dataset.packed_batch import IGNORED_TARGET, TARGETS, PackedBatch
+from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 
 Settings = TypeVar("Settings")
@@ -125,21 +125,6 @@ def read_own_settings(path: Path, version: int, holds: str, parse: Callable[[dic
         raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}); export the model again") from error
-
-
-def targets_of(batch: PackedBatch) -> Tensor:
-    """The batch's targets; ValueError if it has none to train on."""
-    targets = batch.named(TARGETS)
-    if targets is None:
-        raise ValueError("this task needs a batch with targets")
-    return targets
-
-
-def target_positions(batch: PackedBatch) -> Tensor:
-    """(M,) int64: where the tokens with a target are. Where the batch does not say so, CUDA waits for the device."""
-    if batch.target_positions is not None:
-        return batch.target_positions
-    return (targets_of(batch) != IGNORED_TARGET).nonzero().squeeze(-1)
 
 
 def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:

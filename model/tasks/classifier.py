@@ -22,7 +22,7 @@ from dataset.tokens.base import SequenceTokenizer
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone, seeded
 from model.backbones.lora import adapt
-from model.tasks.base import TaskModel, TaskOutput, scalar_sums, targets_of
+from model.tasks.base import TaskModel, TaskOutput, scalar_sums
 from model.tasks.classifier_settings import check_pooling
 from model.tasks.heads import LightAttention, TargetScale, build_head
 from model.tasks.losses import TargetLoss
@@ -177,7 +177,7 @@ class Classifier(TaskModel):
         return state
 
     def _targets(self, batch: PackedBatch, outputs_MK: Tensor) -> Tensor:
-        targets = targets_of(batch)
+        targets = batch.targets
         by_column = self.label_space.kind in ("multilabel", "regression")
         wanted = outputs_MK.shape if by_column else outputs_MK.shape[:1]
         if targets.shape != wanted or targets.is_floating_point() != by_column:

@@ -36,8 +36,6 @@ from model.tasks.base import (
     read_own_settings,
     save_own_weights,
     scalar_sums,
-    target_positions,
-    targets_of,
 )
 from model.tasks.masked_lm import residue_metrics
 from train_config.diffusion_schema import DiffusionSection
@@ -93,8 +91,8 @@ class SequenceDiffusion(ResidueModel):
         Metrics: ``targets``, ``loss`` (not weighted) and ``correct``; in evaluation also ``unconditional_loss``, of the
         same batch without structures and labels.
         """
-        positions_M = target_positions(batch)
-        targets_M = targets_of(batch).index_select(0, positions_M)
+        positions_M = batch.places_of_targets()
+        targets_M = batch.targets.index_select(0, positions_M)
         if self.backbone.residue_ids is not None:
             targets_M = self.backbone.residue_ids[targets_M]
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)

@@ -21,7 +21,7 @@ from dataset.packed_batch import PackedBatch
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import masked_lm_network
 from model.backbones.residues import residue_masked_lm
-from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums, target_positions, targets_of
+from model.tasks.base import Card, ResidueModel, TaskOutput, scalar_sums
 from train_config.schema import ModelSection
 
 
@@ -51,9 +51,9 @@ class MaskedLM(ResidueModel):
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
         features_TD = self.backbone(batch)
-        positions_M = target_positions(batch)
+        positions_M = batch.places_of_targets()
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
-        targets_M = targets_of(batch).index_select(0, positions_M)
+        targets_M = batch.targets.index_select(0, positions_M)
         if self.backbone.residue_ids is not None:
             targets_M = self.backbone.residue_ids[targets_M]
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dataset.packed_batch import PackedBatch
-from model.tasks.base import target_positions
 from tests.model.support import WAITING, Operators, build_model, masked_batch, random_sequences, tiny_section
 
 
@@ -51,7 +50,7 @@ def test_compiled_layers_are_traced_for_no_further_shape(masked_lm):
 @pytest.mark.parametrize("task", ["masked_lm", "autoencoder"])
 def test_no_operator_of_a_step_waits_for_the_device(task):
     host = masked_batch(random_sequences([40, 7, 90]), [0.2] * 3)
-    batch = replace(host, target_positions=target_positions(host))
+    batch = replace(host, target_positions=host.places_of_targets())
     model = build_model(tiny_section(task), seed=0)
     with Operators() as operators:
         model(batch).loss_sum.backward()
@@ -63,7 +62,7 @@ def test_no_operator_of_a_step_waits_for_the_device(task):
 def test_a_step_never_waits_for_the_device(task):
     model = build_model(tiny_section(task), seed=0).cuda().bfloat16()
     host = masked_batch(random_sequences([40, 7, 90]), [0.2] * 3)
-    batch = replace(host, target_positions=target_positions(host)).to("cuda")
+    batch = replace(host, target_positions=host.places_of_targets()).to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
     torch.cuda.set_sync_debug_mode("error")
     try:

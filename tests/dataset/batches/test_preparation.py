@@ -1,17 +1,86 @@
-"""A prepared batch holds the cropped, tokenized and masked sequences of its records, whatever else is in it."""
+"""A batch holds the cropped and masked sequences of its records, whatever else is in it; masks follow their shares."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.batches.cropping import crop_starts
-from dataset.batches.preparation import PreparationSettings, prepare_batch
-from dataset.tokens.esm import encode
+from dataset.batches.preparation import NO_TARGET, PreparationSettings, mask_tokens, prepare_batch, residue_targets
+from dataset.tokens.esm import CLS, EOS, MASK, STANDARD_RESIDUES, cumulative_lengths, encode
 from train_config.schema import MaskedLMSection
 
-texts = st.lists(st.text(alphabet="ACDEFGHIKLMNPQRSTVWYX", min_size=1, max_size=40), min_size=1, max_size=6)
+SHARES = MaskedLMSection()
+sequences = st.lists(st.text(alphabet="ACDEFGHIKLMNPQRSTVWYXBUZO", min_size=1, max_size=50), min_size=1, max_size=8)
+shares = st.builds(
+    MaskedLMSection,
+    mask_share=st.floats(0.001, 0.999),
+    mask_token_share=st.floats(0, 0.5),
+    random_token_share=st.floats(0, 0.5),
+)
+
+
+def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    tokens = [encode(text).astype(np.uint8) for text in texts]
+    return np.concatenate(tokens), cumulative_lengths(np.array([ids.size for ids in tokens]))
+
+
+@settings(deadline=None)
+@given(texts=sequences, shares=shares, seed=st.integers(0, 5), epoch=st.integers(0, 5))
+def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, shares, seed, epoch):
+    tokens_T, cu_seqlens = packed(texts)
+    before_T = tokens_T.copy()
+    inputs_T, targets_T, chosen_M = mask_tokens(tokens_T, cu_seqlens, np.arange(len(texts)), shares, seed, epoch)
+    chosen_T = targets_T != NO_TARGET
+    assert chosen_M.tolist() == chosen_T.nonzero()[0].tolist()
+    assert np.add.reduceat(chosen_T, cu_seqlens[:-1]).min() >= 1
+    assert (targets_T[chosen_T] == tokens_T[chosen_T]).all()
+    assert (inputs_T[~chosen_T] == tokens_T[~chosen_T]).all()
+    assert not np.isin(tokens_T[chosen_T], (CLS, EOS)).any()
+    assert (tokens_T == before_T).all()
+
+
+def test_shares_are_met():
+    tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY" * 25] * 400)
+    inputs_T, targets_T, _ = mask_tokens(tokens_T, cu_seqlens, np.arange(400), SHARES, 0, 0)
+    chosen_T = targets_T != NO_TARGET
+    assert chosen_T.sum() / (400 * 500) == pytest.approx(0.15, abs=0.005)
+    assert (inputs_T[chosen_T] == MASK).mean() == pytest.approx(0.8, abs=0.01)
+    # A random residue is the one that was there once in twenty times.
+    assert (inputs_T[chosen_T] == targets_T[chosen_T]).mean() == pytest.approx(0.1 + 0.1 / 20, abs=0.01)
+    drawn = inputs_T[chosen_T & (inputs_T != MASK) & (inputs_T != targets_T)]
+    assert set(drawn.tolist()) == set(STANDARD_RESIDUES.tolist())
+
+
+def test_positions_and_residues_are_masked_equally_often():
+    tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY"] * 20_000)
+    targets_T = mask_tokens(tokens_T, cu_seqlens, np.arange(20_000), SHARES, 0, 0).targets
+    by_position = (targets_T.reshape(20_000, 22)[:, 1:-1] != NO_TARGET).mean(axis=0)
+    assert by_position.max() - by_position.min() < 0.015
+
+
+def test_masks_change_with_the_epoch_and_the_seed():
+    tokens_T, cu_seqlens = packed(["ACDEFGHIKLMNPQRSTVWY" * 10])
+    masks = [
+        mask_tokens(tokens_T, cu_seqlens, np.array([5]), SHARES, seed, epoch)
+        for seed, epoch in [(0, 0), (0, 1), (1, 0)]
+    ]
+    assert len({masked.targets.tobytes() for masked in masks}) == 3
+
+
+def test_sequence_without_residues_has_no_target():
+    tokens_T, cu_seqlens = packed(["", "M"])
+    inputs_T, targets_T, _ = mask_tokens(tokens_T, cu_seqlens, np.array([0, 1]), SHARES, 0, 0)
+    assert targets_T.tolist() == [NO_TARGET, NO_TARGET, NO_TARGET, tokens_T[3], NO_TARGET]
+    assert inputs_T[[0, 1, 2, 4]].tolist() == [CLS, EOS, CLS, EOS]
+
+
+def test_reconstruction_takes_every_residue_as_target_and_no_special_token():
+    tokens_T, _ = packed(["MX", "U"])
+    expected = [NO_TARGET, *tokens_T[1:3], NO_TARGET, NO_TARGET, tokens_T[5], NO_TARGET]
+    assert residue_targets(tokens_T).tolist() == expected
 
 
 class Sequences:
@@ -31,7 +100,7 @@ def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = 
 
 
 @settings(deadline=None)
-@given(sequences=texts, epoch=st.integers(0, 3), data=st.data())
+@given(sequences=sequences, epoch=st.integers(0, 3), data=st.data())
 def test_tokens_are_those_of_the_cropped_sequences(sequences, epoch, data):
     records = np.array(data.draw(st.permutations(range(len(sequences)))))
     store = Sequences(sequences)
@@ -43,7 +112,7 @@ def test_tokens_are_those_of_the_cropped_sequences(sequences, epoch, data):
 
 
 @settings(deadline=None)
-@given(sequences=texts)
+@given(sequences=sequences)
 def test_validation_crops_at_the_start(sequences):
     prepared = prepare_batch(Sequences(sequences), preparation(10, random_crops=False), 5, np.arange(len(sequences)))
     expected = [token for text in sequences for token in encode(text[:10]).tolist()]
@@ -51,7 +120,7 @@ def test_validation_crops_at_the_start(sequences):
 
 
 @settings(deadline=None)
-@given(sequences=texts, masked=st.booleans())
+@given(sequences=sequences, masked=st.booleans())
 def test_result_does_not_depend_on_the_other_records_of_the_batch(sequences, masked):
     store = Sequences(sequences)
     together = prepare_batch(store, preparation(masked=masked), 1, np.arange(len(sequences)))

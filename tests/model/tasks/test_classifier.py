@@ -12,7 +12,6 @@ from dataset.labels.label_space import LabelSpace
 from dataset.packed_batch import FEATURES, IGNORED_TARGET, TARGETS, WEIGHTS, PackedBatch, has_target
 from dataset.tokens.esm import pack_sequences
 from model.backbones.loading import build_backbone
-from model.tasks.base import targets_of
 from model.tasks.classifier import Classifier
 from model.tasks.classifier_settings import check_pooling
 from tests.model.support import TINY, Operators, assert_near, batch_of_lengths, random_sequences, segments
@@ -64,7 +63,7 @@ def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:
         rows = (
             slice(*batch.cu_seqlens[index : index + 2].tolist()) if kind == "per_residue" else slice(index, index + 1)
         )
-        alone.append(dataclasses.replace(place, tokens=tokens, **{place_of(kind): {TARGETS: targets_of(batch)[rows]}}))
+        alone.append(dataclasses.replace(place, tokens=tokens, **{place_of(kind): {TARGETS: batch.targets[rows]}}))
     return alone
 
 
@@ -96,7 +95,7 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
     model, batch = build(kind), labelled(kind)
     whole, parts = model(batch), [model(one) for one in one_by_one(batch, kind)]
     assert model.metrics(added(parts)) == pytest.approx(model.metrics(whole.metrics), rel=1e-5)
-    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(targets_of(batch)).sum()
+    assert whole.num_targets == sum(part.num_targets for part in parts) == has_target(batch.targets).sum()
     assert all(value.dtype == torch.float64 and not value.requires_grad for value in whole.metrics.values())
     assert whole.loss_sum.dtype == torch.float32 and whole.num_targets.dtype == torch.int64
 
@@ -105,18 +104,18 @@ def test_figures_do_not_depend_on_how_sequences_are_batched(kind):
 def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
     model, batch = build(kind), labelled(kind)
     values, logits = model.metrics(model(batch).metrics), model.logits(batch)
-    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, targets_of(batch)).item(), rel=1e-5)
-    known = targets_of(batch) != IGNORED_TARGET
-    right = (logits.argmax(-1) == targets_of(batch))[known].float().mean().item()
+    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
+    known = batch.targets != IGNORED_TARGET
+    right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
     assert values["accuracy"] == pytest.approx(right)
 
 
 def test_metrics_of_labels_are_those_of_the_known_ones():
     model, batch = build("multilabel"), labelled("multilabel")
-    targets_of(batch)[0, 0] = targets_of(batch)[1, 2] = math.nan
-    values, logits, known = model.metrics(model(batch).metrics), model.logits(batch), ~targets_of(batch).isnan()
-    truth, called = targets_of(batch) == 1, (logits > 0) & known
-    losses = functional.binary_cross_entropy_with_logits(logits, targets_of(batch), reduction="none")
+    batch.targets[0, 0] = batch.targets[1, 2] = math.nan
+    values, logits, known = model.metrics(model(batch).metrics), model.logits(batch), ~batch.targets.isnan()
+    truth, called = batch.targets == 1, (logits > 0) & known
+    losses = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
     assert values["loss"] == pytest.approx(losses.nanmean(1).nanmean().item(), rel=1e-5)
     right = (called == truth).all(-1)[known.any(-1)]
     assert values["accuracy"] == pytest.approx(right.float().mean().item())
@@ -125,8 +124,8 @@ def test_metrics_of_labels_are_those_of_the_known_ones():
 
 def test_metrics_of_numbers_are_those_of_the_known_ones():
     model, batch = build("regression"), labelled("regression")
-    targets_of(batch)[0, 1] = targets_of(batch)[2, 0] = math.nan
-    outputs, targets = model.logits(batch), targets_of(batch)
+    batch.targets[0, 1] = batch.targets[2, 0] = math.nan
+    outputs, targets = model.logits(batch), batch.targets
     values, errors = model.metrics(model(batch).metrics), (outputs - targets).square()
     assert values["mse"] == pytest.approx(errors.nanmean().item(), rel=1e-5)
     assert values["loss"] == pytest.approx(errors.nanmean(1).nanmean().item(), rel=1e-5)
@@ -136,7 +135,7 @@ def test_metrics_of_numbers_are_those_of_the_known_ones():
 
 def test_a_column_that_does_not_vary_has_no_r2():
     model, batch = build("regression"), labelled("regression", [5] * 8)
-    targets_of(batch)[has_target(targets_of(batch)), 1] = 3.3  # of seven, whose squares do not add up to the last bit
+    batch.targets[has_target(batch.targets), 1] = 3.3  # of seven, whose squares do not add up to the last bit
     assert "r2" not in model.metrics(model(batch).metrics)
 
 
@@ -147,7 +146,7 @@ def test_a_column_that_does_not_vary_has_no_r2():
 def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling, lengths):
     model = build(kind, pooling=pooling, head="mlp").train()
     batch = with_targets(batch_of_lengths(lengths), kind)
-    targets_of(batch).fill_(math.nan if targets_of(batch).is_floating_point() else IGNORED_TARGET)
+    batch.targets.fill_(math.nan if batch.targets.is_floating_point() else IGNORED_TARGET)
     output = model(batch.adding(by_sequence={WEIGHTS: torch.zeros(len(lengths))}))
     output.loss_sum.backward()
     assert output.loss_sum == 0 and output.num_targets == 0
@@ -203,9 +202,9 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
 def test_targets_of_another_kind_are_refused():
     batch = labelled("multiclass")
     for kind, targets in (
-        ("multiclass", targets_of(batch).float()),
+        ("multiclass", batch.targets.float()),
         ("multilabel", torch.zeros(5, 2)),
-        ("per_residue", targets_of(batch)),
+        ("per_residue", batch.targets),
     ):
         with pytest.raises(ValueError, match=f"targets of {kind} must be"):
             build(kind)(batch.adding(**{place_of(kind): {TARGETS: targets}}))

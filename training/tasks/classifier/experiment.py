@@ -30,7 +30,7 @@ from dataset.tokens.token_store import ensure_tokens
 from model.backbones.base import decayed_rates
 from model.export.classifier import export_classifier
 from model.metrics.classification import classification_metrics
-from model.tasks.base import TaskModel, TaskOutput, targets_of
+from model.tasks.base import TaskModel, TaskOutput
 from model.tasks.classifier import Classifier, build_classifier
 from model.tasks.classifier_settings import LOWER_IS_BETTER, best_metric
 from model.tasks.losses import balanced_class_weights, probabilities
@@ -160,7 +160,7 @@ class ClassifierExperiment(Experiment):
 
         def predict(batch: PackedBatch) -> TaskOutput:
             logits, output = model.predict(batch)
-            targets = targets_of(batch)
+            targets = batch.targets
             judged = has_target(targets)
             predicted.append(probabilities(logits[judged], kind).float().cpu())
             wanted.append(targets[judged].cpu())
