@@ -30,7 +30,7 @@ from train_config.schema import Config, DeepSpeedSection, TrainingSection
 from train_config.tune_schema import MeasurementSection, SearchSection
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext
-from training.engine.deepspeed_settings import check_precision, zero_stage
+from training.engine.deepspeed_settings import zero_stage
 from training.engine.device import apply_device_settings, prepare_layers
 from training.engine.engine import StepResult, TrainingEngine
 from training.engine.step_clock import StepClock
@@ -73,12 +73,18 @@ def measure_on_worker(
         Alike on every worker where it is ``reusable``; a worker that met a failure has the ``reason``. Raises
         EsmerayError where the settings or the data are refused.
     """
+    from training.tasks.registry import experiment_class
+
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()
     try:
         trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter)
-        return _on_work(config, context, store_path, inference, trial)
+        torch.manual_seed(config.run.seed + context.rank)
+        apply_device_settings(config.training)
+        folder = RunFolder(config.run.storage_path, config.run.name)
+        experiment = experiment_class(config.model.task)(config, context, folder, Path(store_path))
+        return _on_work(experiment, config.training, config.deepspeed, inference, trial)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -90,25 +96,20 @@ def measure_on_worker(
         meter.free()
 
 
-def _on_work(config: Config, context: WorkerContext, store_path: str, inference: bool, trial: _Trial) -> Measurement:
+def _on_work(
+    experiment: Experiment, training: TrainingSection, deepspeed: DeepSpeedSection, inference: bool, trial: _Trial
+) -> Measurement:
     """Build what training builds, run the trial on it, and let go of it."""
-    from training.tasks.registry import experiment_class
-
-    if not inference:
-        check_precision(config.training, context.device.type)
-    torch.manual_seed(config.run.seed + context.rank)
-    apply_device_settings(config.training)
-    folder = RunFolder(config.run.storage_path, config.run.name)
-    experiment = experiment_class(config.model.task)(config, context, folder, Path(store_path))
+    context = trial.context
     try:
         model = experiment.build_model()
         experiment.open(model, context, trial.control)
         experiment.prepare(model, context, trial.control, brief=True)
-        stage = zero_stage(config.training, config.deepspeed)
-        prepare_layers(model.backbone, config.training, context.device, 0 if inference else stage)
+        stage = 0 if inference else zero_stage(training, deepspeed)
+        prepare_layers(model.backbone, training, context.device, stage)
         if inference:
-            return trial.run(_Inference(config.training.precision, model, context), experiment.batches)
-        work = TrainingWork(config.training, config.deepspeed, experiment, model, context, trial.control)
+            return trial.run(_Inference(training.precision, model, context), experiment.batches)
+        work = TrainingWork(training, deepspeed, experiment, model, context, trial.control)
         try:
             return trial.run(work, experiment.batches)
         finally:
