@@ -147,6 +147,7 @@ def _comment(path: Path, results: Results, search: TuneConfig) -> str:
         f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
         f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {path.parent}.",
         *noise_lines(results),
+        *(["Forward passes alone were measured, without gradients."] if search.inference else []),
     ]
     if own is not None and own is not best:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
