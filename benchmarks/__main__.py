@@ -38,7 +38,6 @@ MODULES = (
     "embedding",
     "proteome",
     "service",
-    "structdiff",
     "training",
     "runs",
     "alignment",

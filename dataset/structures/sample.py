@@ -3,7 +3,7 @@
 A chain is a row of helices and strands with loops between them, built atom by atom from ideal bonds, angles and torsion
 angles (Parsons et al. 2005, NeRF); of several draws of the loops the most compact one without a clash is kept. Each
 residue is then drawn by its state alone: helix, strand or loop, buried or not. So the best that any model can reach is
-known (:func:`ceiling`): the most frequent residue of each state.
+known: the most frequent residue of each state.
 
 Shape legend: L residues, B draws of the loops.
 """
@@ -52,12 +52,6 @@ def sample_structures(records: int, seed: int) -> Iterator[Structure]:
     for number in range(records):
         structure, _ = _fold(number, seed)
         yield structure
-
-
-def ceiling(records: int, seed: int) -> float:
-    """Share of residues that the most frequent residue of their state names: what no model exceeds but by chance."""
-    best = [_distributions()[states].max(axis=1) for states in (_fold(number, seed)[1] for number in range(records))]
-    return float(np.concatenate(best).mean())
 
 
 def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:

@@ -23,24 +23,13 @@ from monitoring.sampling.host import Rates
 PCIE_EVERY_S = 5.0
 """Seconds between measurements of PCIe traffic, of one GPU each."""
 
-THROTTLE_REASONS = {
-    0x001: "idle",
-    0x002: "application clocks setting",
-    0x004: "software power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "software thermal slowdown",
-    0x040: "hardware thermal slowdown",
-    0x080: "hardware power brake",
-    0x100: "display clock setting",
-}
-"""NVML's bits (nvmlClocksEventReason*, earlier nvmlClocksThrottleReason*) in words."""
+# NVML's bits of what lowers the clocks (nvmlClocksEventReason*, earlier nvmlClocksThrottleReason*).
 THERMAL_REASONS = 0x020 | 0x040
 """Too hot: the chip's own limit, or the driver's."""
 POWER_REASONS = 0x004 | 0x080
 """Too much power: the board's limit, or what the machine asks for by its power brake."""
 SLOWDOWN = 0x008
-"""The hardware halves the clocks or worse; one of the bits above usually says why."""
+"""The hardware halves the clocks or worse; a bit of the two above usually says why."""
 
 _CANNOT_SAY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -71,7 +60,7 @@ class GpuSample:
         mem_util_percent: of that time in which memory was read or written.
         mem_used_bytes, mem_total_bytes: of the whole GPU, all processes.
         temperature_c: of the chip, degrees Celsius.
-        throttle_reasons: bits of :data:`THROTTLE_REASONS`.
+        throttle_reasons: NVML's bits of what lowers the clocks.
         pcie_tx_bytes_per_s, pcie_rx_bytes_per_s: during 20 ms.
         nvlink_tx_bytes_per_s, nvlink_rx_bytes_per_s: over all links, since the last sample.
         ecc_corrected, ecc_uncorrected: memory errors since the driver was loaded.
@@ -104,12 +93,6 @@ class GpuSample:
         """Return the known values by name."""
         described = ("index", "uuid", "name")
         return {name: value for name, value in asdict(self).items() if name not in described and value is not None}
-
-
-def describe_throttling(reasons: int) -> list[str]:
-    """Return the bits that are set in words, but for those that lower no clock by force (idle, settings)."""
-    forced = reasons & (THERMAL_REASONS | POWER_REASONS | SLOWDOWN)
-    return [words for bit, words in THROTTLE_REASONS.items() if forced & bit]
 
 
 class NvmlDevices:

@@ -19,7 +19,6 @@ FLOORS = {
     ("embedding", "cuda"): [0.5, 5.0, *[1 / 0.6] * 4],
     ("proteome", "cpu"): [8.0, 1.7, 0.9, 1.0, 1.0],
     ("service", "cpu"): [0.85, 5.0, 1.0, 1.0, 1.0, 1.0],
-    ("structdiff", "cpu"): [4.0, 1000.0],
     ("training", "cpu"): [3.0, 1.0],
     ("training", "cuda"): [1 / 0.6, 0.45],
     ("runs", "cpu"): [20.0, 0.99],

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu import production, training
+from benchmarks.gpu import training
 from benchmarks.gpu.script import PARTS
 from common.errors import ConfigError
 
@@ -13,7 +13,6 @@ TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "2048", "--bac
 
 
 def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(production, "find_spec", lambda name: None)  # what it starts has its own tests
     ways = (training.Variant(checkpointing="selective"), training.Variant(graph=True))
     monkeypatch.setattr(training, "VARIANTS", ways)
     assert main([*TRIED, "--output", str(tmp_path)]) == 0

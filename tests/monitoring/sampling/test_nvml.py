@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from monitoring.sampling import nvml
-from monitoring.sampling.nvml import PCIE_EVERY_S, THROTTLE_REASONS, NvmlDevices
+from monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
 
 FIGURES = {
     "util_percent": 87,
@@ -212,11 +212,6 @@ def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
     assert (sample.nvlink_tx_bytes_per_s, sample.nvlink_rx_bytes_per_s) == (5 * 1024, 2 * 1024)
     driver.now_s, driver.links_kib = 3.0, [0, 0]  # reset
     assert devices.read()[0].nvlink_tx_bytes_per_s is None
-
-
-def test_throttling_bits_are_those_of_nvml():
-    named = {getattr(pynvml, name) for name in dir(pynvml) if name.startswith("nvmlClocksEventReason")}
-    assert THROTTLE_REASONS.keys() == {bit for bit in named if bit and bit & (bit - 1) == 0}
 
 
 @pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs a GPU")
