@@ -13,7 +13,9 @@ from transformers import EsmForMaskedLM, EsmModel
 from benchmarks.harness.stage import Device
 from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
+from model.cost import flops
 from model.tasks.embedding import embed, optimize_for_inference
+from monitoring.sampling.measured_peaks import product_flops_per_s
 from train_config.schema import BackboneSection
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
@@ -23,7 +25,7 @@ SEED = 0
 MAX_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Budget of our batches; on the CPU a small one stays in the cache."""
 
-_PRODUCT_SIZE, _PRODUCTS = 8192, 20
+_PRODUCT_SIZE = 8192
 
 
 def random_network(size: str) -> EsmForMaskedLM:
@@ -52,27 +54,12 @@ def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int 
 
 
 def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:
-    """Floating-point operations of one forward pass over these sequences, <cls> and <eos> included, nothing padded.
-
-    Two for each weight of a matrix and token, and 4 L^2 D a layer for the scores and the weighted values of a sequence
-    of L tokens: Kaplan et al. 2020 (arXiv:2001.08361), table 1, with Chowdhery et al. 2022 (PaLM, arXiv:2204.02311),
-    appendix B; the attention of an encoder is not causal, so none of it is saved. Embeddings, norms, GELU and softmax
-    are left out, as is usual.
-    """
-    layers = network.esm.encoder.layer
-    matrices = sum(weight.numel() for weight in layers.parameters() if weight.ndim == 2)
+    """Floating-point operations of one forward pass over these sequences, <cls> and <eos> included, nothing padded."""
+    of_weights, of_context = flops.forward_flops(EsmBackbone(network.esm))
     lengths = [len(sequence) + 2 for sequence in sequences]
-    attention = 4 * len(layers) * network.config.hidden_size * sum(length**2 for length in lengths)
-    return 2.0 * matrices * sum(lengths) + attention
+    return of_weights * sum(lengths) + of_context * sum(length**2 for length in lengths)
 
 
-def matrix_product(device: Device) -> Callable[[], float]:
-    """A callable that multiplies large bf16 matrices, the most that the device can do; returns teraFLOPs."""
-    matrix = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=torch.bfloat16)
-
-    def product() -> float:
-        for _ in range(_PRODUCTS):
-            torch.matmul(matrix, matrix)
-        return _PRODUCTS * 2 * _PRODUCT_SIZE**3 / 1e12
-
-    return product
+def product_tflops(device: Device) -> float:
+    """TFLOP/s of a large bf16 matrix product, the most that the device can do."""
+    return product_flops_per_s(device, torch.bfloat16, _PRODUCT_SIZE) / 1e12

@@ -17,11 +17,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from transformers import EsmForMaskedLM
 
-from benchmarks.harness.models import forward_flops, matrix_product
+from benchmarks.harness.models import forward_flops, product_tflops
 from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from benchmarks.peers.tokenizers import esm_tokenizer
@@ -79,7 +80,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
     if setting.device == "cuda":
         flops_per_token = _training_flops(network, proteins)
         rates = tuple(runs.replay(name, lambda s: _rate(s) * flops_per_token / 1e12) for name in (OURS, TRAINER))
-        contenders = (*rates, Contender(PEAK, matrix_product(setting.device)))
+        contenders = (*rates, Contender(PEAK, partial(product_tflops, setting.device), kind="value"))
         yield Case(UTILIZATION, "TFLOP/s", contenders, rounds=ROUNDS, facts={"FLOPs a token": flops_per_token})
 
 
