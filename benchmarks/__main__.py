@@ -13,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -21,10 +22,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
-from pydantic import BaseModel, Field
 
 from benchmarks.harness.stage import Stage
 from common.command_line import TERMINATED, run
@@ -47,24 +44,20 @@ MODULES = (
 """Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
 
 
-class Arguments(BaseModel):
+def parsed(argv: list[str]) -> argparse.Namespace:
     """Stages to measure, and the place of their results."""
-
-    stages: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STAGE ...]")] = Field(
-        (), description="Stages to measure; all if none is named."
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Do everything once on little work: a smoke run of minutes, whose values mean nothing."
+    add = parser.add_argument
+    add("stages", nargs="*", metavar="STAGE", help="stages to measure; all if none is named: " + ", ".join(MODULES))
+    add(
+        "--quick", action="store_true", help="do everything once on little work: a smoke run, whose values mean nothing"
     )
-    output: Path | None = Field(
-        None, description="Folder of the results. Default: benchmarks/results/MACHINE, with --quick its folder quick."
-    )
-    fasta: Path | None = Field(
-        None, description="Proteins to work on, in place of the UniRef90 sample of development or the embedded sample."
-    )
-    list_: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(name="list")] = Field(
-        False, description="Show the stages and what each has to reach, and end."
-    )
+    add("--output", type=Path, help="folder of the results; benchmarks/results/MACHINE, with --quick its folder quick")
+    add("--fasta", type=Path, help="proteins to work on; the UniRef90 sample of development, or the embedded sample")
+    add("--list", action="store_true", help="show the stages and what each has to reach, and end")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> int:
@@ -73,9 +66,9 @@ def main(argv: list[str]) -> int:
         from benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
 
         return measure_gpu(argv[1:])
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks", description=__doc__)
+    arguments = parsed(argv)
     stages = load_stages(arguments.stages)
-    if arguments.list_:
+    if arguments.list:
         print("\n".join(line for stage in stages for line in _listed(stage)))
         return 0
     require_packages(stages)
@@ -103,7 +96,7 @@ def require_packages(stages: Sequence[Stage]) -> None:
                 raise ConfigError(f"stage {stage.name} needs the package {package}: 'make bench' installs the peers")
 
 
-def _measure(stages: list[Stage], arguments: Arguments, command: str) -> int:
+def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -> int:
     from benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
     from benchmarks.harness.runner import Run, run_stages
 

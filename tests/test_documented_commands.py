@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tyro
 
 from benchmarks.__main__ import load_stages
-from benchmarks.gpu.bench import Arguments
+from benchmarks.gpu.script import parsed
 from common.command_line import run
 from dataset.labels.samples import located_records, message_records
 from dataset.store.conversion import ensure_store
@@ -265,7 +264,7 @@ def test_every_other_command_names_what_there_is():
             subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
         else:
             assert words[:2] == ["-m", "benchmarks"], f"no rule covers {command!r}"
-            assert tyro.cli(Arguments, args=words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
+            assert parsed(words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
 
 
 def train_function(folder: Path) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
 
 from common.errors import ConfigError
 from common.text import did_you_mean
@@ -31,16 +30,17 @@ SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "
 WARM_UPS, MICRO_BATCHES = 3, 4
 
 
-class Arguments(BaseModel):
-    """Parts to run, and the place of their results."""
+@dataclass(frozen=True)
+class Arguments:
+    """Parts to run, and the place of their results; see :func:`benchmarks.gpu.script.parsed`."""
 
-    part: tuple[str, ...] = Field((), description="Parts to run; all if none is named.")
-    output: Path = Field(Path("gpu-results"), description="Folder of results.json and results.md.")
-    device: str = Field("cuda", description="cuda, or cpu to try the script.")
-    sizes: tuple[str, ...] = Field(("8M", "650M", "150M", "3B"), description="Sizes of ESM-2, in order; 'tiny' to try.")
-    tokens: int = Field(65_536, description="Token budget of a batch in forward passes; training takes half of it.")
-    backend: str = Field("inductor", description="Of torch.compile; 'eager' traces alone, to try the script.")
-    minutes: float = Field(8.0, description="No part and no row of one starts later than this.")
+    part: tuple[str, ...]
+    output: Path
+    device: str
+    sizes: tuple[str, ...]
+    tokens: int
+    backend: str
+    minutes: float
 
 
 @dataclass

@@ -11,11 +11,13 @@ Examples:
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import torch
-import tyro
 
 from benchmarks.gpu.alignment import alignment
 from benchmarks.gpu.bench import Arguments, Bench
@@ -35,12 +37,29 @@ _IN_ORDER = (correctness, ceilings, training, forward, alignment, kernels, profi
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 
 
-def main(argv: list[str]) -> int:
-    """Run the parts; returns 1 where one broke or computed something wrong."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks gpu", description=__doc__)
+def parsed(argv: list[str]) -> Arguments:
+    """Read the command line. Raises ConfigError for a part that is not there."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = partial(parser.add_argument, metavar="VALUE")
+    add("--part", nargs="*", default=[], help="parts to run, all if none is named: " + ", ".join(PARTS))
+    add("--output", type=Path, default=Path("gpu-results"), help="folder of results.json and results.md")
+    add("--device", default="cuda", help="cuda, or cpu to try the script")
+    add("--sizes", nargs="*", default=["8M", "650M", "150M", "3B"], help="sizes of ESM-2, in order; 'tiny' to try")
+    add("--tokens", type=int, default=65_536, help="token budget of a forward pass; training takes half of it")
+    add("--backend", default="inductor", help="of torch.compile; 'eager' traces alone, to try the script")
+    add("--minutes", type=float, default=8.0, help="no part and no row of one starts later than this")
+    arguments = parser.parse_args(argv)
     for name in arguments.part:
         if name not in PARTS:
             raise ConfigError(f"--part: no part {name!r}{did_you_mean(name, PARTS)}; there are {', '.join(PARTS)}")
+    return Arguments(**vars(arguments))
+
+
+def main(argv: list[str]) -> int:
+    """Run the parts; returns 1 where one broke or computed something wrong."""
+    arguments = parsed(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU is seen: see esmeray profile gpu; --device cpu tries the script without one")
     bench = Bench(arguments)
