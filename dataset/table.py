@@ -61,11 +61,11 @@ class Table:
         wanted: for each column to read, the setting that names it, for messages; empty where none does.
 
     Attributes:
-        finished: the file as it was read, once it was.
+        finished: the file as it was read, alone, once it was.
     """
 
     def __init__(self, path: Path, wanted: Mapping[str, str]) -> None:
-        self.finished: SourceFile | None = None
+        self.finished: list[SourceFile] = []
         self._path = path
         self._wanted = wanted
         self._opened: ReadAhead | None = None
@@ -109,7 +109,7 @@ class Table:
             ):
                 self._check_columns(batch.schema.names)
                 yield batch.select(list(self._wanted))
-            self.finished = raw.source_file()
+            self.finished = [raw.source_file()]
 
     def _parquet(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -120,12 +120,8 @@ class Table:
         except (pa.ArrowException, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self._path}: not Parquet, or damaged ({reason}); make it or copy it again") from error
-        self.finished = SourceFile(
-            path=str(self._path.resolve()),
-            bytes=status.st_size,
-            mtime_ns=status.st_mtime_ns,
-            xxh128=file_xxh128(self._path),
-        )
+        path, checksum = str(self._path.resolve()), file_xxh128(self._path)
+        self.finished = [SourceFile(path=path, bytes=status.st_size, mtime_ns=status.st_mtime_ns, xxh128=checksum)]
 
     def _check_columns(self, header: list[str]) -> None:
         for name, setting in self._wanted.items():

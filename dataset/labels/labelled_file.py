@@ -10,9 +10,8 @@ Shape legend: N records, C label columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,7 @@ from common.text import counted
 from dataset.fasta.counts import IngestCounts, SourceFile
 from dataset.fasta.faults import Fault
 from dataset.fasta.reader import find_files, is_fasta_name
-from dataset.labels.parts import (
-    LabelledPart,
-    first_places,
-    header_pattern,
-    parts_of_files,
-    place_in_file,
-    sample_parts,
-    texts_of,
-)
+from dataset.labels.parts import LabelledPart, LabelledSource, header_pattern, place_in_file, texts_of
 from dataset.labels.residues import ResidueLabels
 from dataset.labels.values import Label, label_reader, part, weight
 from dataset.store.conversion import SAMPLE, sample_source
@@ -126,12 +117,55 @@ def read_labelled(
     together, or not with the files.
     """
     check_label_settings(labels, tokenizer)
-    taken_sample = (sample or SampleSection()) if sources == [SAMPLE] else None
-    paths = [] if taken_sample else find_labelled_files(sources)
+    embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
+    paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(list(held_out_sources)) if held_out_sources else []
-    reader = _Reader(labels, tokenizer, ingest, with_labels, taken_sample, paths, held_out)
+    residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
+    source = LabelledSource(
+        paths + held_out,
+        labels,
+        tokenizer.content,
+        with_labels=with_labels,
+        sample=embedded,
+        residue_labels=residue_labels,
+    )
+    reader = _Reader(source, len(paths), Ingest(ingest, source.places, content=tokenizer.content), labels)
     reader.read(progress)
-    return reader.records()
+    if not reader.ids:
+        first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
+        raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+    if residue_labels is not None:
+        reader.counts.labels_without_sequence = _count_without_sequence(residue_labels, labels)
+    for name, value in reader.ingest.counts:
+        setattr(reader.counts, name, getattr(reader.counts, name) + value)
+    has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
+    values: Any = reader.labels if with_labels else None
+    if reader.labels and isinstance(reader.labels[0], tuple):
+        values = np.array(reader.labels, dtype=np.float32)
+    return LabelledRecords(
+        ids=reader.ids,
+        texts=reader.texts,
+        labels=values,
+        weights=np.array(reader.weights, dtype=np.float32) if reader.weights else None,
+        parts=reader.parts if has_parts else None,
+        counts=reader.counts,
+        source=sample_source(embedded) if embedded else source.finished[: len(paths)],
+        held_out_source=source.finished[len(paths) :],
+        labels_source=residue_labels.files if residue_labels else [],
+        origins=reader.origins,
+    )
+
+
+def _count_without_sequence(residue_labels: ResidueLabels, settings: LabelsSection) -> int:
+    """Number of the labels in a file of their own whose id no sequence has, if they are not refused."""
+    left = residue_labels.without_sequence()
+    if left and settings.missing_labels == "error":
+        more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
+        raise DataError(
+            f"{left[0].place}: no sequence of data.source has this id{more}; add it, or give "
+            "--data.labels.missing_labels skip"
+        )
+    return len(left)
 
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
@@ -169,95 +203,43 @@ def _is_wanted(path: Path) -> bool:
 
 
 class _Reader:
-    """Gathers records from the sample and one file after the other."""
+    """Gathers the records that stay: ids, texts, labels, weights, parts, and where each comes from."""
 
-    def __init__(
-        self,
-        labels: LabelsSection,
-        tokenizer: TokenizerSection,
-        ingest: IngestSection,
-        with_labels: bool,
-        sample: SampleSection | None,
-        paths: list[Path],
-        held_out: list[Path],
-    ) -> None:
-        self._settings = labels
-        self._content = tokenizer.content
-        self._with_labels = with_labels
-        self._sample = sample
-        self._paths = paths
-        self._held_out = held_out
-        self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
-        self._faults = self._ingest.faults
-        self._label = label_reader(labels)
-        self._residue_labels = ResidueLabels(labels) if with_labels and labels.labels_file is not None else None
-        self._counts = LabelledCounts()
-        self._files: list[SourceFile] = []
-        self._first_without_label: Callable[[], str] | None = None
-        self._ids: list[str] = []
-        self._texts: list[str] = []
-        self._labels: list[Label] = []
-        self._weights: list[float] = []
-        self._parts: list[str] = []
-        self._origins: list[tuple[Path | None, int]] = []
+    def __init__(self, source: LabelledSource, num_training: int, ingest: Ingest, settings: LabelsSection) -> None:
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.labels: list[Label] = []
+        self.weights: list[float] = []
+        self.parts: list[str] = []
+        self.origins: list[tuple[Path | None, int]] = []
+        self.ingest = ingest
+        self.counts = LabelledCounts()
+        self.first_without_label: Callable[[], str] | None = None
+        self._source = source
+        self._num_training = num_training
+        self._settings = settings
+        self._faults = ingest.faults
+        self._label = label_reader(settings)
 
     def read(self, progress: ProgressCallback | None) -> None:
         """Take all records; raises DataError where some are refused."""
-        paths = self._paths + self._held_out
-        bytes_before, bytes_total = 0, sum(path.stat().st_size for path in paths)
-
-        def report(bytes_of_file: int) -> None:
-            if progress is not None:
-                bytes_read = min(bytes_before + bytes_of_file, bytes_total)
-                progress(ConversionProgress(bytes_read, bytes_total, self._ingest.counts.records_read))
-
+        bytes_total = self._source.bytes_total
         with self._faults.raised_at_end():
-            for taken in self._sample_parts(self._with_labels):
-                self._take(taken, None, "training")
-            files = parts_of_files(paths, self._settings, self._content, self._with_labels, self._residue_labels)
-            for number, (path, parts) in enumerate(files):
-                for taken in parts:
-                    self._take(taken, path, "training" if number < len(self._paths) else "validation")
-                    report(parts.bytes_read)
-                self._files.append(parts.finished)
-                report(parts.finished.bytes)
-                bytes_before += parts.finished.bytes
-
-    def records(self) -> LabelledRecords:
-        """All that was taken."""
-        if not self._ids:
-            first = "" if self._first_without_label is None else f": {self._first_without_label()}"
-            raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
-        self._count_labels_without_sequence()
-        for name, value in self._ingest.counts:
-            setattr(self._counts, name, getattr(self._counts, name) + value)
-        labels: Any = self._labels if self._with_labels else None
-        if self._labels and isinstance(self._labels[0], tuple):
-            labels = np.array(self._labels, dtype=np.float32)
-        has_parts = self._with_labels and (bool(self._held_out) or self._settings.split_column is not None)
-        num_files = len(self._paths)
-        return LabelledRecords(
-            ids=self._ids,
-            texts=self._texts,
-            labels=labels,
-            weights=np.array(self._weights, dtype=np.float32) if self._weights else None,
-            parts=self._parts if has_parts else None,
-            counts=self._counts,
-            source=sample_source(self._sample) if self._sample else self._files[:num_files],
-            held_out_source=self._files[num_files:],
-            labels_source=self._residue_labels.files if self._residue_labels else [],
-            origins=self._origins,
-        )
-
-    def _sample_parts(self, with_labels: bool) -> Iterator[LabelledPart]:
-        return sample_parts(self._sample, self._settings, self._content, with_labels) if self._sample else iter(())
+            for file, records in self._source:
+                path = self._source.paths[file] if file >= 0 else None
+                self._take(records, path, "training" if file < self._num_training else "validation")
+                if progress is not None:
+                    bytes_read = min(self._source.bytes_read, bytes_total)
+                    progress(ConversionProgress(bytes_read, bytes_total, self.ingest.counts.records_read))
+            if progress is not None:
+                progress(ConversionProgress(bytes_total, bytes_total, self.ingest.counts.records_read))
 
     def _take(self, taken: LabelledPart, path: Path | None, part_of_file: str) -> None:
         """Clean a part, and append what stays of it."""
         batch = taken.batch
-        self._counts.records_read += taken.num_empty
-        self._counts.records_skipped_empty += taken.num_empty
-        block = self._ingest.clean(batch) if len(batch) else None
+        self.counts.records_read += taken.num_empty
+        self.counts.records_skipped_empty += taken.num_empty
+        block = self.ingest.clean(batch) if len(batch) else None
         if block is None:
             return
         kept = range(len(batch)) if block.kept is None else block.kept.tolist()
@@ -266,17 +248,17 @@ class _Reader:
                 label = self._label_of(taken, index, len(text))
                 if label is None:
                     continue
-                self._labels.append(label)
+                self.labels.append(label)
                 self._take_columns(taken, index, part_of_file)
-            self._ids.append(record_id.decode("utf-8"))
-            self._texts.append(text)
-            self._origins.append((path, taken.numbers[index]))
+            self.ids.append(record_id.decode("utf-8"))
+            self.texts.append(text)
+            self.origins.append((path, taken.numbers[index]))
 
     def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:
             if taken.weights is not None:
-                self._weights.append(weight(taken.weights[index]))
-            self._parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
+                self.weights.append(weight(taken.weights[index]))
+            self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
         except ValueError as error:
             self._faults.add("record{s} whose weight or split can't be read", Fault(taken.batch, index, str(error)))
 
@@ -295,7 +277,7 @@ class _Reader:
             lacking = [name for name, value in zip(self._settings.label_columns, label, strict=True) if value != value]
             if self._settings.missing_labels == "error":
                 self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
-            self._counts.label_values_missing += len(lacking)
+            self.counts.label_values_missing += len(lacking)
         if isinstance(label, str) and self._settings.kind == "per_residue" and length:
             return self._letters_of(taken, index, label, length)
         return label
@@ -320,26 +302,7 @@ class _Reader:
             remedy = "complete or remove the record, or give --data.labels.missing_labels skip"
             self._faults.add("record{s} without a label", Fault(taken.batch, index, f"{problem}; {remedy}"))
             return
-        if self._first_without_label is None:
+        if self.first_without_label is None:
             # Finding the place reads the file again, which is worth it for a refusal alone.
-            self._first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
-        self._counts.records_skipped_missing_label += 1
-
-    def _count_labels_without_sequence(self) -> None:
-        """Refuse or count labels in a file of their own whose id no sequence has."""
-        if self._residue_labels is None:
-            return
-        left = self._residue_labels.without_sequence()
-        if left and self._settings.missing_labels == "error":
-            more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
-            raise DataError(
-                f"{left[0].place}: no sequence of data.source has this id{more}; add it, or give "
-                "--data.labels.missing_labels skip"
-            )
-        self._counts.labels_without_sequence = len(left)
-
-    def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids; the files are read again, for a refusal alone."""
-        files: list[tuple[Path | None, Iterable[LabelledPart]]] = [(None, self._sample_parts(False))]
-        paths = self._paths + self._held_out
-        return first_places(ids, chain(files, parts_of_files(paths, self._settings, self._content, False)))
+            self.first_without_label = lambda: f"{taken.batch.place(index)}: {problem}"
+        self.counts.records_skipped_missing_label += 1

@@ -7,7 +7,7 @@ stand in the file. What they mean is left to :mod:`dataset.labels.labelled_file`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from dataset.labels.samples import located_records, message_records
 from dataset.labels.values import text_of
 from dataset.store.conversion import sample_batches
 from dataset.store.ingest import CleanBlock
-from dataset.table import Table, TablePart, is_table_name
+from dataset.table import Table, is_table_name
 from train_config.classifier_schema import LabelsSection
 from train_config.schema import SampleSection
 
@@ -65,90 +65,109 @@ def texts_of(block: CleanBlock) -> list[str]:
     return [block.residues[start:end].decode("utf-8") for start, end in pairwise(ends)]
 
 
-def sample_parts(
-    sample: SampleSection, settings: LabelsSection, content: Content, with_labels: bool
-) -> Iterator[LabelledPart]:
-    """The embedded labelled sample, of proteins or of texts."""
-    number = 1
-    if content == "text":
-        records = message_records(sample.records, sample.seed)
-    else:
-        records = located_records(sample.records, sample.families, sample.seed)
-    for batch in sample_batches(records):
-        yield _headers_read(batch, number, settings, with_labels, _SAMPLE_PATTERN)
-        number += len(batch)
+class LabelledSource:
+    """Files, or the embedded sample, read from start to end each time it is iterated over.
 
+    Args:
+        paths: the files; tables by their suffix.
+        settings: where labels stand.
+        content: how texts of tables are encoded.
+        with_labels: False reads ids and texts alone.
+        sample: of the embedded sample, in place of files.
+        residue_labels: of FASTA, in place of the headers.
 
-def parts_of_files(
-    paths: list[Path],
-    settings: LabelsSection,
-    content: Content,
-    with_labels: bool,
-    residue_labels: ResidueLabels | None = None,
-) -> Iterator[tuple[Path, FastaParts | TableParts]]:
-    """Each file with its parts, to be read before the next; rows without an id are numbered on from file to file.
-
-    Raises ConfigError where settings are for another kind of file.
-    """
-    rows_before = 0
-    for path in paths:
-        if not is_table_name(path):
-            yield path, FastaParts(path, settings, with_labels, residue_labels)
-            continue
-        if residue_labels is not None:
-            raise ConfigError(f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out")
-        table = TableParts(path, settings, content, with_labels, rows_before)
-        yield path, table
-        rows_before += table.num_rows
-
-
-def first_places(ids: set[str], files: Iterable[tuple[Path | None, Iterable[LabelledPart]]]) -> dict[str, str]:
-    """Place of the first record with each of these ids; a path of None stands for the sample."""
-    found: dict[str, str] = {}
-    for path, parts in files:
-        for part in parts:
-            for encoded, number in zip(part.batch.records.ids.split(), part.numbers, strict=True):
-                record_id = encoded.decode("utf-8")
-                if record_id in ids and record_id not in found:
-                    found[record_id] = place_in_file(path, number) if path else "the sample"
-            if len(found) == len(ids):
-                return found
-    return found
-
-
-class FastaParts:
-    """A FASTA file, its labels in its headers, or those of ``residue_labels``.
-
-    Raises ConfigError where settings are for tables alone.
+    Attributes:
+        finished: files as they were read, so far.
+        bytes_read: of the files on disk, so far.
     """
 
     def __init__(
-        self, path: Path, settings: LabelsSection, with_labels: bool, residue_labels: ResidueLabels | None = None
+        self,
+        paths: Sequence[Path],
+        settings: LabelsSection,
+        content: Content,
+        *,
+        with_labels: bool,
+        sample: SampleSection | None = None,
+        residue_labels: ResidueLabels | None = None,
     ) -> None:
-        self._source = FastaSource([str(path)])
+        self.paths = paths
+        self.finished: list[SourceFile] = []
+        self.bytes_read = 0
         self._settings = settings
+        self._content = content
         self._with_labels = with_labels
+        self._sample = sample
         self._residue_labels = residue_labels
-        if with_labels:
-            self._refuse_columns(path)
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of the file on disk that were read so far."""
-        return self._source.bytes_read
+    def bytes_total(self) -> int:
+        """Bytes of the files on disk."""
+        return sum(path.stat().st_size for path in self.paths)
 
-    @property
-    def finished(self) -> SourceFile:
-        """The file as it was read, once it was."""
-        return self._source.finished[0]
+    def __iter__(self) -> Iterator[tuple[int, LabelledPart]]:
+        """Yield the parts in order, each with the number of its file from 0, or -1 for the sample.
 
-    def __iter__(self) -> Iterator[LabelledPart]:
-        """Yield the records in order.
-
-        Raises DataError where the file is not FASTA, ConfigError where settings do not say where labels stand.
+        Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
+        where labels stand or are for another kind of file.
         """
+        self.finished, self.bytes_read = [], 0
+        if self._sample is not None:
+            yield from ((-1, part) for part in self._sample_parts(self._sample))
+        rows_before = 0  # rows without an id are numbered on from file to file
+        for number, path in enumerate(self.paths):
+            bytes_before = self.bytes_read
+            if is_table_name(path):
+                if self._residue_labels is not None:
+                    problem = f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out"
+                    raise ConfigError(problem)
+                table = Table(path, self._wanted_columns())
+                source: Table | FastaSource = table
+                parts = self._table_parts(path, table, rows_before)
+            else:
+                source = fasta = FastaSource([str(path)])
+                parts = self._fasta_parts(path, fasta)
+            for part in parts:
+                rows_before += is_table_name(path) * (len(part.numbers) + part.num_empty)
+                self.bytes_read = bytes_before + source.bytes_read
+                yield number, part
+            (finished,) = source.finished
+            self.finished.append(finished)
+            self.bytes_read = bytes_before + finished.bytes
+
+    def place(self, number: int, record: int) -> str:
+        """Place of a record, by its number in a file, for a message."""
+        return place_in_file(self.paths[number], record) if number >= 0 else "the sample"
+
+    def places(self, ids: set[str]) -> dict[str, str]:
+        """Place of the first record with each of these ids; all is read again, for a refusal alone."""
+        places: dict[str, str] = {}
+        again = LabelledSource(self.paths, self._settings, self._content, with_labels=False, sample=self._sample)
+        for file, part in again:
+            for encoded, number in zip(part.batch.records.ids.split(), part.numbers, strict=True):
+                record_id = encoded.decode("utf-8")
+                if record_id in ids and record_id not in places:
+                    places[record_id] = self.place(file, number)
+            if len(places) == len(ids):
+                break
+        return places
+
+    def _sample_parts(self, sample: SampleSection) -> Iterator[LabelledPart]:
         number = 1
-        for batch in self._source.batches():
+        if self._content == "text":
+            records = message_records(sample.records, sample.seed)
+        else:
+            records = located_records(sample.records, sample.families, sample.seed)
+        for batch in sample_batches(records):
+            yield _headers_read(batch, number, self._settings, self._with_labels, _SAMPLE_PATTERN)
+            number += len(batch)
+
+    def _fasta_parts(self, path: Path, source: FastaSource) -> Iterator[LabelledPart]:
+        """A FASTA file, its labels in its headers, or those of ``residue_labels``."""
+        if self._with_labels:
+            self._refuse_columns(path)
+        number = 1
+        for batch in source.batches():
             if self._residue_labels is None:
                 yield _headers_read(batch, number, self._settings, self._with_labels)
             else:
@@ -165,49 +184,6 @@ class FastaParts:
             if is_set:
                 raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
 
-
-class TableParts:
-    """A table, its labels in columns.
-
-    Args:
-        path: the file.
-        settings: the columns.
-        content: how texts are encoded.
-        with_labels: False reads ids and texts alone.
-        rows_before: added to the number of a row without an id, to name it.
-
-    Attributes:
-        num_rows: given out so far.
-    """
-
-    def __init__(
-        self, path: Path, settings: LabelsSection, content: Content, with_labels: bool, rows_before: int
-    ) -> None:
-        self.num_rows = 0
-        self._path = path
-        self._settings = settings
-        self._content = content
-        self._with_labels = with_labels
-        self._rows_before = rows_before
-        self._table = Table(path, self._wanted_columns())
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file on disk that were read so far."""
-        return self._table.bytes_read
-
-    @property
-    def finished(self) -> SourceFile:
-        """The file as it was read, once it was."""
-        assert self._table.finished is not None
-        return self._table.finished
-
-    def __iter__(self) -> Iterator[LabelledPart]:
-        """Yield the records in order; raises DataError where the file can't be read, or a row has no text or no id."""
-        for rows in self._table.parts():
-            self.num_rows += len(rows.columns[self._settings.text_column])
-            yield self._part(rows)
-
     def _wanted_columns(self) -> dict[str, str]:
         settings = self._settings
         columns = [("text_column", settings.text_column), ("id_column", settings.id_column)]
@@ -220,43 +196,41 @@ class TableParts:
                 wanted.setdefault(column, f"data.labels.{setting}")
         return wanted
 
-    def _part(self, rows: TablePart) -> LabelledPart:
-        settings, columns = self._settings, rows.columns
-        kept, texts = self._texts(rows)
-
-        def column(name: str | None) -> list[Any] | None:
-            return None if name is None or not self._with_labels else [columns[name][index] for index in kept]
-
-        ids = [self._id(rows, index) for index in kept]
-        lines = Lines.of(ids)  # whole headers, which may hold blanks
-        records = Records(lines, lines, b"".join(texts), lengths_of(texts), hashes_of(ids), hashes_of(texts))
-        numbers = [rows.first_row + index for index in kept]
-        labels = list(zip(*(column(name) or [] for name in settings.label_columns), strict=True))
-        return LabelledPart(
-            batch=_Rows(records, path=self._path, numbers=numbers, has_ids=settings.id_column is not None),
-            numbers=numbers,
-            labels=labels if self._with_labels else None,
-            weights=column(settings.weight_column),
-            splits=column(settings.split_column),
-            missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
-            num_empty=len(columns[settings.text_column]) - len(kept),
-        )
-
-    def _texts(self, rows: TablePart) -> tuple[list[int], list[bytes]]:
-        """Indices and texts of the rows that have one."""
-        kept: list[int] = []
-        texts: list[bytes] = []
-        for index, value in enumerate(rows.columns[self._settings.text_column]):
-            text = self._text(rows, index, value)
-            if text.strip():
-                kept.append(index)
-                texts.append(self._encoded(text))
-            elif self._settings.empty_texts == "error":
+    def _table_parts(self, path: Path, table: Table, rows_before: int) -> Iterator[LabelledPart]:
+        """A table, its labels in columns."""
+        settings = self._settings
+        for first_row, columns in table.parts():
+            texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
+            indices = [index for index, text in enumerate(texts) if text.strip()]
+            if len(indices) < len(texts) and settings.empty_texts == "error":
+                empty = next(index for index, text in enumerate(texts) if not text.strip())
                 raise DataError(
-                    f"{self._path}, row {rows.first_row + index}: column {self._settings.text_column!r} is empty; "
-                    "complete or remove the row, or give --data.labels.empty_texts skip"
+                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty; complete or remove "
+                    "the row, or give --data.labels.empty_texts skip"
                 )
-        return kept, texts
+            numbers = [first_row + index for index in indices]
+            if settings.id_column is None:
+                ids = [b"row%d" % (rows_before + number) for number in numbers]
+            else:
+                values = columns[settings.id_column]
+                ids = [_id(path, first_row + index, values[index], settings.id_column) for index in indices]
+            encoded = [self._encoded(texts[index]) for index in indices]
+
+            def column(name: str | None, columns=columns, indices=indices) -> list[Any] | None:
+                return None if name is None or not self._with_labels else [columns[name][index] for index in indices]
+
+            lines = Lines.of(ids)  # whole headers, which may hold blanks
+            records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
+            labels = list(zip(*(column(name) or [] for name in settings.label_columns), strict=True))
+            yield LabelledPart(
+                batch=_Rows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
+                numbers=numbers,
+                labels=labels if self._with_labels else None,
+                weights=column(settings.weight_column),
+                splits=column(settings.split_column),
+                missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
+                num_empty=len(texts) - len(indices),
+            )
 
     def _encoded(self, text: str) -> bytes:
         if self._content == "text":
@@ -264,23 +238,22 @@ class TableParts:
         # One byte for each character, so that places hold; what is no letter at all is refused like any other.
         return text.strip().encode("latin-1", errors="replace")
 
-    def _id(self, rows: TablePart, index: int) -> bytes:
-        column = self._settings.id_column
-        if column is None:
-            return b"row%d" % (self._rows_before + rows.first_row + index)
-        found = self._text(rows, index, rows.columns[column][index]).strip()
-        if not found or "\n" in found or "\r" in found:
-            raise DataError(
-                f"{self._path}, row {rows.first_row + index}: the id in column {column!r} is empty or holds a line "
-                "break; give each row an id of one line, or leave data.labels.id_column out"
-            )
-        return found.encode("utf-8")
 
-    def _text(self, rows: TablePart, index: int, value: Any) -> str:
-        try:
-            return text_of(value)
-        except ValueError as error:
-            raise DataError(f"{self._path}, row {rows.first_row + index}: {error}") from error
+def _id(path: Path, row: int, value: Any, column: str) -> bytes:
+    text = _text(path, row, value).strip()
+    if not text or "\n" in text or "\r" in text:
+        raise DataError(
+            f"{path}, row {row}: the id in column {column!r} is empty or holds a line break; give each row an id of "
+            "one line, or leave data.labels.id_column out"
+        )
+    return text.encode("utf-8")
+
+
+def _text(path: Path, row: int, value: Any) -> str:
+    try:
+        return text_of(value)
+    except ValueError as error:
+        raise DataError(f"{path}, row {row}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

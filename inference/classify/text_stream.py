@@ -7,12 +7,11 @@ one part, and 8 bytes for each id, to detect one that repeats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from dataset.fasta.counts import IngestCounts
 from dataset.labels.labelled_file import find_labelled_files
-from dataset.labels.parts import FastaParts, TableParts, first_places, parts_of_files, texts_of
+from dataset.labels.parts import LabelledSource, texts_of
 from dataset.store.ingest import Ingest
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
@@ -32,10 +31,8 @@ class TextStream:
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
     ) -> None:
-        self._paths = find_labelled_files(sources)
-        self._labels = labels
-        self._content = tokenizer.content
-        self._ingest = Ingest(ingest, self._places_of_ids, content=tokenizer.content)
+        self._source = LabelledSource(find_labelled_files(sources), labels, tokenizer.content, with_labels=False)
+        self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
 
     @property
     def counts(self) -> IngestCounts:
@@ -62,22 +59,12 @@ class TextStream:
 
         Raises DataError for a file that can't be read, or once all are read with every record that is refused.
         """
-        bytes_before, bytes_total = 0, sum(path.stat().st_size for path in self._paths)
+        bytes_total = max(1, self._source.bytes_total)
         with self._ingest.faults.raised_at_end():
-            for path, parts in self._files():
-                for part in parts:
-                    self.counts.records_read += part.num_empty
-                    self.counts.records_skipped_empty += part.num_empty
-                    block = self._ingest.clean(part.batch) if len(part.batch) else None
-                    if block is not None and not self._ingest.faults:
-                        ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
-                        share = min(1.0, (bytes_before + parts.bytes_read) / max(1, bytes_total))
-                        yield TextPart(ids, texts_of(block), share)
-                bytes_before += path.stat().st_size
-
-    def _files(self) -> Iterator[tuple[Path, FastaParts | TableParts]]:
-        return parts_of_files(self._paths, self._labels, self._content, with_labels=False)
-
-    def _places_of_ids(self, ids: set[str]) -> dict[str, str]:
-        """Place of the first record with each of these ids; the files are read again, for a refusal alone."""
-        return first_places(ids, self._files())
+            for _, part in self._source:
+                self.counts.records_read += part.num_empty
+                self.counts.records_skipped_empty += part.num_empty
+                block = self._ingest.clean(part.batch) if len(part.batch) else None
+                if block is not None and not self._ingest.faults:
+                    ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
+                    yield TextPart(ids, texts_of(block), min(1.0, self._source.bytes_read / bytes_total))

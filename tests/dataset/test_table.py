@@ -69,8 +69,9 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
     assert [value for part in parts for value in part.columns["text"]] == numbers
     lengths = [len(part.columns["text"]) for part in parts]
     assert [part.first_row for part in parts] == [1 + sum(lengths[:index]) for index in range(len(parts))]
-    assert table.finished.xxh128 == xxhash.xxh3_128_hexdigest(path.read_bytes())
-    assert (table.finished.bytes, table.finished.path) == (path.stat().st_size, str(path.resolve()))
+    (finished,) = table.finished
+    assert finished.xxh128 == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    assert (finished.bytes, finished.path) == (path.stat().st_size, str(path.resolve()))
 
 
 @pytest.mark.parametrize(
