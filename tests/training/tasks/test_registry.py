@@ -1,13 +1,46 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from tests.runs import tiny_config
+from tests.runs import TINY, tiny_config
 from train_config.schema import ModelSection
 from training.tasks.experiment import Experiment
 from training.tasks.plan import TaskPlan
 from training.tasks.registry import TASKS, experiment_class, task_named, task_plan
+
+ROOT = Path(__file__).resolve().parents[3]
+
+TRAIN = f"""
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from run_folder.paths import RunFolder
+from train_config.natures import with_absolute_paths
+from train_config.schema import Config
+from training.engine.context import WorkerContext
+from training.loop.worker import train_worker
+from training.tasks.registry import task_plan
+
+folder = Path(sys.argv[1])
+settings = {TINY!r}
+settings["model"]["task"] = "toy"
+settings["training"]["max_steps"] = 3
+settings["run"] = {{"name": "toy", "storage_path": str(folder)}}
+config = with_absolute_paths(Config.model_validate(settings))
+run = RunFolder(config.run.storage_path, config.run.name)
+path = task_plan(config).prepare(run.stores)
+run.path.mkdir()
+dist.init_process_group("gloo", init_method=f"file://{{folder / 'group'}}", rank=0, world_size=1)
+assert train_worker(config, WorkerContext(), str(path)).status == "finished"
+assert (run.export / "model.safetensors").is_file()
+"""
 
 
 def test_every_task_of_the_schema_is_one_name_in_the_registry():
@@ -21,3 +54,42 @@ def test_package_of_a_task_is_complete(name: str, tmp_path: Path):
     assert isinstance(task_plan(tiny_config(tmp_path, model={"task": name})), TaskPlan)
     assert issubclass(experiment_class(name), Experiment) and not experiment_class(name).__abstractmethods__
     assert callable(task.load("open"))
+
+
+@pytest.mark.slow
+def test_new_task_is_its_package_and_its_name_in_the_registry_and_the_schema(tmp_path: Path):
+    tree = copied_tree(tmp_path / "tree")
+    package = tree / "training" / "tasks" / "toy"
+    shutil.copytree(package.with_name("masked_lm"), package)
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "plan.py", "experiment.py"}
+    replace(package / "__init__.py", "training.tasks.masked_lm", "training.tasks.toy")
+    replace(package.parent / "registry.py", 'TASKS = ("', 'TASKS = ("toy", "')
+    schema = tree / "train_config" / "schema.py"
+    replace(schema, "    task: Literal[", '    task: Literal["toy", ')
+    replace(
+        schema,
+        "    masked_lm: MaskedLMSection",
+        "    toy: MaskedLMSection = MaskedLMSection()\n    masked_lm: MaskedLMSection",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tree), "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path)], cwd=tree, env=environment, check=True, timeout=120)
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## A new task")[2].partition("\n## ")[0]
+    touched = ["training/tasks/registry.py", "train_config/schema.py", "__init__.py", "plan.py", "experiment.py"]
+    assert all(f"`{file}`" in page for file in touched)
+
+
+def copied_tree(tree: Path) -> Path:
+    """This repository's folders, of which those that a task touches are copies."""
+    tree.mkdir()
+    for folder in ROOT.iterdir():
+        if folder.name in ("training", "train_config"):
+            shutil.copytree(folder, tree / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (folder / "__init__.py").is_file():
+            (tree / folder.name).symlink_to(folder)
+    return tree
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text, f"{path} has no {old!r}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
