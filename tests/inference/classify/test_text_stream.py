@@ -1,6 +1,5 @@
 import pytest
 
-from common.errors import DataError
 from inference.classify.text_stream import TextStream
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import IngestSection
@@ -21,12 +20,6 @@ def fasta(tmp_path):
     return tmp_path / "a.fasta"
 
 
-def test_residues_are_mended_and_counted_as_for_training(fasta):
-    found = stream(fasta)
-    assert records(found) == [("p1", "MKTA"), ("p2", "MX"), ("p3", "AC")]
-    assert (found.counts.records_read, found.counts.stops_dropped, found.counts.j_to_x) == (3, 1, 1)
-
-
 def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp_path):
     (tmp_path / "b.csv").write_text("sequence\nMK\nTA\n")
     (tmp_path / "c.tsv").write_text("sequence\nAY\n")
@@ -34,18 +27,6 @@ def test_tables_and_fasta_follow_each_other_with_ids_that_stay_unique(fasta, tmp
     assert [record_id for part in parts for record_id in part.ids] == ["p1", "p2", "p3", "row1", "row2", "row3"]
     shares = [part.share for part in parts]
     assert shares == sorted(shares) and shares[-1] == 1.0
-
-
-def test_all_refused_records_are_reported_once_the_files_are_read(fasta, tmp_path):
-    (tmp_path / "b.fasta").write_text(">p3\nM1\n>p4\nMK\n")
-    with pytest.raises(DataError) as raised:
-        records(stream(fasta, tmp_path / "b.fasta"))
-    summary, character, repeated = raised.value.problems
-    assert summary == "2 faults: 1 record with characters outside the alphabet, 1 id that stood before"
-    assert "b.fasta, line 2, column 2, record 1 'p3'" in character
-    assert repeated.endswith(
-        "a.fasta, line 5, record 3 'p3'; make ids unique, or give --data.ingest.duplicate_ids first (or rename)"
-    )
 
 
 def test_rows_without_a_text_are_counted_where_they_may_be_skipped(tmp_path):

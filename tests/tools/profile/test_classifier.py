@@ -51,7 +51,7 @@ def test_every_file_is_there_and_says_what_it_should(command, model, proteins, t
     for row in rows:
         for name in ("latency_per_sample_ms", "latency_per_batch_ms"):
             assert set(row[name]) == {"mean", "std", "p5", "p50", "p95", "p99"}
-    assert "accuracy" in found["steps"]["whole_file"]["figures"]
+    assert "accuracy" in found["steps"]["whole_file"]["metrics"]
     assert found["model"]["parameters"] > 1000 and found["model"]["model_size_mb"] > 0
     with (folder / "detailed_metrics.csv").open(newline="") as file:
         details = [(row["batch_size"], row["run"], row["sequences"]) for row in csv.DictReader(file)]
@@ -131,7 +131,7 @@ def test_token_budgets_and_files_without_labels(command, model, proteins, tmp_pa
     assert outcome.code == 0, outcome.err
     found = metrics(tmp_path / "p")["steps"]
     assert [row["batch_tokens"] for row in found["batch_sizes"]["rows"]] == [40, 200]
-    assert found["whole_file"]["figures"] == {} and "labels were not read" in outcome.out
+    assert found["whole_file"]["metrics"] == {} and "labels were not read" in outcome.out
 
 
 def test_a_folder_that_is_no_classifier_is_refused_before_anything_is_written(command, proteins, tmp_path, monkeypatch):

@@ -97,8 +97,8 @@ def _whole_answers(step: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         f"{step['seconds']:,.2f} s for {counted(step['samples'], 'sample{s}')} ({step['samples_per_s']:,.1f}/s, "
         f"batches of {step['batch_tokens']:,} tokens)"
     )
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in step["figures"].items())
-    name = "Accuracy" if "accuracy" in step["figures"] or not metrics else "Metrics"
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in step["metrics"].items())
+    name = "Accuracy" if "accuracy" in step["metrics"] or not metrics else "Metrics"
     return [(name, metrics or "not known: labels were not read"), ("Time of the whole file", time)]
 
 

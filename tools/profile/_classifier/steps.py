@@ -104,7 +104,7 @@ def _whole_file(pipeline: ClassifierPipeline, texts: LabelledTexts, show: Callab
         rows = predictions.kept_residues()
         targets = texts.targets if rows is None else texts.targets[rows]
         metrics = classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets)
-    return {**facts, "figures": metrics}
+    return {**facts, "metrics": metrics}
 
 
 def _write_details(path: Path, unit: str, results: Iterable[BatchResult]) -> None:
