@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from train_config.diffusion_schema import StructuresSection
+from train_config.profile_schema import GpuProfileSettings, LogProfileSettings
 from train_config.schema import IngestSection
 from train_config.section import Section, Share
 
@@ -77,5 +78,7 @@ COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
     "train export": ExportSettings,
+    "profile gpu": GpuProfileSettings,
+    "profile log": LogProfileSettings,
 }
 """The schema of each command, in the order of the pages."""

@@ -78,11 +78,6 @@ def load_function_config(path: str | Path | None, overrides: Overrides | None = 
     return _load(FunctionConfig, path, overrides or {}, "")
 
 
-def load_section(schema: type[Settings], prefix: str, overrides: Overrides) -> Settings:
-    """Check the settings of a command's own section, whose options begin with ``--PREFIX.``."""
-    return _load(schema, None, overrides, f"{prefix}.")
-
-
 def _load(
     schema: type[Settings], path: str | Path | None, overrides: Overrides, prefix: str, *, recorded: bool = False
 ) -> Settings:

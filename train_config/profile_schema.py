@@ -1,4 +1,4 @@
-"""Settings of ``esmeray profile``: a section for each subcommand, by the prefix ``profile``."""
+"""Settings of ``esmeray profile``: a section for each subcommand. Texts are those of ``data.source``."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ class LogProfileSection(Section):
     """The picture, a PNG. Default: beside the log, with its name."""
     json_output: str | None = None
     """Also write the summaries to this file, as JSON."""
+
+
+class GpuProfileSettings(Section):
+    """A check or a recording of GPUs."""
+
+    profile: GpuProfileSection = GpuProfileSection()
+
+
+class LogProfileSettings(Section):
+    """An analysis of a GPU log."""
+
+    profile: LogProfileSection = LogProfileSection()

@@ -25,31 +25,25 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import pynvml
-import tyro
-from pydantic import Field
 
-from common.arguments import ToolArguments
 from common.errors import EsmerayError, ResourceError
 from common.text import counted
-from train_config.loading import load_section
-from train_config.overrides import parse_sections
-from train_config.profile_schema import GpuProfileSection
-from train_config.section import Section
+from tools.grammar import Plain, parse
+from train_config.profile_schema import GpuProfileSettings
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 _INSTALL = "pip install -r requirements.lock"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Arguments(ToolArguments):
+class Arguments(Plain):
     """Look only, or train as well."""
 
-    verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Train two steps in each precision, and leave with 4 if that fails."
-    )
+    verify: bool = False
+    """Train two steps in each precision, and leave with 4 if that fails."""
 
 
 class Finding(NamedTuple):
@@ -75,9 +69,8 @@ class Driver(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Print what is seen, and train if asked; or record."""
-    sections: dict[str, Section] = {"profile": GpuProfileSection()}
-    arguments, overrides = parse_sections(Arguments, argv, "profile gpu", __doc__, sections)
-    settings = load_section(GpuProfileSection, "profile", overrides["profile"])
+    arguments, schema = parse(argv, "profile gpu", __doc__, Arguments, GpuProfileSettings)
+    settings = schema.profile
     if settings.log is not None:
         from monitoring.gpu_log.recording import record_gpus
 

@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-from pydantic import Field
 from rich.text import Text
 
-from common.arguments import ToolArguments
 from common.command_line import result_console
 from common.errors import ConfigError
 from common.publishing import made_file, refuse_file
@@ -28,28 +24,23 @@ from monitoring.gpu_log.analysis import GpuSummary, interval_s, summarise
 from monitoring.gpu_log.columns import TIME
 from monitoring.gpu_log.plot import draw_log
 from monitoring.gpu_log.reader import GpuLog, read_gpu_log
-from train_config.loading import load_section
-from train_config.overrides import parse_sections
-from train_config.profile_schema import LogProfileSection
-from train_config.section import Section
+from tools.grammar import Overwriting, parse
+from train_config.profile_schema import LogProfileSettings
 
 MADE_BY = "profile log"
 
 
-class Arguments(ToolArguments):
+class Arguments(Overwriting):
     """The log."""
 
-    log: Annotated[Path, tyro.conf.Positional] = Field(description="The CSV file.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace what this command wrote before and nobody changed since."
-    )
+    log: Path
+    """The CSV file."""
 
 
 def main(argv: list[str]) -> int:
     """Read, summarise, draw and print."""
-    sections: dict[str, Section] = {"profile": LogProfileSection()}
-    arguments, overrides = parse_sections(Arguments, argv, MADE_BY, __doc__, sections)
-    settings = load_section(LogProfileSection, "profile", overrides["profile"])
+    arguments, schema = parse(argv, MADE_BY, __doc__, Arguments, LogProfileSettings)
+    settings = schema.profile
     output = Path(settings.output) if settings.output else arguments.log.with_suffix(".png")
     json_output = Path(settings.json_output) if settings.json_output else None
     made = (MADE_BY, arguments.overwrite)

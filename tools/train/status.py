@@ -12,31 +12,30 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-from pydantic import Field
 from rich.live import Live
 from rich.text import Text
 
-from common.arguments import ToolArguments, parse
 from monitoring.watch.status import RunStatus
+from tools.grammar import NoSettings, Plain, parse
 from training.tasks.registry import metric_labels
 
 EVERY_S = 1.0
 """Between two looks at the files."""
 
 
-class Arguments(ToolArguments):
+class Arguments(Plain):
     """The run, and whether to follow it."""
 
-    run: Annotated[Path, tyro.conf.Positional] = Field(description="Folder of the run.")
-    follow: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(False, description="Print anew until the run ends.")
+    run: Path
+    """Folder of the run."""
+    follow: bool = False
+    """Print anew until the run ends."""
 
 
 def main(argv: list[str]) -> int:
     """Print once, or until the run ends."""
-    arguments = parse(Arguments, argv, "train status", __doc__)
+    arguments, _ = parse(argv, "train status", __doc__, Arguments, NoSettings)
     status = RunStatus(arguments.run, metric_labels())
     status.update()
     if not arguments.follow:
