@@ -17,31 +17,21 @@ from training.engine.deepspeed_settings import zero_stage
 Value: TypeAlias = int | str | bool | None
 Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
 
-NAMES = {
-    "tokens": "token budget",
-    "workers": "workers",
-    "precision": "precision",
-    "num_workers": "loader processes",
-    "compile": "compile",
-    "batch_size": "sequences a batch",
-    "stage": "ZeRO stage",
-    "prefetch": "prefetched batches",
-    "gradient_checkpointing": "checkpointing",
+_SETTINGS = {
+    "tokens": ("batch.tokens", "token budget"),
+    "workers": ("ray.num_workers", "workers"),
+    "precision": ("training.precision", "precision"),
+    "num_workers": ("data.num_workers", "loader processes"),
+    "compile": ("training.compile", "compile"),
+    "batch_size": ("batch.batch_size", "sequences a batch"),
+    "stage": ("deepspeed.stage", "ZeRO stage"),
+    "prefetch": ("data.prefetch", "prefetched batches"),
+    "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
 }
-"""The settings in words, those first that usually decide most."""
+"""Key in an experiment's config and words of each setting, those first that usually decide most."""
 
-KEYS = {
-    "tokens": "batch.tokens",
-    "batch_size": "batch.batch_size",
-    "num_workers": "data.num_workers",
-    "prefetch": "data.prefetch",
-    "precision": "training.precision",
-    "gradient_checkpointing": "model.backbone.gradient_checkpointing",
-    "compile": "training.compile",
-    "stage": "deepspeed.stage",
-    "workers": "ray.num_workers",
-}
-"""Key of each setting in an experiment's config."""
+KEYS = {name: key for name, (key, _) in _SETTINGS.items()}
+NAMES = {name: words for name, (_, words) in _SETTINGS.items()}
 
 STATUSES: dict[Status, str] = {
     "ok": "measured",
