@@ -3,12 +3,12 @@
 Probabilities come in the order of the texts, whatever shares a batch. Texts are sorted by length and packed to a token
 budget, longest first, so that memory runs out at the start or not at all.
 
-Shape legend: N texts, C classes or numbers, T tokens of a batch, R residues of all texts.
+Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -18,27 +18,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import ResourceError
 from dataset.batches.cropping import FixedCrop, fixed_crop, head_length
-from dataset.batches.plan import longest_first
 from dataset.labels.label_space import LabelSpace, predicted_positive
-from dataset.packed_batch import PackedBatch
-from dataset.tokens.base import SequenceTokenizer
-from dataset.tokens.esm import packed_from_tokens
-from inference.exported import PipelineOptions, config_of, model_folder
-from model.backbones.lora import merge
-from model.device import DTYPES, check_device
-from model.export.classifier import load_classifier
+from inference.exported import PipelineOptions, config_of
+from inference.models.model import Model
+from inference.models.opening import open_model
+from inference.models.packing import Packed, Tokenized, pack
+from inference.models.running import TokenizedTexts, run
+from inference.models.source import exported_by
 from model.tasks.classifier import Classifier
-from model.tasks.losses import probabilities
-from model.tasks.pooling import residue_mask
 from train_config.schema import Config
 from train_config.section import Precision
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are done and how many there are."""
 
-DEFAULT_BATCH_TOKENS = 8192
+DEFAULT_TOKENS = 8192
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -102,47 +97,26 @@ class Predictions:
         return np.split(whole, np.cumsum(self.lengths + self.cropped))[: len(self)]
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """Tokens of N texts end to end, the end of each, its length and the number of its tokens that are used."""
-
-    tokens: NDArray[np.int32]
-    ends: NDArray[np.int64]
-    whole: NDArray[np.int64]
-    kept: NDArray[np.int64]
-
-
 class ClassifierPipeline:
-    """A trained classifier of texts, which takes the model over: merges its adapter, casts and moves its weights.
+    """A trained classifier of texts.
 
-    The device is cpu, cuda, cuda:1 ...; by default CUDA where there is one. Weights and computation have ``precision``,
-    probabilities are fp32. ``batch_tokens`` is the budget of a batch, special tokens included; a longer text goes
-    alone. Texts of more than ``max_length`` tokens, special ones left out, are cropped as ``crop`` says, and counted.
+    Args:
+        model: with the classifier's head.
+        tokens: budget of a batch, special tokens included; a longer text goes alone.
+        max_length, crop: of texts of more tokens, special ones left out, this part is used; they are counted.
     """
 
     def __init__(
         self,
-        model: Classifier,
-        tokenizer: SequenceTokenizer,
+        model: Model,
         *,
-        device: torch.device | str | None = None,
-        precision: Precision = "fp32",
-        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        tokens: int = DEFAULT_TOKENS,
         max_length: int | None = None,
         crop: FixedCrop = "start",
     ) -> None:
-        merge(model.backbone)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.precision: Precision = precision
-        self.tokenizer = tokenizer
-        self.batch_tokens = batch_tokens
-        self.max_length, self.crop = max_length, crop
-        for parameter in model.parameters():  # not buffers: frequencies of rotary positions need their precision
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(DTYPES[precision])
-        self.model = model.requires_grad_(False).eval().to(self.device)
-        self._prefix = np.asarray(tokenizer.prefix, dtype=np.int32)
-        self._suffix = np.asarray(tokenizer.suffix, dtype=np.int32)
+        self.model, self.tokens, self.max_length, self.crop = model, tokens, max_length, crop
+        self.classifier: Classifier = model.heads["classifier"]
+        self.outputs = model.outputs(["classes"])
 
     @classmethod
     def of(cls, options: PipelineOptions, config: Config) -> ClassifierPipeline:
@@ -152,7 +126,7 @@ class ClassifierPipeline:
             config=config,
             device=options.device,
             precision=options.precision,
-            batch_tokens=options.batch_tokens,
+            tokens=options.tokens,
         )
 
     @classmethod
@@ -163,104 +137,59 @@ class ClassifierPipeline:
         config: Config | None = None,
         device: torch.device | str | None = None,
         precision: Precision = "fp32",
-        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        tokens: int = DEFAULT_TOKENS,
     ) -> ClassifierPipeline:
         """The classifier that was exported to a folder, or that a run exported at its end.
 
         The length limit and crop are those of ``config``, by default the folder's own. Raises ConfigError where there
         is no classifier or no such device, DataError where its files are damaged.
         """
-        folder = model_folder(source)
-        if device is not None:
-            check_device(device)
-        model, tokenizer = load_classifier(folder)
+        folder = exported_by("classifier", source)
+        model = open_model(folder, precision, device)
         data = (config or config_of(folder)).data
-        return cls(
-            model,
-            tokenizer,
-            device=device,
-            precision=precision,
-            batch_tokens=batch_tokens,
-            max_length=data.max_length,
-            crop=fixed_crop(data.crop),
-        )
+        return cls(model, tokens=tokens, max_length=data.max_length, crop=fixed_crop(data.crop))
 
     @property
     def label_space(self) -> LabelSpace:
         """Kind and names of the outputs."""
-        return self.model.label_space
+        return self.classifier.label_space
 
     @property
     def per_residue(self) -> bool:
         """True where each residue has a prediction of its own."""
-        return self.label_space.kind == "per_residue"
+        return self.classifier.per_residue
 
     def predict(self, texts: Sequence[str], *, progress: Progress | None = None) -> Predictions:
-        """Probabilities of each text, in the order given; raises ResourceError where the device is out of memory."""
-        encoded = self._encode(texts)
-        kept_N = encoded.kept
-        widths_N = kept_N if self.per_residue else np.ones_like(kept_N)
-        places_N = np.cumsum(widths_N) - widths_N
+        """Probabilities of each text, in the order given.
+
+        Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
+        """
+        tokenized = self.tokenize(texts)
+        widths_N = tokenized.lengths if self.per_residue else np.ones(len(texts), dtype=np.int64)
+        ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
         done = 0
-        for records, rows in self._computed(encoded):
-            result[_rows_of(places_N[records], widths_N[records])] = rows
-            done += records.size
+        for batch in run(self.model, TokenizedTexts(tokenized, self.model), self.outputs, self.tokens):
+            for place, rows in zip(batch.places.tolist(), batch.by_text(self.outputs[0]), strict=True):
+                result[ends_N[place] - widths_N[place] : ends_N[place]] = rows
+            done += batch.places.size
             if progress is not None:
                 progress(done, len(texts))
-        lengths_N = kept_N if self.per_residue else None
-        return Predictions(self.label_space, result, lengths_N, encoded.whole - kept_N, self.crop)
+        lengths_N = tokenized.lengths if self.per_residue else None
+        return Predictions(self.label_space, result, lengths_N, tokenized.cropped, self.crop)
 
-    def pack(self, texts: Sequence[str]) -> PackedBatch:
-        """These texts as one batch on the CPU, in their order."""
-        encoded = self._encode(texts)
-        return self._pack(encoded, np.arange(encoded.kept.size))
+    def tokenize(self, texts: Sequence[str]) -> Tokenized:
+        """Texts as ids, cropped."""
+        return self.model.tokenize(texts, self.max_length, self.crop)
 
     def token_lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens that each text takes of a budget, special ones included."""
-        return self._encode(texts).kept + self._prefix.size + self._suffix.size
+        return self.tokenize(texts).lengths + self.model.facts.special_tokens
 
-    @torch.inference_mode()
-    def forward(self, batch: PackedBatch) -> Tensor:
+    def pack(self, texts: Sequence[str]) -> Packed:
+        """These texts as one batch on the CPU, in their order."""
+        return pack(self.model.tokenizer, self.tokenize(texts).pieces)
+
+    def forward(self, packed: Packed) -> Tensor:
         """(N, C) fp32 on the device, or (R, C) for per_residue: probabilities of a batch that lies on it."""
-        try:
-            logits = self.model.logits(batch)
-        except torch.OutOfMemoryError as error:
-            raise ResourceError(
-                f"{self.device} is out of memory for a batch of {batch.num_tokens} tokens ({batch.num_sequences} "
-                f"texts, the longest of {batch.max_seqlen}); lower --batch-tokens"
-            ) from error
-        if self.per_residue:
-            logits = logits[residue_mask(batch, self._prefix.size, self._suffix.size)]
-        return probabilities(logits.float(), self.label_space.kind)
-
-    def _computed(self, encoded: _Encoded) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Texts of each batch and their rows; the device computes the next batch while one is fetched from it."""
-        launched: list[tuple[NDArray[np.int64], Tensor]] = []
-        for records in longest_first(encoded.kept + self._prefix.size + self._suffix.size, self.batch_tokens):
-            batch = self._pack(encoded, records)
-            launched.append((records, self.forward(batch.to(self.device, non_blocking=True))))
-            if len(launched) > 1:
-                earlier, rows = launched.pop(0)
-                yield earlier, rows.cpu().numpy()
-        for records, rows in launched:
-            yield records, rows.cpu().numpy()
-
-    def _pack(self, encoded: _Encoded, records: NDArray[np.int64]) -> PackedBatch:
-        tokens, columns = encoded.tokens, (encoded.ends, encoded.whole, encoded.kept)
-        pieces: list[NDArray[np.int32]] = []
-        for end, whole, kept in zip(*(column[records].tolist() for column in columns), strict=True):
-            start, head = end - whole, head_length(kept, self.crop) if kept < whole else kept
-            pieces += [self._prefix, tokens[start : start + head], tokens[end - (kept - head) : end], self._suffix]
-        return packed_from_tokens(np.concatenate(pieces), encoded.kept[records] + self._prefix.size + self._suffix.size)
-
-    def _encode(self, texts: Sequence[str]) -> _Encoded:
-        tokens, whole = self.tokenizer.encode(texts)
-        kept = whole if self.max_length is None else np.minimum(whole, self.max_length)
-        return _Encoded(tokens, np.cumsum(whole), whole, kept)
-
-
-def _rows_of(places: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of the rows from each place on, as many as its width, end to end."""
-    ends = np.cumsum(widths)
-    return np.arange(int(ends[-1])) + np.repeat(places - (ends - widths), widths)
+        return self.model.rows(packed, self.outputs)["classes"]

@@ -18,10 +18,10 @@ from torch.autograd import DeviceType
 from torch.profiler import record_function
 
 from common.timing import timed
-from dataset.packed_batch import PackedBatch
 from inference.classifier import ClassifierPipeline, Predictions, Progress
+from inference.models.packing import Packed
 from inference.trace import traced
-from model.device import is_out_of_memory
+from model.device import DTYPES, is_out_of_memory
 from monitoring.sampling.memory_meter import MemoryMeter
 
 Unit: TypeAlias = Literal["batch_size", "batch_tokens"]
@@ -86,16 +86,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def describe(pipeline: ClassifierPipeline) -> dict[str, Any]:
     """The model and what it runs on, as plain values."""
-    tensors = [*pipeline.model.parameters(), *pipeline.model.buffers()]
-    cuda = pipeline.device.type == "cuda"
+    facts = pipeline.model.facts
     return {
-        "parameters": sum(parameter.numel() for parameter in pipeline.model.parameters()),
-        "model_size_mb": sum(tensor.nbytes for tensor in tensors) / 1e6,
+        "parameters": facts.parameters,
+        "model_size_mb": facts.parameters * DTYPES[facts.precision].itemsize / 1e6,
         "architecture": type(pipeline.model.backbone.model).__name__,
         "kind": pipeline.label_space.kind,
         "outputs": pipeline.label_space.num_outputs,
-        "device": torch.cuda.get_device_name(pipeline.device) if cuda else str(pipeline.device),
-        "precision": pipeline.precision,
+        "device": facts.device_name,
+        "precision": facts.precision,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
@@ -123,12 +122,12 @@ def measure_batches(
         try:
             for _ in range(warmup_runs):
                 run_once(pipeline, next(batches))
-            with _memory(pipeline.device) as memory_mb:
+            with _memory(pipeline.model.device) as memory_mb:
                 measured = [run_once(pipeline, next(batches)) for _ in range(runs)]
         except Exception as error:
-            if not _lacks_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            if pipeline.device.type == "cuda":
+            if pipeline.model.device.type == "cuda":
                 torch.cuda.empty_cache()
             yield BatchResult(unit, value, error="out of memory")
         else:
@@ -138,19 +137,20 @@ def measure_batches(
 def run_once(pipeline: ClassifierPipeline, texts: Sequence[str]) -> Run:
     """One batch from texts to probabilities on the host."""
 
-    def prepare() -> PackedBatch:
+    def prepare() -> Packed:
         with record_function("tokenize and pack"):
             return pipeline.pack(texts)
 
     def compute() -> None:
         with record_function("copy to the device"):
-            moved = batch.to(pipeline.device)
+            moved = packed.to(pipeline.model.device)
         with record_function("forward"):
             result = pipeline.forward(moved)
         with record_function("copy to the host"):
             result.cpu()
 
-    batch, prepare_s = timed(prepare)
+    packed, prepare_s = timed(prepare)
+    batch = packed.batch
     _, compute_s = timed(compute)
     times_s = (prepare_s, compute_s, prepare_s + compute_s, (prepare_s + compute_s) / batch.num_sequences)
     return Run(batch.num_sequences, batch.num_tokens, batch.max_seqlen, *(1e3 * time_s for time_s in times_s))
@@ -161,13 +161,13 @@ def measure_whole(
 ) -> tuple[dict[str, Any], Predictions]:
     """Predict all texts once, as ``predict`` takes them: sorted and packed to the pipeline's budget."""
     pipeline.predict(texts[:1])
-    with _memory(pipeline.device) as memory_mb:
+    with _memory(pipeline.model.device) as memory_mb:
         predictions, seconds = timed(lambda: pipeline.predict(texts, progress=progress))
     facts = {
         "samples": len(texts),
         "seconds": seconds,
         "samples_per_s": len(texts) / seconds,
-        "batch_tokens": pipeline.batch_tokens,
+        "batch_tokens": pipeline.tokens,
         "cropped_samples": int(np.count_nonzero(predictions.cropped)),
         **memory_mb,
     }
@@ -182,7 +182,7 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
     """
     batches = _batches(pipeline, texts, "batch_size", batch_size)
     run_once(pipeline, next(batches))
-    cuda = pipeline.device.type == "cuda"
+    cuda = pipeline.model.device.type == "cuda"
     profiler = traced(lambda: [run_once(pipeline, next(batches)) for _ in range(TRACED_RUNS)], folder, cuda)
     metric = "self_device_time_total" if cuda else "self_cpu_time_total"
     times_us = {
@@ -195,7 +195,7 @@ def trace(pipeline: ClassifierPipeline, texts: Sequence[str], folder: Path, batc
             "calls": event.count,
             "self_ms": times_us[event] / 1e3,
             "share": times_us[event] / total_us,
-            "device": pipeline.device.type,
+            "device": pipeline.model.device.type,
         }
         for event in sorted(times_us, key=times_us.__getitem__, reverse=True)[:BOTTLENECKS]
     ]
@@ -228,10 +228,3 @@ def _memory(device: torch.device) -> Iterator[dict[str, float | None]]:
     found["cpu_memory_peak_mb"] = resident.peak_bytes() / 1e6
     found["gpu_memory_allocated_mb"] = allocated_mb
     found["gpu_memory_peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6 if cuda else None
-
-
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether this, or an error that it was raised from, is a lack of memory."""
-    while error is not None and not is_out_of_memory(error):
-        error = error.__cause__
-    return error is not None

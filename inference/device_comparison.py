@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from common.figure_style import BLUE, ORANGE, legend, new_figure, save, style
 from common.timing import measure, ratio, round_ratios
 from dataset.store.reader import Store
-from inference.embedding.encoder import Encoder
 from inference.embedding.plan import make_plan
 from inference.embedding.settings import EmbeddingSettings
-from inference.embedding.worker import ShardWorker
+from inference.embedding.worker import open_worker
 
 
 def compare_devices(
@@ -44,13 +43,12 @@ def compare_devices(
     contenders, devices = {}, {}
     for device, asked in kinds:
         resolved = asked.resolved(device == "cuda")
-        encoder = Encoder(source, resolved, device, random_weights=random_weights)
-        shard = make_plan(store, resolved, encoder.facts.longest).spread(proteins)
-        worker = ShardWorker(encoder, store)
+        worker = open_worker(source, resolved, device, store, random_weights)
+        shard = make_plan(store, resolved, worker.facts.longest).spread(proteins)
         worker.compute(shard.part(shard.batches()[0]))
         name = f"{'GPU' if device == 'cuda' else 'CPU'} {resolved.precision}"
         contenders[name] = partial(worker.compute, shard)
-        devices[name] = {"device": encoder.facts.device_name, "batch_tokens": shard.budget}
+        devices[name] = {"device": worker.facts.device_name, "batch_tokens": shard.budget}
     samples = measure(contenders, rounds, show=lambda text: show(f"{source}, {text}")).samples
     residues = int(shard.lengths.sum())
     count = shard.records.size

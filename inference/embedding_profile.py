@@ -43,8 +43,8 @@ def profile_shard(worker: ShardWorker, shard: Shard, folder: Path, scratch: Path
 
     ``trace.json`` and ``stacks.txt`` go to ``folder``, the shard's own files to ``scratch``.
     """
-    facts, precision = worker.encoder.facts, worker.encoder.settings.precision or "fp32"
-    on_cuda = worker.encoder.device.type == "cuda"
+    facts, precision = worker.facts, worker.facts.precision
+    on_cuda = worker.model.device.type == "cuda"
 
     def work() -> None:
         with record_function("shard"):
@@ -55,7 +55,7 @@ def profile_shard(worker: ShardWorker, shard: Shard, folder: Path, scratch: Path
     worker.compute(shard.part(shard.batches()[0]))
     (_, row), seconds = timed(lambda: worker.compute(shard))
     spent_s, elements = _by_stage(traced(work, folder, on_cuda), on_cuda)
-    peaks = _peaks(worker.encoder.device, facts.device_name, precision)
+    peaks = _peaks(worker.model.device, facts.device_name, precision)
     least_s = _least_seconds(worker, shard, elements, peaks)
     total_s = sum(spent_s.values())
     stages: dict[str, dict[str, Any]] = {
@@ -128,9 +128,9 @@ def _stage(event: Any) -> tuple[str, Any]:
 
 def _least_seconds(worker: ShardWorker, shard: Shard, elements: int, peaks: dict[str, Any]) -> dict[str, float]:
     """Seconds of a stage at its limit, by the model's shapes and those that were recorded."""
-    encoder, facts = worker.encoder, worker.encoder.facts
-    tokens_n = shard.lengths.astype(float) + len(encoder.tokenizer.prefix) + len(encoder.tokenizer.suffix)
-    bytes_each = DTYPES[encoder.settings.precision or "fp32"].itemsize
+    facts = worker.facts
+    tokens_n = shard.lengths.astype(float) + facts.special_tokens
+    bytes_each = DTYPES[facts.precision].itemsize
     pooled = sum(output.channels for output in facts.outputs) * float(tokens_n.sum())
     return {
         "products": facts.flops_per_token * float(tokens_n.sum()) / peaks["flops_per_s"],

@@ -12,41 +12,25 @@ import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments
-from common.errors import ConfigError
 from dataset.labels.label_space import LabelSpace
-from model.export.exported_folder import CONFIG_FILE, read_settings
+from inference.models.source import exported_by
+from model.export.exported_folder import read_settings
 from train_config.loading import load_config, load_recorded
 from train_config.schema import Config
 from train_config.section import Overrides, Precision
 
 Part = Literal["all", "training", "validation", "test"]
 
-EXPORT_FOLDER = "export"
-"""In a run's folder."""
-
-
-def model_folder(source: str | Path) -> Path:
-    """The folder of the exported classifier that ``source`` means: itself, or the export of a run."""
-    folder = Path(source).expanduser().absolute()
-    for candidate in (folder, folder / EXPORT_FOLDER):
-        if (candidate / CONFIG_FILE).is_file():
-            return candidate
-    problem = f"holds no exported classifier (no {CONFIG_FILE})" if folder.is_dir() else "there is no such folder"
-    raise ConfigError(
-        f"{source}: {problem}; give an exported classifier or a run that has one: it exports one at its end, and "
-        "'esmeray train export RUN' does so from a checkpoint"
-    )
-
 
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that an exported classifier was trained with, overridden; the defaults where its folder has none."""
-    path = model_folder(source) / "config.yaml"
+    path = exported_by("classifier", source) / "config.yaml"
     return load_recorded(path, overrides) if path.is_file() else load_config(None, overrides)
 
 
 def label_space_of(source: str | Path) -> LabelSpace:
     """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
-    folder = model_folder(source)
+    folder = exported_by("classifier", source)
     read_settings(folder)
     return LabelSpace.load(folder)
 
@@ -65,4 +49,4 @@ class PipelineOptions(ToolArguments):
     )
     device: str | None = Field(None, description="cpu, cuda, cuda:1 ... Default: CUDA where there is one.")
     precision: Precision = Field("fp32", description="Precision of the computation.")
-    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")
+    tokens: int = Field(8192, gt=0, description="Token budget of a batch; a longer text goes alone.")

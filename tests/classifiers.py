@@ -46,6 +46,17 @@ def tiny_classifier(
     return model.eval(), tokenizer
 
 
+def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: Any = "fp32", **settings: Any) -> Any:
+    """The same opened for inference on the CPU."""
+    from inference.models.model import Model
+    from model.export.opening import Opened
+
+    model, tokenizer = tiny_classifier(source, kind, **settings)
+    opened = Opened(model.backbone, tokenizer, {"classifier": model})
+    about: dict[str, Any] = {"name": "tiny", "task": "classifier", "device": torch.device("cpu")}
+    return Model(opened, precision=precision, random_weights=True, **about)
+
+
 def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
     labels = {"kind": kind, **data.pop("labels", {})}
     content = {"max_length": 100, **data, "labels": labels}

@@ -34,7 +34,7 @@ class ServedModel(Section):
     """CPU cores of a replica."""
     gpus: PositiveFloat = 1.0
     """GPUs of a replica; 0.5 puts two on each."""
-    batch_tokens: Tokens | None = None
+    tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     max_wait_ms: NonNegativeFloat = 2.0
     """Longest wait for a batch to fill."""

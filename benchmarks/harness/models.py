@@ -8,13 +8,14 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import EsmForMaskedLM, EsmModel
+from transformers import EsmForMaskedLM
 
 from benchmarks.harness.stage import Device
-from model.backbones.esm2 import EsmBackbone
+from inference.models.opening import open_model
+from inference.models.running import run
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost import flops
-from model.tasks.embedding import embed, optimize_for_inference
+from model.device import DTYPES
 from monitoring.sampling.measured_peaks import product_flops_per_s
 from train_config.schema import BackboneSection
 
@@ -41,16 +42,18 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 
 
 def our_embedder(folder: Path, device: str, dtype: torch.dtype, max_tokens: int | None = None) -> Embedder:
-    """Packed batches of whole sequences through our backbone."""
-    with quiet_transformers():
-        model = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
-    backbone = optimize_for_inference(EsmBackbone(model, frozen=True).to(device), dtype)
-    budget = max_tokens or MAX_TOKENS[device]
+    """What an embedding job does with its batches."""
+    (precision,) = (name for name, known in DTYPES.items() if known == dtype)
+    model = open_model(folder, precision, device, heads=[])  # type: ignore[arg-type]
+    outputs, budget = model.outputs(["mean"]), max_tokens or MAX_TOKENS[device]
 
-    def run(sequences: Sequence[str]) -> Tensor:
-        return embed(backbone, sequences, max_tokens=budget).cpu()
+    def embed(sequences: Sequence[str]) -> Tensor:
+        means_ND = torch.empty(len(sequences), model.facts.hidden_size)
+        for batch in run(model, sequences, outputs, budget):
+            means_ND[torch.from_numpy(batch.places)] = torch.from_numpy(batch.arrays["mean"])
+        return means_ND
 
-    return run
+    return embed
 
 
 def forward_flops(network: EsmForMaskedLM, sequences: Sequence[str]) -> float:

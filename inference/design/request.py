@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError
 from dataset.structures.conversion import check_ids, find_structure_files
 from dataset.structures.files import read_structures
 from dataset.structures.store import Structure, StructureCounts
-from inference.exported import EXPORT_FOLDER
+from inference.models.source import exported_by, find_model
 from train_config.diffusion_schema import CaOnly, StructuresSection
 
 if TYPE_CHECKING:
     from model.tasks.diffusion import SequenceDiffusion
-
-DIFFUSION_CONFIG = "structdiff_config.json"
 
 
 class ModelOptions(ToolArguments):
@@ -42,20 +40,9 @@ class DesignOptions(ModelOptions):
     ca_only: CaOnly = Field("error", description="Chains of CA atoms alone: refuse, leave out or complete them.")
 
 
-def design_folder(source: Path) -> Path:
-    """The export that ``source`` means; raises ConfigError where it is none."""
-    folder = source.expanduser().absolute()
-    for candidate in (folder, folder / EXPORT_FOLDER):
-        if (candidate / DIFFUSION_CONFIG).is_file():
-            return candidate
-    problem = "holds no export of model.task diffusion" if folder.is_dir() else "there is no such folder"
-    raise ConfigError(f"{source}: {problem}; train one with train_config/structdiff.yaml")
-
-
 def refuse_designs(source: str) -> None:
     """Raise ConfigError for a model of sequence diffusion, whose backbone alone says little."""
-    folder = Path(source).expanduser()
-    if any((path / DIFFUSION_CONFIG).is_file() for path in (folder, folder / EXPORT_FOLDER)):
+    if find_model(source, "models").task == "diffusion":
         raise ConfigError(
             f"models: {source}: sequence diffusion is not served; design with it by 'esmeray design generate {source}'"
         )
@@ -77,19 +64,15 @@ def structures_of(options: DesignOptions) -> list[Structure]:
 def load_model(options: ModelOptions) -> tuple[SequenceDiffusion, int]:
     """The model on its device, and the number of the label.
 
-    Raises ConfigError for an unknown label, ResourceError where there is no such device.
+    Raises ConfigError for an unknown label, or where there is no such device.
     """
-    import torch
-
     from dataset.packed_batch import NO_LABEL
-    from model.tasks.diffusion import open_diffusion
+    from inference.models.opening import open_model
 
-    model = open_diffusion(design_folder(options.model))
+    folder = exported_by("diffusion", options.model)
+    model: Any = open_model(folder, device=options.device, heads=["diffusion"]).heads["diffusion"]
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"--label {options.label}: the model knows {known}")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise ResourceError(f"--device {device}: there is no GPU here; use --device cpu")
     label = NO_LABEL if options.label is None else model.labels.index(options.label)
-    return model.to(device), label
+    return model, label

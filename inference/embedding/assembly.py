@@ -29,8 +29,9 @@ from dataset.embeddings.manifest import (
 )
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, Output, format_of
+from inference.embedding.settings import EmbeddingSettings, format_of
 from inference.embedding.shard_files import ShardFiles
+from inference.models.facts import Output
 
 
 class Assembly:

@@ -17,7 +17,7 @@ from dataset.embeddings.arrays import open_arrays
 from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, ModelFacts
+from inference.embedding.settings import EmbeddingSettings, JobFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
@@ -25,7 +25,7 @@ from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 class Cache:
     """The cache of one model's outputs under ``root``, of at most ``most_bytes`` in all."""
 
-    def __init__(self, root: Path, most_bytes: int, facts: ModelFacts, settings: EmbeddingSettings) -> None:
+    def __init__(self, root: Path, most_bytes: int, facts: JobFacts, settings: EmbeddingSettings) -> None:
         if settings.dtype == "int8" and any(output.per != "protein" for output in facts.outputs):
             raise ConfigError("--cache: int8 residues have scales of their shard; choose another --dtype or no --cache")
         self._root, self._most_bytes = root, most_bytes

@@ -19,7 +19,7 @@ from common.errors import ResourceError
 from dataset.store.reader import Store
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, ModelFacts
+from inference.embedding.settings import EmbeddingSettings, JobFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class ActorSettings:
     """What each actor computes, and what it reserves.
 
     Attributes:
-        source, settings, random_weights: of the encoder.
+        source, settings, random_weights: of the model.
         store: path of the store.
         stage_dir: folder of each node's own disk to which the store is copied; None reads it where it is.
         shards: folder that all nodes see.
@@ -53,26 +53,24 @@ class ActorSettings:
 class _EmbeddingActor:
     """A device that computes shards."""
 
-    def __init__(self, of: ActorSettings) -> None:
-        self._of = of
-        self._files = ShardFiles(of.shards)
+    def __init__(self, actor: ActorSettings) -> None:
+        self._settings = actor
+        self._files = ShardFiles(actor.shards)
         self._computing = threading.Lock()
 
-    def load(self) -> ModelFacts:
+    def load(self) -> JobFacts:
         """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
         import torch
 
         from dataset.store.staging import stage_store
-        from inference.embedding.encoder import Encoder
-        from inference.embedding.worker import ShardWorker
+        from inference.embedding.worker import open_worker
 
-        of = self._of
-        torch.set_num_threads(max(1, of.cpus))
-        device = "cuda" if of.gpus else "cpu"
-        encoder = Encoder(of.source, of.settings, device, random_weights=of.random_weights)
-        path = of.store if of.stage_dir is None else stage_store(of.store, of.stage_dir)
-        self._worker = ShardWorker(encoder, Store(path))
-        return encoder.facts
+        actor = self._settings
+        torch.set_num_threads(max(1, actor.cpus))
+        device = "cuda" if actor.gpus else "cpu"
+        path = actor.store if actor.stage_dir is None else stage_store(actor.store, actor.stage_dir)
+        self._worker = open_worker(actor.source, actor.settings, device, Store(path), actor.random_weights)
+        return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
         with self._computing:
@@ -80,7 +78,7 @@ class _EmbeddingActor:
         return self._files.write(computed, row)
 
 
-def _same_weights(first: ModelFacts, other: ModelFacts) -> None:
+def _same_weights(first: JobFacts, other: JobFacts) -> None:
     if other.fingerprint != first.fingerprint:
         raise ResourceError(f"--model {other.name}: nodes have different weights under this name; copy one to all")
 
@@ -94,7 +92,7 @@ class ClusterEngine:
     """Shards computed by actors on Ray, which is connected."""
 
     def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
-        of = ActorSettings(
+        actor = ActorSettings(
             source=source if not Path(source).exists() else str(Path(source).absolute()),
             settings=request.settings,
             random_weights=request.random_weights,
@@ -107,15 +105,15 @@ class ClusterEngine:
         assert request.cluster is not None
         self._pool = ActorPool(
             _EmbeddingActor,
-            of,
+            actor,
             request.workers or 1,
-            {"num_cpus": of.cpus, "num_gpus": of.gpus},
+            {"num_cpus": actor.cpus, "num_gpus": actor.gpus},
             at_once=SHARDS_AT_ONCE,
             max_failures=request.cluster.max_failures,
             log=log,
             same=_same_weights,
         )
-        self.facts: ModelFacts = self._pool.loaded
+        self.facts: JobFacts = self._pool.loaded
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
         """As :meth:`inference.embedding.worker.LocalEngine.run`."""

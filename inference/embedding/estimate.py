@@ -15,12 +15,11 @@ import numpy as np
 from common.progress import status_line
 from dataset.store.conversion import open_store
 from dataset.store.reader import Store
-from inference.embedding.encoder import Encoder
 from inference.embedding.job import resolved
 from inference.embedding.plan import Plan, make_plan
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, ModelFacts, check_settings, format_of
-from inference.embedding.worker import ShardWorker
+from inference.embedding.settings import EmbeddingSettings, JobFacts, check_settings, format_of
+from inference.embedding.worker import open_worker
 
 MEASURED_S = 10.0
 
@@ -28,7 +27,7 @@ MEASURED_S = 10.0
 class Estimate(NamedTuple):
     """What a job would take, of one model."""
 
-    facts: ModelFacts
+    facts: JobFacts
     plan: Plan
     disk_bytes: int
     residues_per_s: float
@@ -45,8 +44,8 @@ def estimate(request: JobRequest) -> list[Estimate]:
 
 def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
     settings = request.settings
-    encoder = Encoder(source, settings, request.device or "cpu", random_weights=request.random_weights)
-    worker, facts = ShardWorker(encoder, store), encoder.facts
+    worker = open_worker(source, settings, request.device or "cpu", store, request.random_weights)
+    facts = worker.facts
     check_settings(settings, facts.outputs)
     plan = make_plan(store, settings, facts.longest)
     flops = facts.flops(plan.lengths)
@@ -70,7 +69,7 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
     return Estimate(facts, plan, _disk_bytes(facts, plan, settings), measured_tokens / passed_s, seconds)
 
 
-def _disk_bytes(facts: ModelFacts, plan: Plan, settings: EmbeddingSettings) -> int:
+def _disk_bytes(facts: JobFacts, plan: Plan, settings: EmbeddingSettings) -> int:
     """Of the outputs, without ids."""
     total, every_length = 0, plan.lengths[plan.sequences]
     for output in facts.outputs:

@@ -24,7 +24,7 @@ from inference.embedding.cached import Cache
 from inference.embedding.plan import Plan, distinct_sequences, make_plan
 from inference.embedding.report import Spent, performance, report_name
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import ModelFacts, check_settings
+from inference.embedding.settings import JobFacts, check_settings
 from inference.embedding.shard_files import ShardFiles, ShardRow
 from inference.embedding.worker import LocalEngine
 from run_folder.job import JOB_FILE, accept, differences, other_job
@@ -39,7 +39,7 @@ class ModelJob:
         self.request, self.source, self.name, self.store = request, source, name, store
         self.folder = request.partial / name
         self.files = ShardFiles(self.folder)
-        self.facts: ModelFacts
+        self.facts: JobFacts
         self.plan: Plan
         self.job: dict[str, Any] = {}
         self.rows: dict[int, ShardRow] = {}

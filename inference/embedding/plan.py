@@ -21,7 +21,7 @@ from common.errors import DataError
 from common.text import counted
 from dataset.batches.plan import Indices, longest_first
 from dataset.store.reader import Store
-from inference.embedding.settings import CPU_BATCH_TOKENS, EmbeddingSettings
+from inference.embedding.settings import CPU_TOKENS, EmbeddingSettings
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
@@ -156,7 +156,7 @@ def make_plan(
         num_cached=known_bounds.size - 1,
         long_sequences=int(long.sum()),
         residues_left_out=cropped,
-        budget=settings.batch_tokens or CPU_BATCH_TOKENS,
+        budget=settings.tokens or CPU_TOKENS,
         window=limit if settings.long == "window" else None,
     )
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from common.arguments import ToolArguments
 from inference.embedding.settings import EmbeddingSettings
+from inference.models.kinds import check_names
 from train_config.schema import IngestSection, RaySection
 
 
@@ -59,6 +60,9 @@ class JobRequest:
     cpus_per_worker: int = 1
     gpus_per_worker: float = 1.0
     stage_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_names(self.settings.outputs)
 
     @property
     def partial(self) -> Path:

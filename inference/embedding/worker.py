@@ -1,8 +1,8 @@
 """Shards computed on one device, each to a file: what a job's process does, or each of its Ray actors.
 
-In: a shard's description. Out: its file, complete under its name, and a row about it. While one batch is fetched from
-the device, the next is computed; while one shard is written, the next is. Out of memory splits a batch, which is
-counted. Ranges of torch.profiler name what is done beside the model, for :mod:`inference.embedding_profile`.
+In: a shard's description. Out: its file, complete under its name, and a row about it. The batches are those of
+:func:`inference.models.running.run`; while one shard is written, the next is computed. Ranges of torch.profiler name
+what is done beside the model, for :mod:`inference.embedding_profile`.
 
 Shape legend: n sequences of a shard, R rows, C channels.
 """
@@ -10,7 +10,7 @@ Shape legend: n sequences of a shard, R rows, C channels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,32 +21,73 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from common.background_thread import BackgroundThread
-from common.errors import DataError, ResourceError
+from common.errors import ConfigError
 from dataset.embeddings.arrays import quantized, scales_of
 from dataset.store.reader import Store
-from inference.embedding.encoder import Encoder
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import ModelFacts, Output
+from inference.embedding.settings import EmbeddingSettings, JobFacts
 from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
-from model.device import DTYPES, HostCopy, is_out_of_memory
+from inference.models.facts import Output
+from inference.models.kinds import heads_of, kind_of
+from inference.models.model import Model
+from inference.models.opening import open_model
+from inference.models.running import run
+from model.device import DTYPES
+from model.forward_loop import Places
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""
 
 
+class ShardTexts:
+    """The sequences of a shard, read from the store batch by batch; long ones go over windows."""
+
+    def __init__(self, shard: Shard, store: Store, overlap: int) -> None:
+        self.lengths, self._shard, self._store, self._overlap = shard.lengths, shard, store, overlap
+
+    def batches(self, token_budget: int | None) -> list[Places]:
+        return self._shard.batches()
+
+    @record_function("tokenize")
+    def _read(self, places: Places) -> list[memoryview]:
+        lengths = self.lengths[places]
+        return self._store.windows(self._shard.records[places], np.zeros_like(lengths), lengths)
+
+    def launch(self, model: Model, places: Places, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        sequences, window = self._read(places), self._shard.window
+        if window is not None and self.lengths[places[0]] > window:  # the plan has it alone in its batch
+            overlap = min(self._overlap, window - 1)
+            return model.rows_over_windows(
+                sequences[0], outputs, length=window, overlap=overlap, token_budget=self._shard.budget
+            )
+        packed = model.pack(sequences)
+        with record_function("copy to device"):
+            packed = packed.to(model.device)
+        return model.rows(packed, outputs)
+
+    def name(self, place: int) -> str:
+        return f"{self._store.id(int(self._shard.records[place]))} of {self.lengths[place]:,} residues"
+
+
 class ShardWorker:
-    """Computes shards with one encoder.
+    """Computes shards with one model.
 
     Args:
-        encoder: on the device.
+        model: on the device.
         store: of the sequences.
+        settings: of the job, with the defaults of the device. Raises ConfigError for those that the model can't take.
     """
 
-    def __init__(self, encoder: Encoder, store: Store) -> None:
-        self.encoder, self._store = encoder, store
+    def __init__(self, model: Model, store: Store, settings: EmbeddingSettings) -> None:
+        self.model, self._store, self._settings = model, store, settings
+        outputs = model.outputs(settings.outputs, settings.layers)
+        if settings.long == "window":
+            _check_windows(model, outputs)
+        crop = "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}"
+        cache_keys = {output.name: model.cache_key(output, settings.max_length, crop) for output in outputs}
+        self.facts = JobFacts(**vars(model.facts), outputs=outputs, cache_keys=cache_keys)
         self._warm_up = WARM_UP_BATCHES
-        self._splits = 0
 
     def compute(
         self, shard: Shard, progress: Callable[[int], None] = lambda sequences: None
@@ -57,11 +98,14 @@ class ShardWorker:
         ResourceError where a single sequence is out of memory.
         """
         start_s = last_s = time.perf_counter()
-        batch_s, memory = [], []
-        parts: dict[str, dict[int, NDArray]] = {output.name: {} for output in self.encoder.facts.outputs}
-        self._splits = 0
-        for places, rows in self._fetched(shard):
-            self._place(shard, places, rows, parts)
+        batch_s, memory, splits, facts = [], [], 0, self.facts
+        texts = ShardTexts(shard, self._store, self._settings.overlap)
+        rows: dict[str, dict[int, NDArray]] = {output.name: {} for output in facts.outputs}
+        dtype = DTYPES.get(self._settings.dtype, torch.float32)
+        for batch in run(self.model, texts, facts.outputs, shard.budget, dtype=dtype):
+            for output in facts.outputs:
+                rows[output.name].update(zip(batch.places.tolist(), batch.by_text(output), strict=True))
+            splits = batch.splits
             memory.append(self._memory())
             now_s = time.perf_counter()
             if self._warm_up:
@@ -69,10 +113,8 @@ class ShardWorker:
             else:
                 batch_s.append(now_s - last_s)
             last_s = now_s
-            progress(len(places))
-        facts = self.encoder.facts
-        special = len(self.encoder.tokenizer.prefix) + len(self.encoder.tokenizer.suffix)
-        tokens_n = shard.lengths + special
+            progress(len(batch.places))
+        tokens_n = shard.lengths + facts.special_tokens
         row = ShardRow(
             number=shard.number,
             sequences=shard.records.size,
@@ -81,113 +123,57 @@ class ShardWorker:
             batches=len(memory),
             seconds=time.perf_counter() - start_s,
             batch_s=batch_s,
-            splits=self._splits,
+            splits=splits,
             flops=facts.flops(tokens_n),
             peak_bytes=self._peak(memory),
             mean_bytes=int(np.mean(memory)),
         )
-        return {output.name: self._joined(output, parts[output.name]) for output in facts.outputs}, row
-
-    def _fetched(self, shard: Shard) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray]]]:
-        """Places of the sequences of each batch, and its rows, once the next batch was launched."""
-        waiting: list[tuple[NDArray[np.int64], HostCopy]] = []
-        for places in shard.batches():
-            waiting += self._launched(shard, places)
-            while len(waiting) > 1:
-                yield _read(*waiting.pop(0))
-        for places, copied in waiting:
-            yield _read(places, copied)
-
-    def _launched(self, shard: Shard, places: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], HostCopy]]:
-        """One batch on the device, in parts if it is out of memory."""
-        try:
-            rows = self._encoded(shard, places)
-            with record_function("copy back"):
-                return [(places, HostCopy(rows))]
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error)
-        if self.encoder.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if len(places) == 1:
-            record = int(shard.records[places[0]])
-            raise ResourceError(
-                f"{self._store.id(record)}: out of memory on a single sequence of {shard.lengths[places[0]]:,} "
-                f"residues ({reason.splitlines()[0]}); choose --long window or crop with --max-length"
-            )
-        self._splits += 1
-        half = len(places) // 2
-        return self._launched(shard, places[:half]) + self._launched(shard, places[half:])
-
-    def _encoded(self, shard: Shard, places: NDArray[np.int64]) -> dict[str, Tensor]:
-        lengths = shard.lengths[places]
-        with record_function("tokenize"):
-            sequences = self._store.windows(shard.records[places], np.zeros_like(lengths), lengths)
-        if shard.window is not None and lengths[0] > shard.window:
-            overlap = min(self.encoder.settings.overlap, shard.window - 1)
-            rows = self.encoder.encode_windows(sequences[0], shard.window, overlap, shard.budget)
-        else:
-            batch = self.encoder.pack(sequences)
-            with record_function("copy to device"):
-                batch = batch.to(self.encoder.device, non_blocking=True)
-            rows = self.encoder.encode(batch)
-        dtype = DTYPES.get(self.encoder.settings.dtype, torch.float32)
-        per = {output.name: output.per for output in self.encoder.facts.outputs}
-        return {name: row if per.get(name, "protein") == "protein" else row.to(dtype) for name, row in rows.items()}
-
-    def _place(
-        self, shard: Shard, places: NDArray[np.int64], rows: dict[str, NDArray], parts: dict[str, dict[int, NDArray]]
-    ) -> None:
-        """Note which rows are which sequence's."""
-        if not rows["finite"]:
-            ids = [self._store.id(int(record)) for record in shard.records[places][:3]]
-            raise DataError(
-                f"the model gives NaN or infinity in the batch of {', '.join(ids)} ...; check its weights, or choose "
-                "another --precision"
-            )
-        for output in self.encoder.facts.outputs:
-            lengths = shard.lengths[places]
-            sizes = {"protein": np.ones_like(lengths), "residue": lengths, "pair": lengths**2}[output.per]
-            ends = np.cumsum(sizes)
-            for place, start, end in zip(places.tolist(), (ends - sizes).tolist(), ends.tolist(), strict=True):
-                parts[output.name][place] = rows[output.name][start:end]
+        return {output.name: self._joined(output, rows[output.name]) for output in facts.outputs}, row
 
     def _joined(self, output: Output, rows: dict[int, NDArray]) -> dict[str, NDArray]:
         ordered = [rows[place] for place in range(len(rows))]
         values = np.concatenate(ordered)
         arrays = {"offsets": np.cumsum([0, *map(len, ordered)], dtype=np.int64)}
-        if output.per != "protein" and self.encoder.settings.dtype == "int8":
+        if output.per != "protein" and self._settings.dtype == "int8":
             scales = scales_of(np.abs(values).max(axis=0))
             return {**arrays, "scales": scales, "values": quantized(values, scales)}
         return {**arrays, "values": values}
 
     def _memory(self) -> int:
-        if self.encoder.device.type == "cuda":
-            return int(torch.cuda.memory_allocated(self.encoder.device))
+        if self.model.device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self.model.device))
         return int(psutil.Process().memory_info().rss)
 
     def _peak(self, memory: list[int]) -> int:
-        if self.encoder.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.encoder.device))
+        if self.model.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.model.device))
         return max(memory)
 
 
-@record_function("copy back")
-def _read(places: NDArray[np.int64], copied: HostCopy) -> tuple[NDArray[np.int64], dict[str, NDArray]]:
-    tensors = copied.read()
-    bits = {name: t.view(torch.int16) if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
-    arrays = {name: tensor.numpy() for name, tensor in bits.items()}
-    return places, {name: array.view(np.uint16) if array.dtype == np.int16 else array for name, array in arrays.items()}
+def open_worker(
+    source: str, settings: EmbeddingSettings, device: str, store: Store, random_weights: bool
+) -> ShardWorker:
+    """A worker with the model of a job, of which only the heads are loaded that its outputs take."""
+    heads = heads_of(settings.outputs)
+    model = open_model(source, settings.precision or "fp32", device, heads=heads, random_weights=random_weights)
+    return ShardWorker(model, store, settings)
+
+
+def _check_windows(model: Model, outputs: Sequence[Output]) -> None:
+    if not model.tokenizer.one_token_per_residue:
+        raise ConfigError("--long window: this model's tokens are not single residues; choose crop")
+    for output in outputs:
+        if kind_of(output.kind).reads == "tokens":
+            raise ConfigError(f"--outputs {output.kind}: it can't be averaged over windows; choose --long crop")
 
 
 class LocalEngine:
     """Shards computed in this process; one is written while the next is computed."""
 
     def __init__(self, request: JobRequest, source: str, store: Store, files: ShardFiles) -> None:
-        encoder = Encoder(source, request.settings, request.device or "cpu", random_weights=request.random_weights)
-        self.facts: ModelFacts = encoder.facts
-        self._worker = ShardWorker(encoder, store)
+        device = request.device or "cpu"
+        self._worker = open_worker(source, request.settings, device, store, request.random_weights)
+        self.facts = self._worker.facts
         self._files = files
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:

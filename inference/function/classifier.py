@@ -20,8 +20,8 @@ from scipy.sparse import csr_array
 
 from common.publishing import write_atomically
 from function.predictors import pruned
-from inference.exported import EXPORT_FOLDER
 from inference.function.data import AspectData, FunctionData
+from inference.models.source import EXPORT_FOLDER
 from train_config.loading import load_config
 
 

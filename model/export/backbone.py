@@ -6,6 +6,7 @@
     autoencoder.safetensors, autoencoder_config.json  read by ESM2Autoencoder.from_pretrained besides
     README.md                         model card
     config.yaml                       the run's resolved config
+    esmeray_model.json                the task, by which Esmeray opens it
     esmeray.json                      list of these files, by which an export is known (common.publishing)
 
 The folder is built under a temporary name beside its own, flushed to the disk and renamed: a killed export leaves
@@ -23,14 +24,11 @@ from transformers import EsmTokenizer, PreTrainedModel
 from dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from dataset.tokens.esm import VOCABULARY
 from model.backbones.loading import quiet_transformers
-from model.backbones.residues import residue_masked_lm
 from model.export.exported_folder import exported_folder
 from model.export.model_card import example_text, model_card, opening_call, python_block
 from model.tasks.autoencoder import ESM2Autoencoder
 from model.tasks.base import ResidueModel
 from model.tasks.diffusion import SequenceDiffusion, open_diffusion
-from model.tasks.masked_lm import MaskedLM
-from train_config.schema import BackboneSection
 
 _LONGEST_TOKENIZED = 1024
 """Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
@@ -61,7 +59,7 @@ def export(
     ``resolved_config``: the run's config as YAML, stored as config.yaml. ``model_card_facts``: sections of the card on
     data, steps, metrics and versions.
     """
-    with exported_folder(folder, overwrite, resolved_config) as (building, target):
+    with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
         with quiet_transformers():
@@ -73,22 +71,13 @@ def export(
     return target
 
 
-def open_masked_lm(folder: str | Path) -> tuple[MaskedLM, SequenceTokenizer]:
-    """An exported masked language model, in fp32 on the CPU, in evaluation mode, and the alphabet of its batches.
-
-    Raises DataError (damaged files) or ConfigError (its architecture is not known, or not in safetensors).
-    """
-    section = BackboneSection(source=str(Path(folder).expanduser().absolute()))
-    return MaskedLM(*residue_masked_lm(section, seed=0)).eval(), EsmSequenceTokenizer()
-
-
 def open_autoencoder(folder: str | Path) -> tuple[ESM2Autoencoder, SequenceTokenizer]:
-    """As :func:`open_masked_lm`, an autoencoder; see :meth:`ESM2Autoencoder.from_pretrained`."""
+    """An exported autoencoder, and the alphabet of its batches; see :meth:`ESM2Autoencoder.from_pretrained`."""
     return ESM2Autoencoder.from_pretrained(folder), EsmSequenceTokenizer()
 
 
 def open_designer(folder: str | Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
-    """As :func:`open_masked_lm`, a model of sequence diffusion; see :func:`open_diffusion`."""
+    """An exported model of sequence diffusion, and the alphabet of its batches; see :func:`open_diffusion`."""
     return open_diffusion(folder), EsmSequenceTokenizer()
 
 

@@ -8,6 +8,7 @@ label_mappings.json               kind of the labels and names of the classes
 tokenizer files                   as AutoTokenizer opens them
 README.md                         model card, with the lines that rebuild the outputs without Esmeray
 config.yaml                       the run's resolved config
+esmeray_model.json                the task, by which Esmeray opens it
 esmeray.json                      list of these files, by which an export is known (common.publishing)
 """
 
@@ -78,7 +79,7 @@ def export_classifier(
     stored as config.yaml; the card's lines crop texts as it says. ``facts``: sections of the card on data, steps,
     metrics and versions.
     """
-    with exported_folder(folder, overwrite, resolved_config) as (building, target):
+    with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         base = None
         if model.backbone.lora_export == "adapter":
             base = _write_adapter(model, building)

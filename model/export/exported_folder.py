@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from common.errors import DataError, ResourceError
 from common.publishing import made_folder
+from model.export.manifest import write_manifest
 from train_config.classifier_schema import ClassifierSection
 
 CONFIG_FILE = "classifier_config.json"
@@ -38,12 +39,15 @@ class ClassifierSettings(BaseModel):
 
 
 @contextmanager
-def exported_folder(folder: str | Path, overwrite: bool, resolved_config: str | None) -> Iterator[tuple[Path, Path]]:
+def exported_folder(
+    folder: str | Path, task: str, overwrite: bool, resolved_config: str | None
+) -> Iterator[tuple[Path, Path]]:
     """A folder to write to, which gets its name when the block ends and is removed when it raises.
 
-    ``resolved_config``: the run's config as YAML, stored as config.yaml. Yields the folder to write to, and the
-    absolute path that it gets. Raises ConfigError (the folder exists and ``overwrite`` is not set, or it is no export
-    or was changed since) or ResourceError (the disk is full or not writable; nothing is left behind).
+    ``task``: that the model is of, by which it is opened. ``resolved_config``: the run's config as YAML, stored as
+    config.yaml. Yields the folder to write to, and the absolute path that it gets. Raises ConfigError (the folder
+    exists and ``overwrite`` is not set, or it is no export or was changed since) or ResourceError (the disk is full or
+    not writable; nothing is left behind).
     """
     target = Path(folder).expanduser().absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
@@ -53,6 +57,7 @@ def exported_folder(folder: str | Path, overwrite: bool, resolved_config: str | 
             raise ResourceError(
                 f"the model can't be exported to {target} ({error}); free space or choose another folder"
             ) from error
+        write_manifest(building, task)
         if resolved_config is not None:
             (building / "config.yaml").write_text(resolved_config, encoding="utf-8")
 

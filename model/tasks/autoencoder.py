@@ -67,6 +67,8 @@ against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear la
 class ESM2Autoencoder(ResidueModel):
     """Compresses residue features to ``section.hidden_sizes[-1]`` channels."""
 
+    task = "autoencoder"
+
     def __init__(self, backbone: PackedBackbone, section: AutoencoderSection) -> None:
         super().__init__()
         channels = backbone.hidden_size

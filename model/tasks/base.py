@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -50,8 +50,12 @@ class TaskModel(nn.Module, ABC):
 
     Calling it with a batch that has no target at all (a filler) gives a zero loss whose backward reaches every
     trainable parameter with a zero gradient, so that every worker takes part in every reduction.
+
+    Attributes:
+        task: its name in ``model.task``.
     """
 
+    task: ClassVar[str]
     backbone: PackedBackbone
 
     @abstractmethod

@@ -43,6 +43,8 @@ class Classifier(TaskModel):
     1. Raises ConfigError (pooling or loss do not go with the kind of targets, the tokenizer or the backbone).
     """
 
+    task = "classifier"
+
     def __init__(
         self,
         backbone: PackedBackbone,

@@ -64,6 +64,8 @@ class SequenceDiffusion(ResidueModel):
         labels: names of the classes that sequences may be conditioned on.
     """
 
+    task = "diffusion"
+
     def __init__(
         self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
     ) -> None:

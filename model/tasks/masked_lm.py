@@ -32,6 +32,8 @@ class MaskedLM(ResidueModel):
     stay as they are.
     """
 
+    task = "masked_lm"
+
     def __init__(self, backbone: PackedBackbone, lm_head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.fasta.alphabet import MASK_TEXT, residues_of
+from service.contract import About
 from service.http.refusals import RefusalError
 from train_config.service_schema import LimitsSection
 
@@ -88,7 +89,7 @@ def _query(request: Request, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def checked(
-    given: list[str | Record], limits: LimitsSection, about: Any, *, masks: bool = False, crop: bool = False
+    given: list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
 ) -> Checked:
     """The sequences within the limits; of a model of residues, in the letters of its alphabet.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from service.contract import About
 from service.http.metrics import Metrics
 from service.http.refusals import RefusalError
 
@@ -47,7 +48,7 @@ class Models:
         busy: tuple[type[BaseException], ...] = (),
     ) -> None:
         self._calls, self._metrics, self._lost, self._busy = calls, metrics, lost, busy
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, About] = {}
         self._full: dict[str, tuple[float, RefusalError]] = {}
         self._loading: asyncio.Task[None] | None = None
 
@@ -60,7 +61,7 @@ class Models:
     async def _load(self) -> None:
         self.about = {name: await self._call(call.about) for name, call in self._calls.items()}
 
-    def named(self, name: str | None) -> Any:
+    def named(self, name: str | None) -> About:
         """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
         known = list(self._calls)
         if name is not None and name not in known:

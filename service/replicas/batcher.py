@@ -35,12 +35,14 @@ class Item(NamedTuple):
         key: by which equal items are found.
         payload: what is computed from.
         tokens: of the budget.
+        text: that was tokenised to the payload; empty for latents.
     """
 
     output: str
     key: Hashable
     payload: Any
     tokens: int
+    text: str = ""
 
 
 class OverloadedError(Exception):

@@ -1,6 +1,7 @@
 """Replica of a model on Ray Serve: batches across requests, computed in a thread.
 
-In: calls with many sequences, from the ingress. Out: a :class:`Reply`; refusals are values, since Ray wraps errors.
+In: calls with many sequences, from the ingress. Out: a :class:`~service.contract.Reply`; refusals are values, since Ray
+wraps errors.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from common.errors import DataError, ResourceError
+from service.contract import About, Reply
 from service.replicas.batcher import OverloadedError, TokenBatcher
 from train_config.service_schema import ServedModel
 
@@ -24,25 +25,6 @@ log = logging.getLogger("esmeray.service")
 
 WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
-
-
-@dataclass
-class Reply:
-    """Results of a call, or why there are none.
-
-    Attributes:
-        results: an array for each payload, in their order; (N, D) where each has one vector.
-        refused: ``overloaded``, ``memory`` or ``model``.
-        retry_after_s: after which an overloaded replica has room.
-        detail: of the refusal.
-        statistics: of the replica, for the ingress' metrics.
-    """
-
-    results: NDArray | list[NDArray] = field(default_factory=list)
-    refused: str = ""
-    retry_after_s: int = 0
-    detail: str = ""
-    statistics: dict[str, float | str] = field(default_factory=dict)
 
 
 class ModelReplica:
@@ -55,16 +37,16 @@ class ModelReplica:
     """
 
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
-        import torch  # here: the ingress, which imports this module, needs none
+        import torch  # here: the process that deploys the replicas, which imports this module, needs none
 
         from service.process import set_up_process
-        from service.replicas.computers import load
+        from service.replicas.computer import Computer
 
         self._batcher: TokenBatcher | None = None
         set_up_process()
         self._model, start_s = ServedModel(**model), time.perf_counter()
         torch.set_num_threads(self._model.cpus)
-        self._computer, self._device = load(self._model, device), device
+        self._computer, self._device = Computer(self._model, device), device
         loaded_s = time.perf_counter()
         self._warm_up()
         log.info(
@@ -72,8 +54,8 @@ class ModelReplica:
             *(self._model.name, loaded_s - start_s, time.perf_counter() - loaded_s, version),
         )
 
-    async def about(self) -> Any:
-        """The model's :class:`service.replicas.computers.About`."""
+    async def about(self) -> About:
+        """Facts of the model."""
         return self._computer.about
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -86,14 +68,14 @@ class ModelReplica:
             about = self._computer.about
             self._batcher = TokenBatcher(
                 self._computer.compute,
-                budget=about.batch_tokens,
+                budget=about.tokens,
                 max_wait_s=self._model.max_wait_ms / 1e3,
                 queue_tokens=self._model.queue_tokens,
                 cache_bytes=self._model.cache_mb * 1_000_000,
                 at_once=2 if self._device == "cuda" else 1,
             )
         try:
-            results = await self._batcher.submit([self._computer.item(output, payload) for payload in payloads])
+            results = await self._batcher.submit(self._computer.items(output, payloads))
         except OverloadedError as error:
             return Reply(refused="overloaded", retry_after_s=error.retry_after_s, statistics=self._statistics())
         except ResourceError as error:
@@ -116,9 +98,9 @@ class ModelReplica:
         about = self._computer.about
         output = next(iter(about.outputs))
         texts = [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS]
-        items = [self._computer.item(output, text) for text in texts]
-        for some in (items[:1], items[1:], items):
-            self._computer.compute(some)
+        items = self._computer.items(output, texts)
+        for batch in (items[:1], items[1:], items):
+            self._computer.compute(batch)
 
     def _statistics(self) -> dict[str, float | str]:
         import torch
@@ -126,5 +108,5 @@ class ModelReplica:
         batcher = self._batcher
         assert batcher is not None
         memory = torch.cuda.memory_allocated() if self._device == "cuda" else psutil.Process().memory_info().rss
-        found: dict[str, float | str] = {"replica": str(os.getpid()), "memory_bytes": float(memory)}
-        return found | asdict(batcher.totals) | {"queued_tokens": float(batcher.queued_tokens)}
+        statistics: dict[str, float | str] = {"replica": str(os.getpid()), "memory_bytes": float(memory)}
+        return statistics | asdict(batcher.totals) | {"queued_tokens": float(batcher.queued_tokens)}

@@ -1,5 +1,4 @@
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,19 +8,21 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, ResourceError
 from dataset.labels.label_space import LabelSpace
+from dataset.packed_batch import TARGETS
 from inference.classifier import ClassifierPipeline, Predictions
-from inference.exported import config_of, model_folder
+from inference.exported import config_of
+from inference.models.source import exported_by
 from model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
 from model.tasks.losses import probabilities
-from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
+from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier, tiny_model
 from tests.model.support import random_sequences
 
 PROTEINS = random_sequences([30, 1, 90, 12, 90, 5])
 
 
 def pipeline(source="esm2_t6_8M", kind="multiclass", *, model_settings=None, **options) -> ClassifierPipeline:
-    model, tokenizer = tiny_classifier(source, kind, **(model_settings or {}))
-    return ClassifierPipeline(model, tokenizer, device="cpu", **options)
+    model = tiny_model(source, kind, options.pop("precision", "fp32"), **(model_settings or {}))
+    return ClassifierPipeline(model, **options)
 
 
 def one_at_a_time(made: ClassifierPipeline, texts) -> np.ndarray:
@@ -41,8 +42,8 @@ def one_at_a_time(made: ClassifierPipeline, texts) -> np.ndarray:
 )
 def test_packed_padded_and_one_at_a_time_agree(source, kind):
     texts, budget = (TEXTS, 16) if source in ("qwen2", "t5") else (PROTEINS, 128)
-    packed = pipeline(source, kind, batch_tokens=budget)
-    padded = pipeline(source, kind, batch_tokens=budget, model_settings={"backbone": {"padded": True}})
+    packed = pipeline(source, kind, tokens=budget)
+    padded = pipeline(source, kind, tokens=budget, model_settings={"backbone": {"padded": True}})
     alone = one_at_a_time(packed, texts)
     for made in (packed, padded):
         found = made.predict(texts).probabilities
@@ -59,20 +60,20 @@ def shared() -> ClassifierPipeline:
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), budget=st.integers(1, 200))
 def test_the_order_is_kept_whatever_the_budget(lengths, budget):
     made, texts = shared(), random_sequences(lengths, seed=3)
-    made.batch_tokens = budget
+    made.tokens = budget
     np.testing.assert_allclose(made.predict(texts).probabilities, one_at_a_time(made, texts), rtol=0, atol=1e-5)
 
 
 def test_batches_hold_what_the_budget_allows_the_longest_first(monkeypatch):
-    made = pipeline(batch_tokens=100)
+    made = pipeline(tokens=100)
     seen = []
-    forward = made.forward
+    rows = made.model.rows
 
-    def watched(batch):
-        seen.append(torch.diff(batch.cu_seqlens).tolist())
-        return forward(batch)
+    def watched(packed, outputs):
+        seen.append(torch.diff(packed.batch.cu_seqlens).tolist())
+        return rows(packed, outputs)
 
-    monkeypatch.setattr(made, "forward", watched)
+    monkeypatch.setattr(made.model, "rows", watched)
     progress = []
     made.predict(PROTEINS, progress=lambda done, total: progress.append((done, total)))
     assert seen == [[92], [92], [32, 14, 7, 3]]
@@ -86,7 +87,7 @@ def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequenci
     found = pipeline(precision=precision).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, shared().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
-    buffers = dict(pipeline("qwen2", precision=precision).model.named_buffers())
+    buffers = dict(pipeline("qwen2", precision=precision).classifier.named_buffers())
     assert {buffer.dtype for name, buffer in buffers.items() if "inv_freq" in name} == {torch.float32}
 
 
@@ -94,10 +95,10 @@ def test_an_adapter_is_merged():
     lora = {"backbone": {"lora": {"rank": 4}}}
     model, _ = tiny_classifier(**lora)
     with torch.no_grad():
-        expected = torch.cat([model.logits(shared().pack([text])) for text in PROTEINS]).softmax(-1)
+        expected = torch.cat([model.logits(shared().pack([text]).batch) for text in PROTEINS]).softmax(-1)
     assert hasattr(model.backbone.model, "peft_config")
     made = pipeline(model_settings=lora)
-    assert not hasattr(made.model.backbone.model, "peft_config")
+    assert not hasattr(made.classifier.backbone.model, "peft_config")
     np.testing.assert_allclose(made.predict(PROTEINS).probabilities, expected.numpy(), rtol=0, atol=1e-5)
 
 
@@ -137,7 +138,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     model, _ = tiny_classifier(kind="multilabel")
     logits = torch.tensor([[0.0, 1e-9, 3.0], [-3.0, 0.0, 0.1]])  # the sigmoid of 1e-9 is 0.5 in fp32
     targets = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    batch = replace(pipeline().pack(["MK", "MKV"]), targets=targets)
+    batch = pipeline().pack(["MK", "MKV"]).batch.adding(by_sequence={TARGETS: targets})
     in_training = model.metrics(model.output_of(logits, batch).metrics)
     scores = probabilities(logits, "multilabel").numpy()
     in_report = classification_metrics("multilabel", scores, targets)
@@ -148,20 +149,26 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
 
 
-def test_out_of_memory_is_refused_with_the_batch(monkeypatch):
-    made = pipeline(batch_tokens=100)
+def test_out_of_memory_halves_a_batch_and_names_a_single_text(monkeypatch):
+    made = pipeline(tokens=100)
+    wanted, logits = made.predict(PROTEINS).probabilities, made.classifier.logits
+    most = 92
 
-    def full(_):
-        raise torch.OutOfMemoryError("no")
+    def limited(batch):
+        if batch.num_tokens > most or batch.num_sequences > 2:
+            raise torch.OutOfMemoryError("no")
+        return logits(batch)
 
-    monkeypatch.setattr(made.model, "logits", full)
-    with pytest.raises(ResourceError, match=r"out of memory for a batch of 92 tokens .* lower --batch-tokens"):
+    monkeypatch.setattr(made.classifier, "logits", limited)
+    np.testing.assert_allclose(made.predict(PROTEINS).probabilities, wanted, rtol=0, atol=1e-5)
+    most = 40
+    with pytest.raises(ResourceError, match=r"sequence 3 of 92 tokens: out of memory on a single sequence \(no\)"):
         made.predict(PROTEINS)
 
 
 def test_a_run_is_as_good_as_its_export(tmp_path):
     folder = export_tiny(tmp_path / "run" / "export", classifier_config(max_length=20, crop="ends"))
-    assert model_folder(tmp_path / "run") == model_folder(folder) == folder
+    assert exported_by("classifier", tmp_path / "run") == exported_by("classifier", folder) == folder
     made = ClassifierPipeline.load(tmp_path / "run", device="cpu")
     assert (made.max_length, made.crop) == (20, "ends")
     expected = pipeline(max_length=20, crop="ends").predict(PROTEINS).probabilities
@@ -171,9 +178,9 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
 
 
 def test_a_folder_without_a_classifier_or_a_device_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no exported classifier.*tools export"):
+    with pytest.raises(ConfigError, match=r"no exported model; .*classifier.*tools export"):
         ClassifierPipeline.load(tmp_path)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no folder"):
         ClassifierPipeline.load(tmp_path / "absent")
     folder = export_tiny(tmp_path / "model")
     for device, message in (("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")):

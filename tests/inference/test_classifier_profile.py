@@ -6,7 +6,7 @@ import pytest
 
 from inference.classifier import ClassifierPipeline
 from inference.classifier_profile import measure_batches, measure_whole, spread
-from tests.classifiers import tiny_classifier
+from tests.classifiers import tiny_model
 from tests.model.support import random_sequences
 
 PROTEINS = random_sequences([30, 5, 12, 50, 9])
@@ -14,7 +14,7 @@ PROTEINS = random_sequences([30, 5, 12, 50, 9])
 
 @pytest.fixture(scope="module")
 def pipeline():
-    return ClassifierPipeline(*tiny_classifier(), device="cpu")
+    return ClassifierPipeline(tiny_model())
 
 
 def test_every_size_is_measured_as_often_as_asked(pipeline):
@@ -48,7 +48,7 @@ def test_any_other_failure_is_none_of_memory(pipeline, monkeypatch):
     def broken(_):
         raise RuntimeError("shapes")
 
-    monkeypatch.setattr(pipeline.model, "logits", broken)
+    monkeypatch.setattr(pipeline.classifier, "logits", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         list(measure_batches(pipeline, PROTEINS, values=[1], warmup_runs=0, runs=1))
 

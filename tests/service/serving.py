@@ -29,7 +29,7 @@ from train_config.service_schema import ServedModel, ServiceConfig
 
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
-PRECISION: dict[str, Any] = {"precision": "fp32", "batch_tokens": BATCH_TOKENS}
+PRECISION: dict[str, Any] = {"precision": "fp32", "tokens": BATCH_TOKENS}
 LIMITS: dict[str, Any] = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "body_bytes": 200_000}
 
 

@@ -80,14 +80,12 @@ def replica_pid(address: str) -> int:
 
 
 def test_requests_are_answered_as_by_the_model_itself(served: tuple[str, ServiceConfig]):
-    from inference.embedding.encoder import Encoder
-    from inference.embedding.settings import EmbeddingSettings
+    from tests.inference.models.opened import opened, rows_of
 
     address, config = served
     assert ASK.get(f"{address}/ready").status_code in (200, 503) and ASK.get(f"{address}/").status_code == 200
     answer = ASK.post(f"{address}/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
-    model = Encoder(config.models[0].source, EmbeddingSettings(outputs=["mean"], precision="fp32"), "cpu")
-    wanted = model.encode(model.pack([sequence.encode() for sequence in SEQUENCES]))["mean"].numpy()
+    wanted = rows_of(opened(config.models[0].source), SEQUENCES)["mean"].numpy()
     np.testing.assert_allclose([each["embedding"] for each in answer.json()["data"]], wanted, rtol=1e-5, atol=1e-5)
     assert answer.headers["x-request-id"] == "mine"
     assert ASK.post(f"{address}/v1/encode", json={"sequences": ["M1"]}).json()["record"] == "0"

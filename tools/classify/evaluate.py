@@ -93,8 +93,8 @@ def main(argv: list[str]) -> int:
             "model": str(arguments.model),
             "data": arguments.file or f"the run's own ({', '.join(config.data.source)})",
             "part": part,
-            "device": str(pipeline.device),
-            "precision": pipeline.precision,
+            "device": str(pipeline.model.device),
+            "precision": pipeline.model.facts.precision,
         }
         best_of = None if classifier.best_metric == "auto" else classifier.best_metric
         write_report(building, scored, evaluation, best_of=best_of, counts=counts, facts=facts)

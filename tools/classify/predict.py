@@ -10,7 +10,7 @@ Examples:
   esmeray classify predict runs/locations proteins.fasta.gz --output locations.csv
   esmeray classify predict my-classifier proteins.csv --output out.parquet --data.labels.id_column name
   esmeray classify predict my-classifier all.fasta --output out.csv --device cuda --precision bf16 \
---batch-tokens 65536 --data.ingest.duplicate_ids first
+--tokens 65536 --data.ingest.duplicate_ids first
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     seconds = time.perf_counter() - start_s
     print(
         f"{output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
-        f"({records / seconds:,.0f}/s, {pipeline.device}, {pipeline.precision})"
+        f"({records / seconds:,.0f}/s, {pipeline.model.device}, {pipeline.model.facts.precision})"
     )
     if cropped:
         print(

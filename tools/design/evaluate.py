@@ -29,7 +29,8 @@ from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.predictions import PredictedStructures
 from dataset.structures.store import StructureStore
-from inference.design.request import ModelOptions, design_folder, load_model
+from inference.design.request import ModelOptions, load_model
+from inference.models.source import exported_by
 
 MADE_BY = "evaluate_design"
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     made = (MADE_BY, arguments.overwrite)
     if arguments.output is not None:
         refuse_file(arguments.output, *made)
-    design_folder(arguments.model)
+    exported_by("diffusion", arguments.model)
     predictions = None if arguments.predictions is None else PredictedStructures(arguments.predictions)
     store = StructureStore(arguments.store, predictions=predictions)
     parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}

@@ -34,7 +34,8 @@ from common.text import counted
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.store.reader import Store
 from dataset.structures.store import Structure
-from inference.design.request import DesignOptions, design_folder, load_model, structures_of
+from inference.design.request import DesignOptions, load_model, structures_of
+from inference.models.source import exported_by
 
 MADE_BY = "generate"
 _RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
     if wrong or set(arguments.omit) == set(AMINO_ACIDS):
         raise ConfigError(f"--omit {arguments.omit}: name amino acids by their letters, and leave one")
     refuse_existing(arguments.output, MADE_BY, arguments.overwrite)
-    design_folder(arguments.model)
+    exported_by("diffusion", arguments.model)
     structures = (
         structures_of(arguments) if arguments.structure else [Structure.unknown("free", "X" * (arguments.length or 0))]
     )

@@ -22,7 +22,8 @@ from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.structures.conversion import read_proteins
-from inference.design.request import DesignOptions, design_folder, load_model, structures_of
+from inference.design.request import DesignOptions, load_model, structures_of
+from inference.models.source import exported_by
 
 MADE_BY = "score_design"
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "design score", __doc__)
     made = (arguments.output, MADE_BY, arguments.overwrite)
     refuse_file(*made)
-    design_folder(arguments.model)
+    exported_by("diffusion", arguments.model)
     if not arguments.structure:
         raise ConfigError("--structure: name files of the structures to score on")
     structures = structures_of(arguments)

@@ -32,7 +32,8 @@ from rich.text import Text
 from common.command_line import result_console
 from common.progress import status_line
 from common.publishing import made_folder, refuse_existing
-from inference.exported import PipelineOptions, config_of, label_space_of, model_folder
+from inference.exported import PipelineOptions, config_of, label_space_of
+from inference.models.source import exported_by
 from train_config.overrides import parse_with_settings
 
 Step = Literal["batch_sizes", "whole_file", "trace", "plots"]
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     from tools.profile._classifier.report import summary_lines
     from tools.profile._classifier.steps import DETAILS_FILE, METRICS_FILE, do_steps, known_profile
 
-    profile = known_profile(output, _subject(arguments, model_folder(arguments.model)), arguments.steps)
+    profile = known_profile(output, _subject(arguments, exported_by("classifier", arguments.model)), arguments.steps)
     if arguments.unlabelled:
         texts = read_unlabelled([arguments.data], config.data, config.model.tokenizer)
     else:

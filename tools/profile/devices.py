@@ -31,7 +31,8 @@ from common.progress import status_line
 from common.publishing import made_folder
 from dataset.store.conversion import open_store
 from inference.embedding.request import InputArguments
-from inference.embedding.settings import EmbeddingSettings, Precision
+from inference.embedding.settings import EmbeddingSettings
+from train_config.section import Precision
 
 MADE_BY = "benchmark_cpu_gpu"
 

@@ -10,7 +10,7 @@ A folder is written: profile.json, trace.json (open it at ui.perfetto.dev) and s
 Examples:
   esmeray profile model --model facebook/esm2_t6_8M_UR50D --input proteins.fasta --output profile
   esmeray profile model --model esm2_t33_650M --random-weights --input proteins.store --output profile \
---batches 20 --batch-tokens 4096 --outputs mean residues
+--batches 20 --tokens 4096 --outputs mean residues
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ def main(argv: list[str]) -> int:
 def _profiled(request: JobRequest, arguments: Arguments, folder: Path) -> dict[str, Any]:
     # Here: they load torch.
     from dataset.store.conversion import open_store
-    from inference.embedding.encoder import Encoder
     from inference.embedding.job import resolved
     from inference.embedding.plan import make_plan
-    from inference.embedding.worker import ShardWorker
+    from inference.embedding.worker import open_worker
     from inference.embedding_profile import profile_shard
 
     request = resolved(request)
@@ -83,11 +82,11 @@ def _profiled(request: JobRequest, arguments: Arguments, folder: Path) -> dict[s
         store = open_store(request.sources, request.ingest, Path(scratch))
         show(f"profiling {arguments.model}")
         device = request.device or "cpu"
-        encoder = Encoder(arguments.model, request.settings, device, random_weights=arguments.random_weights)
-        plan = make_plan(store, request.settings, encoder.facts.longest)
+        worker = open_worker(arguments.model, request.settings, device, store, arguments.random_weights)
+        plan = make_plan(store, request.settings, worker.facts.longest)
         tokens_each = plan.tokens(range(plan.num_shards)) / plan.num_sequences
         shard = plan.spread(round(arguments.batches * plan.budget / tokens_each) or 1)
-        return profile_shard(ShardWorker(encoder, store), shard, folder, Path(scratch) / "shard")
+        return profile_shard(worker, shard, folder, Path(scratch) / "shard")
 
 
 def _table(profile: dict[str, Any]) -> Table:

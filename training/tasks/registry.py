@@ -12,8 +12,6 @@ from training.tasks.plan import TaskPlan
 from training.tasks.task import Task
 
 if TYPE_CHECKING:
-    from dataset.tokens.base import SequenceTokenizer
-    from model.tasks.base import TaskModel
     from training.tasks.experiment import Experiment
 
 
@@ -34,11 +32,6 @@ def task_plan(config: Config) -> TaskPlan:
 def experiment_class(task: str) -> type[Experiment]:
     """Return the workers' side of a task."""
     return task_named(task).load("experiment")
-
-
-def open_exported(task: str, folder: Path) -> tuple[TaskModel, SequenceTokenizer]:
-    """Return the model that ``task`` exported to a folder, in fp32 on the CPU, and its tokenizer; DataError if not."""
-    return task_named(task).load("open")(folder)
 
 
 def metric_labels() -> MetricLabels:

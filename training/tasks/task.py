@@ -17,21 +17,18 @@ RESIDUE_RECOVERY = MetricLabel(
 
 
 class Task(NamedTuple):
-    """The parts of a task.
+    """The parts of a task; how its exports are opened stands in :mod:`model.export.opening`, which needs no training.
 
     Attributes:
         section: its settings, which stand in the schema as ``model.NAME``.
         plan: the :class:`~training.tasks.plan.TaskPlan`, for the driver.
         experiment: the :class:`~training.tasks.experiment.Experiment`, for the workers.
-        open: a function of the folder of an export, which returns the model in fp32 on the CPU, in evaluation mode, and
-            its tokenizer. Raises DataError where the folder holds another model or is damaged.
         metrics: words for those of its metrics that are shown while it trains.
     """
 
     section: str
     plan: str
     experiment: str
-    open: str
     metrics: MetricLabels
 
     def load(self, part: str) -> Any:

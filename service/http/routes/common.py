@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dataset.fasta.alphabet import residues_of
+from service.contract import About
 from service.http.access import Access, Key
 from service.http.bodies import FASTA_TYPES, Record, checked
 from service.http.metrics import Metrics
@@ -34,7 +35,7 @@ class Service(NamedTuple):
 class Asked(NamedTuple):
     """A request's model and sequences."""
 
-    about: Any
+    about: About
     ids: list[str]
     texts: list[str]
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataset.fasta.alphabet import AMINO_ACIDS
+from service.contract import About
 from service.http.answers import arrays_answer, json_answer, table_answer, wanted
 from service.http.bodies import SequencesBody, read
 from service.http.mutations import masked_texts, mutations_of, scores
@@ -178,14 +179,14 @@ def _softmax(logits_LK: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares_LK / shares_LK.sum(axis=1, keepdims=True)
 
 
-def _cropped(about: Any, texts: list[str]) -> list[int]:
+def _cropped(about: About, texts: list[str]) -> list[int]:
     """Residues of each sequence that the classifier leaves out."""
     if about.longest is None or not about.one_token_per_residue:
         return [0] * len(texts)
     return [max(0, len(text) - about.longest) for text in texts]
 
 
-def _likeliest(about: Any, values: NDArray[np.float32]) -> dict[str, Any]:
+def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
     """The predicted label, where there is one."""
     if about.label_kind == "per_residue":
         return {"label": "".join(about.labels[best] for best in values.argmax(1))}

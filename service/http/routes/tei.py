@@ -95,7 +95,7 @@ def add(app: FastAPI, service: Service, **documents: Any) -> None:
                 "model_type": {"embedding": {"pooling": "mean"}},
                 "max_concurrent_requests": limits.requests,
                 "max_input_length": about.longest or limits.sequence_residues,
-                "max_batch_tokens": about.batch_tokens,
+                "max_batch_tokens": about.tokens,
                 "max_client_batch_size": limits.sequences,
                 "auto_truncate": False,
                 "tokenization_workers": 1,

@@ -36,7 +36,7 @@ def request(folder: Path, *, sequences: list[str] | None = None, **more: Any) ->
         small_model_folder(model)
     if not fasta.exists():
         write_proteins(fasta, sequences or random_sequences(LENGTHS))
-    settings: dict[str, Any] = {"precision": "fp32", "batch_tokens": 64, "shard_tokens": 64}
+    settings: dict[str, Any] = {"precision": "fp32", "tokens": 64, "shard_tokens": 64}
     settings |= {name: more.pop(name) for name in list(more) if name in EmbeddingSettings.model_fields}
     given: dict[str, Any] = {"models": [str(model)], "sources": [str(fasta)], "output": folder / "out"}
     given |= {"ingest": IngestSection(), "device": "cpu", **more}

@@ -27,7 +27,7 @@ def actor_processes() -> list[psutil.Process]:
 
 def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_path: Path, ray_address: str):
     sequences = random_sequences([400 + number for number in range(80)])
-    alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, batch_tokens=128)
+    alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, tokens=128)
     run_job(replace(alone, output=tmp_path / "alone"))
     job = replace(alone, cluster=RaySection(address=ray_address), workers=2)
     killed: list[int] = []

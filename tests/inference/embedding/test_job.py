@@ -20,20 +20,20 @@ from common.errors import ConfigError, DataError, ResourceError
 from dataset.embeddings.manifest import read_manifest
 from dataset.embeddings.reader import open_embeddings
 from dataset.store.conversion import convert
-from inference.embedding.encoder import Encoder
 from inference.embedding.estimate import estimate
 from inference.embedding.job import run_job
 from inference.embedding.shard_files import ShardFiles
 from inference.embedding.worker import ShardWorker
+from inference.models.model import Model
 from tests.conftest import REPOSITORY
 from tests.inference.embedding.jobs import final_bytes, request, small_model_folder, vectors, write_proteins
+from tests.inference.models.opened import opened, rows_of
 from tests.model.support import random_sequences
 
 
 def expected(folder: Path, sequences: list[str], output: str = "mean") -> list[np.ndarray]:
-    settings = request(folder, outputs=[output]).settings
-    encoder = Encoder(str(folder / "model"), settings, "cpu")
-    return [encoder.encode(encoder.pack([sequence.encode()]))[output].numpy() for sequence in sequences]
+    model = opened(folder / "model")
+    return [rows_of(model, [sequence], [output])[output].numpy() for sequence in sequences]
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "npy", "hdf5"])
@@ -178,16 +178,16 @@ def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
 
 
 def test_out_of_memory_splits_the_batch_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    job = request(tmp_path, batch_tokens=128, shard_tokens=256)
+    job = request(tmp_path, tokens=128, shard_tokens=256)
     run_job(replace(job, output=tmp_path / "whole"))
-    encode = Encoder.encode
+    rows = Model.rows
 
-    def limited(self: Encoder, batch: Any) -> Any:
-        if batch.num_tokens > 90:
+    def limited(self: Model, packed: Any, outputs: Any) -> Any:
+        if packed.batch.num_tokens > 90:
             raise torch.OutOfMemoryError("no more")
-        return encode(self, batch)
+        return rows(self, packed, outputs)
 
-    monkeypatch.setattr(Encoder, "encode", limited)
+    monkeypatch.setattr(Model, "rows", limited)
     (report,) = run_job(job)
     assert report["batches_split_for_memory"] > 0
     assert read_manifest(job.output).job["batches_split"] == report["batches_split_for_memory"]
@@ -197,11 +197,11 @@ def test_out_of_memory_splits_the_batch_and_is_counted(tmp_path: Path, monkeypat
 
 
 def test_a_sequence_too_long_for_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def never(self: Encoder, batch: Any) -> Any:
+    def never(self: Model, packed: Any, outputs: Any) -> Any:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(Encoder, "encode", never)
-    with pytest.raises(ResourceError, match=r"P\d+: out of memory on a single sequence of \d+ residues"):
+    monkeypatch.setattr(Model, "rows", never)
+    with pytest.raises(ResourceError, match=r"P\d+ of \d+ residues: out of memory on a single sequence .*; crop it"):
         run_job(request(tmp_path))
 
 

@@ -167,7 +167,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ),
     ("/v1/embeddings", {"input": ["M" * 400] * 6}, 413, "2,400 residues, more than 2,000"),
     ("/v1/embeddings", {"input": []}, 422, "input"),
-    ("/v1/encode", {"sequences": ["MK"], "output": "latents"}, 422, "model esm has no latents; it has mean"),
+    (
+        "/v1/encode",
+        {"sequences": ["MK"], "output": "latents"},
+        422,
+        "model esm has no latents; it has cls, logits",
+    ),
     ("/v1/classify", {"sequences": ["MK"]}, 422, "model esm has no classes"),
     ("/v1/masked", {"sequences": ["M" * 400] * 5, "method": "masked"}, 413, "masking each position takes 800,000"),
     ("/v1/masked", {"sequences": ["M<mask>"], "method": "masked"}, 422, "masks every position itself"),
@@ -267,7 +272,7 @@ def test_a_lost_replica_is_tried_again_once_and_what_fails_keeps_its_connection(
 
 
 def test_an_overloaded_replica_is_429_with_the_time_to_come_back(serving: Serving, monkeypatch: pytest.MonkeyPatch):
-    from service.replicas.replica import Reply
+    from service.contract import Reply
 
     async def run(*_: Any) -> Any:
         return Reply(refused=kinds.pop(0), retry_after_s=7, detail="out of memory")

@@ -1,4 +1,4 @@
-"""Answers equal those of the offline encoder and classifier, whatever shared their batch."""
+"""Answers equal those of the offline model and classifier, whatever shared their batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.classifier import ClassifierPipeline
-from inference.embedding.encoder import Encoder
-from inference.embedding.settings import EmbeddingSettings
+from inference.models.model import Model
 from model.tasks.autoencoder import ESM2Autoencoder
-from service.replicas.computers import load
+from service.replicas.computer import Computer
+from tests.inference.models.opened import opened, rows_of
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
 from train_config.service_schema import ServedModel
@@ -28,15 +28,14 @@ OUTPUTS = ["mean", "max", "cls", "residues", "logits"]
 
 
 @functools.cache
-def offline(folder: Path) -> Encoder:
-    return Encoder(str(folder), EmbeddingSettings(outputs=OUTPUTS, precision="fp32"), "cpu")
+def offline(folder: Path) -> Model:
+    return opened(folder)
 
 
 @functools.cache
 def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
-    """The offline encoder's, of one sequence by itself."""
-    model = offline(folder)
-    found = model.encode(model.pack([sequence.encode()]))[output].numpy()
+    """The offline model's, of one sequence by itself."""
+    found = rows_of(offline(folder), [sequence], [output])[output].numpy()
     return found if output in ("residues", "logits") else found[0]
 
 
@@ -63,8 +62,8 @@ def near(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 @functools.cache
-def computer(model: tuple[str, str]) -> Any:
-    return load(ServedModel(name=model[0], source=model[1], **PRECISION), "cpu")
+def computer(name: str, folder: Path) -> Computer:
+    return Computer(ServedModel(name=name, source=str(folder), **PRECISION), "cpu")
 
 
 SEQUENCES = st.builds(lambda length, seed: random_sequences([length], seed)[0], st.integers(1, 30), st.integers(0, 3))
@@ -73,14 +72,14 @@ ONE = st.tuples(st.sampled_from([*OUTPUTS, "masked"]), SEQUENCES, st.integers(0,
 
 @settings(max_examples=MIXES, deadline=None)
 @given(asked=st.lists(ONE, min_size=1, max_size=8))
-def test_any_mix_of_outputs_equals_the_offline_encoder(serving: Serving, asked: list[tuple[str, str, int]]):
+def test_any_mix_of_outputs_equals_the_offline_model(serving: Serving, asked: list[tuple[str, str, int]]):
     folder = serving.folder / "esm"
-    served = computer(("esm", str(folder)))
+    served = computer("esm", folder)
     items = []
     for output, sequence, place in asked:
         place %= len(sequence)
         text = f"{sequence[:place]}<mask>{sequence[place + 1 :]}" if output == "masked" else sequence
-        items.append(served.item(output, text))
+        items += served.items(output, [text])
     for (output, sequence, place), found in zip(asked, served.compute(items), strict=True):
         if output == "masked":
             near(found, masked_alone(folder, sequence, (place % len(sequence),)))
@@ -92,8 +91,8 @@ def test_any_mix_of_outputs_equals_the_offline_encoder(serving: Serving, asked: 
 def test_classes_equal_those_of_predict_cropped_as_there(serving: Serving, name: str):
     folder = serving.folder / name
     texts = random_sequences([30, 1, 120, 12, 250])
-    served = computer((name, str(folder)))
-    found = served.compute([served.item("classes", text) for text in texts])
+    served = computer(name, folder)
+    found = served.compute(served.items("classes", texts))
     wanted = ClassifierPipeline.load(folder, device="cpu").predict(texts)
     np.testing.assert_allclose(
         np.concatenate(found) if name == "helices" else found, wanted.probabilities, rtol=1e-5, atol=1e-6
@@ -103,13 +102,13 @@ def test_classes_equal_those_of_predict_cropped_as_there(serving: Serving, name:
 
 def test_latents_are_decoded_to_what_the_autoencoder_itself_gives(serving: Serving):
     folder = serving.folder / "autoencoder"
-    served, texts = computer(("autoencoder", str(folder))), random_sequences([9, 1, 30])
-    latents = served.compute([served.item("latents", text) for text in texts])
+    served, texts = computer("autoencoder", folder), random_sequences([9, 1, 30])
+    latents = served.compute(served.items("latents", texts))
     model = ESM2Autoencoder.from_pretrained(folder)
     for found, wanted in zip(latents, model.encode(texts), strict=True):
         near(found, wanted.numpy())
-    items = [served.item("decoded", each) for each in latents]
-    mixed = served.compute([items[0], served.item("mean", "MKT"), *items[1:]])
+    items = served.items("decoded", latents)
+    mixed = served.compute([items[0], *served.items("mean", ["MKT"]), *items[1:]])
     for found, wanted in zip(
         [mixed[0], *mixed[2:]], model.decode([torch.from_numpy(each) for each in latents])[1], strict=True
     ):
@@ -125,9 +124,9 @@ def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
     (tmp_path / "model").symlink_to(serving.folder / "esm")
     run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_bytes=10**9))
     model = ServedModel(name="esm", source=str(serving.folder / "esm"), cache=str(tmp_path / "cache"), **PRECISION)
-    served = load(model, "cpu")
-    served._rows = None  # type: ignore[attr-defined]  # what is known needs no model
-    mean, residues = served.compute([served.item("mean", sequence), served.item("residues", sequence)])
+    served = Computer(model, "cpu")
+    served._model.rows = None  # type: ignore[method-assign,assignment]  # what is cached needs no model
+    mean, residues = served.compute([*served.items("mean", [sequence]), *served.items("residues", [sequence])])
     near(mean, alone(serving.folder / "esm", "mean", sequence))
     near(residues, alone(serving.folder / "esm", "residues", sequence))
     assert math.isclose(float(residues.mean()), float(mean.mean()), abs_tol=1e-5)

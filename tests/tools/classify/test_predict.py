@@ -31,7 +31,7 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(command, model,
     expected = ClassifierPipeline.load(model, device="cpu").predict(random_sequences(LENGTHS))
     for budget in (64, 8192):
         output = tmp_path / f"{budget}.csv"
-        outcome = command("classify", "predict", model, proteins, "--output", output, "--batch-tokens", budget)
+        outcome = command("classify", "predict", model, proteins, "--output", output, "--tokens", budget)
         assert outcome.code == 0, outcome.err
         found = rows(output)
         assert list(found[0]) == ["id", "label", *(f"probability_{name}" for name in expected.label_space.names)]

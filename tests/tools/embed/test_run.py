@@ -49,13 +49,16 @@ def test_bad_input_is_refused_and_nothing_is_left(command, given: list[str], tmp
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--outputs", "means"], "expected one of mean"),
+        (
+            ["--outputs", "means"],
+            "--outputs means: there is no such output (did you mean mean?); choose of classes, cls",
+        ),
         (["--dtype", "bf16"], "--dtype bf16"),
         (["--dtype", "int8", "--format", "hdf5"], "--dtype int8"),
         (["--long", "window", "--max-length", "20", "--overlap", "20"], "--overlap 20: must be less than"),
         (["--long", "window", "--max-length", "20", "--outputs", "contacts"], "can't be averaged over windows"),
         (["--device", "cuda"], "there is no GPU"),
-        (["--batch-tokens", "0"], "--batch-tokens"),
+        (["--tokens", "0"], "--tokens"),
     ],
 )
 def test_settings_that_can_not_be_are_one_line(command, given: list[str], tmp_path: Path, options, words: str):

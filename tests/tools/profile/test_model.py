@@ -19,7 +19,7 @@ def given(tmp_path: Path) -> list[str]:
     model = small_model_folder(tmp_path / "model")
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([*range(20, 80)]))
     options = ["--model", str(model), "--input", str(fasta), "--output", str(tmp_path / "out"), "--device", "cpu"]
-    return ["profile", "model", *options, "--batches", "3", "--batch-tokens", "512"]
+    return ["profile", "model", *options, "--batches", "3", "--tokens", "512"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

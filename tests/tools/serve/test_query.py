@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from inference.classifier import ClassifierPipeline
-from inference.embedding.encoder import Encoder
-from inference.embedding.settings import EmbeddingSettings
 from tests.inference.embedding.jobs import write_proteins
+from tests.inference.models.opened import opened, rows_of
 from tests.model.support import random_sequences
 from tests.service.http.test_access import write_keys
 from tests.service.serving import Serving
@@ -38,9 +37,9 @@ def test_vectors_are_written_as_parquet(command, serving: Serving, address: str,
     assert outcome.code == 0 and f"{task} of 4 proteins" in outcome.out, outcome.err
     table = pq.read_table(output)
     assert table["id"].to_pylist() == ["P00000", "P00001", "P00002", "P00003"]
-    model = Encoder(str(serving.folder / "esm"), EmbeddingSettings(outputs=[task], precision="fp32"), "cpu")  # type: ignore[list-item]
+    model = opened(serving.folder / "esm")
     for found, sequence in zip(table["embedding"].to_pylist(), SEQUENCES, strict=True):
-        wanted = model.encode(model.pack([sequence.encode()]))[task].numpy()
+        wanted = rows_of(model, [sequence], [task])[task].numpy()
         np.testing.assert_allclose(np.atleast_2d(found), wanted, rtol=1e-5, atol=1e-5)
 
 

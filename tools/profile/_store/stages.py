@@ -30,7 +30,7 @@ from dataset.packed_batch import PackedBatch
 from dataset.tokens.esm import packed_from_tokens, tokenize_pieces
 from model.backbones.base import PackedBackbone
 from model.backbones.loading import build_backbone
-from model.tasks.embedding import optimize_for_inference
+from model.optimization import optimize_for_inference
 from model.tasks.pooling import mean_over_residues
 from tools.profile._store.subject import END_SHARES, LEAST_ROUNDS, SEED, Row, StageResult, Subject, Variant
 from train_config.schema import BatchSection, DataSection, MaskedLMSection

@@ -7,7 +7,6 @@ TASK = Task(
     section="train_config.schema:AutoencoderSection",
     plan="training.tasks.autoencoder.plan:AutoencoderPlan",
     experiment="training.tasks.autoencoder.experiment:AutoencoderExperiment",
-    open="model.export.backbone:open_autoencoder",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "feature_r2": MetricLabel(

@@ -7,7 +7,6 @@ TASK = Task(
     section="train_config.classifier_schema:ClassifierSection",
     plan="training.tasks.classifier.plan:ClassifierPlan",
     experiment="training.tasks.classifier.experiment:ClassifierExperiment",
-    open="model.export.classifier:load_classifier",
     metrics={
         "accuracy": MetricLabel("accuracy", "accuracy"),
         "f1_macro": MetricLabel("macro F1"),

@@ -7,7 +7,6 @@ TASK = Task(
     section="train_config.diffusion_schema:DiffusionSection",
     plan="training.tasks.diffusion.plan:DiffusionPlan",
     experiment="training.tasks.diffusion.experiment:DiffusionExperiment",
-    open="model.export.backbone:open_designer",
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),

@@ -6,6 +6,5 @@ TASK = Task(
     section="train_config.schema:MaskedLMSection",
     plan="training.tasks.masked_lm.plan:MaskedLMPlan",
     experiment="training.tasks.masked_lm.experiment:MaskedLMExperiment",
-    open="model.export.backbone:open_masked_lm",
     metrics={"residue_recovery": RESIDUE_RECOVERY},
 )

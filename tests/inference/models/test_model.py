@@ -14,12 +14,11 @@ from transformers import AutoTokenizer, EsmForMaskedLM
 
 from common.errors import ConfigError, DataError, ResourceError
 from dataset.tokens.base import EsmSequenceTokenizer
-from inference.embedding.encoder import Encoder
-from inference.embedding.settings import EmbeddingSettings
 from model.export.backbone import export
 from model.tasks.autoencoder import ESM2Autoencoder
 from tests.classifiers import export_tiny
 from tests.dataset.tokenizer_folders import ankh, esm, esmc, prot_bert, prot_t5
+from tests.inference.models.opened import opened, rows_of
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import build_model, random_sequences, tiny_section
 
@@ -41,19 +40,10 @@ def model_folder(path: Path, name: str) -> tuple[Path, Any]:
     return folder, save_small_model(folder, model_type, vocab_size=vocabulary)
 
 
-def encoder(folder: Path | str, *outputs: str, precision: str = "fp32", layers: tuple[int, ...] = (-1,), **more: Any):
-    settings = EmbeddingSettings(outputs=list(outputs) or ["mean"], precision=precision, layers=list(layers), **more)
-    return Encoder(str(folder), settings, "cpu")
-
-
-def encoded(model: Encoder, sequences: list[str] = SEQUENCES) -> dict[str, Tensor]:
-    return model.encode(model.pack([sequence.encode() for sequence in sequences]))
-
-
 def reference(folder: Path, model: Any, special: tuple[int, int]) -> dict[int, list[Tensor]]:
     """Residues of each sequence alone, after each layer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    own = Encoder(str(folder), EmbeddingSettings(precision="fp32"), "cpu").tokenizer
+    own = opened(folder).tokenizer
     layers: dict[int, list[Tensor]] = {}
     for sequence in SEQUENCES:
         text = " ".join(sequence) if getattr(own, "spaced", False) else sequence
@@ -74,8 +64,8 @@ def test_proteins_and_residues_of_each_layer_equal_transformers(tmp_path: Path, 
     special = (0, 1) if name in ("ProtT5", "Ankh") else (1, 1)
     wanted = reference(folder, network, special)
     layers = sorted(wanted)
-    found = encoded(encoder(folder, "mean", "max", "residues", layers=tuple(layers)))
-    half = encoded(encoder(folder, "mean", "residues", layers=tuple(layers), precision="bf16"))
+    found = rows_of(opened(folder), SEQUENCES, ["mean", "max", "residues"], layers)
+    half = rows_of(opened(folder, precision="bf16"), SEQUENCES, ["mean", "residues"], layers)
     for layer in layers:
         rows = torch.cat(wanted[layer])
         scale = rows.abs().max()
@@ -91,7 +81,7 @@ def test_proteins_and_residues_of_each_layer_equal_transformers(tmp_path: Path, 
 def test_first_token_logits_and_contacts_equal_transformers(tmp_path: Path):
     folder = esm(tmp_path / "model")
     network: EsmForMaskedLM = save_masked_lm(folder, "esm", vocab_size=33)
-    found = encoded(encoder(folder, "cls", "logits", "contacts"))
+    found = rows_of(opened(folder), SEQUENCES, ["cls", "logits", "contacts"])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network.set_attn_implementation("eager")
     logits, contacts, first = [], [], []
@@ -108,16 +98,16 @@ def test_first_token_logits_and_contacts_equal_transformers(tmp_path: Path):
 
 def test_windows_average_the_residues_that_they_share(tmp_path: Path):
     folder, _ = model_folder(tmp_path, "ESM-2")
-    model = encoder(folder, "mean", "max", "cls", "residues", long="window", max_length=12, overlap=4)
-    whole = encoder(folder, "residues", "cls")
+    model = opened(folder)
+    outputs = model.outputs(["mean", "max", "cls", "residues"])
     (sequence,) = random_sequences([31])
     starts = [0, 8, 16, 19]
-    parts = [encoded(whole, [sequence[start : start + 12]]) for start in starts]
+    parts = [rows_of(model, [sequence[start : start + 12]], ["residues", "cls"]) for start in starts]
     sums, counts = torch.zeros(31, 32), torch.zeros(31, 1)
     for start, part in zip(starts, parts, strict=True):
         sums[start : start + 12] += part["residues"]
         counts[start : start + 12] += 1
-    found = model.encode_windows(sequence.encode(), 12, 4, budget=30)
+    found = model.rows_over_windows(sequence.encode(), outputs, length=12, overlap=4, token_budget=30)
     wanted = {"residues": sums / counts, "mean": (sums / counts).mean(0, keepdim=True)}
     wanted |= {"max": (sums / counts).amax(0, keepdim=True), "cls": torch.stack([p["cls"] for p in parts]).mean(0)}
     for name, rows in wanted.items():
@@ -128,26 +118,26 @@ def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(t
     run = tmp_path / "run"
     run.mkdir()
     export(build_model(tiny_section(), 0), run / "export", EsmSequenceTokenizer())
-    model = encoder(run, "latents", "mean_latents")  # the run has an export
+    model = opened(run)  # which has an export
     wanted = ESM2Autoencoder.from_pretrained(run / "export").encode(SEQUENCES)
-    found = encoded(model)
+    found = rows_of(model, SEQUENCES, ["latents", "mean_latents"])
     assert torch.allclose(found["latents"], torch.cat(wanted), atol=1e-5)
     assert torch.allclose(found["mean_latents"], torch.stack([rows.mean(0) for rows in wanted]), atol=1e-5)
-    half = encoded(encoder(run, "latents", precision="bf16"))["latents"]
+    half = rows_of(opened(run, precision="bf16"), SEQUENCES, ["latents"])["latents"]
     assert torch.cosine_similarity(half, found["latents"]).min() >= 0.99
     exported = export_tiny(tmp_path / "classifier")
-    assert encoded(encoder(exported))["mean"].shape[0] == len(SEQUENCES)
+    assert rows_of(opened(exported), SEQUENCES)["mean"].shape[0] == len(SEQUENCES)
 
 
 def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
     network.save_pretrained(copied)
-    assert encoder(folder).facts.fingerprint == encoder(copied).facts.fingerprint
+    assert opened(folder).facts.fingerprint == opened(copied).facts.fingerprint
     with torch.no_grad():
         network.encoder.layer[1].output.dense.bias[3] += 1e-3
     network.save_pretrained(copied)
-    assert encoder(folder).facts.fingerprint != encoder(copied).facts.fingerprint
+    assert opened(folder).facts.fingerprint != opened(copied).facts.fingerprint
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path):
@@ -156,7 +146,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path):
         network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
     network.save_pretrained(folder)
     with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight hold NaN"):
-        encoder(folder)
+        opened(folder)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +154,15 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path):
     [
         ("esm2_t6_8M", ["mean"], "random"),
         ("./nothing", ["mean"], "--model: there is no folder|--model: .*nothing"),
-        ("{folder}", ["latents"], "this model has none; it has mean"),
+        ("{folder}", ["latents"], "this model has none; it has cls, contacts"),
     ],
 )
 def test_what_a_model_has_not_is_refused(tmp_path: Path, source: str, outputs: list[str], message: str):
     folder, _ = model_folder(tmp_path, "ESM-2")
     with pytest.raises(ConfigError, match=message):
-        encoder(source.format(folder=folder), *outputs)
+        opened(source.format(folder=folder)).outputs(outputs)
     with pytest.raises(ConfigError, match="the model has 2 layers"):
-        encoder(folder, layers=(3,))
+        opened(folder).outputs(layers=[3])
 
 
 def test_a_model_that_is_not_at_hand_says_what_to_pass(monkeypatch: pytest.MonkeyPatch):
@@ -180,4 +170,4 @@ def test_a_model_that_is_not_at_hand_says_what_to_pass(monkeypatch: pytest.Monke
     with pytest.raises(
         ResourceError, match=r"--model: nobody/nothing .* the hub can't be reached; give a local folder"
     ):
-        encoder("nobody/nothing")
+        opened("nobody/nothing")

@@ -1,22 +1,12 @@
-"""Protein sequences as text to one vector each: what the feature of a whole protein is, at the speed of inference.
-
-In: a backbone and sequences. Out: the mean over residues of the last hidden state. Sequences are packed in the order
-in which they come, since without padding nothing is gained by sorting them.
-
-Shape legend: N sequences, D channels.
-"""
+"""A backbone made fast for inference alone."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from model.backbones.base import PackedBackbone
 from model.backbones.huggingface import PaddedBackbone
-from model.tasks.pooling import mean_over_residues
-from model.tasks.sequences import pack_in_order
 
 _ROWS_HINT = 2048
 """Tokens of a call, roughly; the layout is good for any number."""
@@ -53,23 +43,6 @@ def optimize_for_inference(backbone: PackedBackbone, dtype: torch.dtype = torch.
     if not isinstance(backbone, PaddedBackbone):  # T5's layers look at the weights of their Linear
         _prepack(backbone.model)
     return backbone
-
-
-@torch.inference_mode()
-def embed(backbone: PackedBackbone, sequences: Iterable[str], *, max_tokens: int = 2048) -> Tensor:
-    """The mean over residues of each sequence's last hidden state.
-
-    ``sequences``: N of them, upper case, whole: what is too long for the memory at hand is to be cut before.
-    ``max_tokens``: of a batch. On the CPU a small budget stays in the cache; on CUDA 32,768 or more fill the device.
-    Returns (N, D) fp32 on the backbone's device, in the order given. Raises DataError (a character is no residue of the
-    ESM alphabet).
-    """
-    device = next(backbone.parameters()).device
-    means = []
-    for packed in pack_in_order(sequences, max_tokens):
-        batch = packed.to(device, non_blocking=True)
-        means.append(mean_over_residues(backbone(batch), batch))
-    return torch.cat(means) if means else torch.empty(0, backbone.hidden_size, device=device)
 
 
 def _prepack(module: nn.Module) -> None:

@@ -1,0 +1,240 @@
+"""A model on a device: texts to packed batches, and batches to the rows of its outputs.
+
+Shape legend: T tokens of a batch, N sequences, R residues of all of them, L residues of one, C channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from common.errors import ConfigError, DataError
+from dataset.batches.cropping import FixedCrop
+from dataset.tokens.base import EsmSequenceTokenizer
+from dataset.tokens.esm import sequence_lengths, tokenize_pieces
+from inference.models.facts import ModelFacts, Output
+from inference.models.kinds import kind_of, output_names
+from inference.models.packing import Packed, Tokenized, pack, packed, tokenize
+from model.backbones.base import PackedBackbone
+from model.backbones.fingerprint import architecture, features_fingerprint, weights_fingerprint
+from model.backbones.lora import merge
+from model.cost.flops import forward_flops
+from model.device import DTYPES
+from model.export.opening import Opened
+from model.optimization import optimize_for_inference
+from train_config.section import Precision
+
+Features: TypeAlias = dict[Any, Tensor]
+"""(T, C) by the function that made them and the layer that it read."""
+
+
+class Model:
+    """See the module; made by :func:`inference.models.opening.open_model`.
+
+    Attributes:
+        facts: what is known of it.
+        tokenizer, backbone: of the model.
+        heads: what computes from features, by the name of its task.
+        device: where it computes.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        name: str,
+        task: str | None,
+        precision: Precision,
+        device: torch.device,
+        random_weights: bool,
+    ) -> None:
+        self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
+        merge(opened.backbone)
+        own = [_beside_backbone(head) for head in opened.heads.values()]
+        _check_finite(name, [opened.backbone, *own])
+        # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
+        self._weights = weights_fingerprint(opened.backbone)
+        fingerprints = [self._weights, *map(weights_fingerprint, own)]
+        modules = nn.ModuleList([opened.backbone, *own])  # which counts weights that two of them share once
+        self.facts = self._facts(opened.backbone, fingerprints, name, task, precision, random_weights)
+        self.facts = replace(self.facts, parameters=sum(weight.numel() for weight in modules.parameters()))
+        opened.backbone.to(device)
+        self.backbone: PackedBackbone = optimize_for_inference(opened.backbone, DTYPES[precision])
+        for head in own:
+            _cast(head.requires_grad_(False).eval().to(device), DTYPES[precision])
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """Special tokens before and after each sequence."""
+        return len(self.tokenizer.prefix), len(self.tokenizer.suffix)
+
+    def outputs(self, kinds: Collection[str] | None = None, layers: Sequence[int] = (-1,)) -> tuple[Output, ...]:
+        """The outputs of these kinds, by default all that the model has, those of layers once for each layer.
+
+        Raises ConfigError where it has no such output or layer.
+        """
+        last = self.facts.num_layers
+        wrong = [layer for layer in layers if not -last - 1 <= layer <= last]
+        if wrong:
+            raise ConfigError(f"--layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
+        known = {name: channels for name in output_names() if (channels := kind_of(name).channels(self)) is not None}
+        outputs = []
+        for name in dict.fromkeys(known if kinds is None else kinds):
+            if name not in known:
+                raise ConfigError(f"--outputs {name}: this model has none; it has {', '.join(known)}")
+            kind = kind_of(name)
+            per = kind.per(self) if callable(kind.per) else kind.per
+            if kind.reads != "layer":
+                outputs.append(Output(name, name, None, known[name], per, kind.description))
+                continue
+            for layer in dict.fromkeys(layer % (last + 1) for layer in layers):
+                full_name = name if list(layers) == [-1] else f"{name}_layer_{layer}"
+                text, semicolon, note = kind.description.partition(";")
+                description = f"{text}, layer {layer}{semicolon}{note}"
+                outputs.append(Output(full_name, name, layer, known[name], per, description))
+        return tuple(outputs)
+
+    def cache_key(self, output: Output, max_length: int | None, crop: str) -> str:
+        """Identity of an output's rows, by which training and jobs find each other's."""
+        facts = self.facts
+        name = output.kind if output.layer == facts.num_layers else output.name
+        fingerprint = self.tokenizer.fingerprint
+        return features_fingerprint(self.backbone, self._weights, fingerprint, max_length, crop, facts.precision, name)
+
+    def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
+        """Texts as ids, once: batches are then packed from their pieces."""
+        return tokenize(self.tokenizer, texts, max_length, crop)
+
+    @record_function("tokenize")
+    def pack(self, sequences: Sequence[bytes | memoryview]) -> Packed:
+        """Sequences of residues as one batch on the CPU, in the model's own vocabulary."""
+        if isinstance(self.tokenizer, EsmSequenceTokenizer):  # all at once, special tokens included
+            lengths_N = sequence_lengths(sequences) + self.facts.special_tokens
+            return packed(self.tokenizer, tokenize_pieces(sequences), lengths_N)
+        return pack(self.tokenizer, self.tokenize([bytes(text).decode("ascii") for text in sequences]).pieces)
+
+    @torch.inference_mode()
+    def rows(self, packed: Packed, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        """The rows of each output of a batch on the device, by name, in the order of its sequences.
+
+        (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
+        that all are.
+        """
+        return self._rows(self._features(packed, outputs), packed, outputs)
+
+    @torch.inference_mode()
+    def rows_over_windows(
+        self, sequence: bytes | memoryview, outputs: Sequence[Output], *, length: int, overlap: int, token_budget: int
+    ) -> dict[str, Tensor]:
+        """The same of one sequence, whose features are averaged over the windows of ``length`` that hold a token.
+
+        Neighbouring windows share ``overlap`` residues, the last two more. Special tokens get the mean of the windows'
+        own.
+        """
+        (ids,) = self.tokenize([bytes(sequence).decode("ascii")]).pieces
+        starts = [*range(0, ids.size - length, length - overlap), ids.size - length]
+        prefix, suffix = self.around
+        width = prefix + length + suffix
+        at_once = max(1, token_budget // width)
+        sums: Features = {}
+        for first in range(0, len(starts), at_once):
+            chunk = starts[first : first + at_once]
+            windows = pack(self.tokenizer, [ids[start : start + length] for start in chunk]).to(self.device)
+            for key, features_TC in self._features(windows, outputs).items():
+                if key not in sums:
+                    sums[key] = torch.zeros(prefix + ids.size + suffix, features_TC.shape[1], device=self.device)
+                total_TC = sums[key]
+                for row_WC, start in zip(features_TC.float().unflatten(0, (-1, width)), chunk, strict=True):
+                    total_TC[:prefix] += row_WC[:prefix]
+                    total_TC[prefix + start : prefix + start + length] += row_WC[prefix : prefix + length]
+                    total_TC[prefix + ids.size :] += row_WC[prefix + length :]
+        counts_L = np.zeros(ids.size, dtype=np.float32)
+        for start in starts:
+            counts_L[start : start + length] += 1
+        around = np.full(max(prefix, suffix), len(starts), dtype=np.float32)
+        counts_T = torch.from_numpy(np.concatenate([around[:prefix], counts_L, around[:suffix]])).to(self.device)
+        means = {key: total_TC / counts_T[:, None] for key, total_TC in sums.items()}
+        return self._rows(means, pack(self.tokenizer, [ids]).to(self.device), outputs)
+
+    def _features(self, packed: Packed, outputs: Sequence[Output]) -> Features:
+        read = {output: kind_of(output.kind) for output in outputs if kind_of(output.kind).reads != "tokens"}
+        layers = {output: self._layer(output) for output in read}
+        states = self.backbone.hidden_states(packed.batch, sorted(set(layers.values()))) if read else {}
+        features: Features = {}
+        for output, kind in read.items():
+            layer = layers[output]
+            if (kind.features, layer) not in features:
+                features[kind.features, layer] = kind.features(self, states[layer])
+        return features
+
+    @record_function("pooling")
+    def _rows(self, features: Features, packed: Packed, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        rows: dict[str, Tensor] = {}
+        for output in outputs:
+            kind = kind_of(output.kind)
+            reads_tokens = kind.reads == "tokens"
+            read = packed.batch.tokens if reads_tokens else features[kind.features, self._layer(output)]
+            rows[output.name] = kind.rows(self, read, packed)
+        finite = torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()
+        return {**rows, "finite": finite}
+
+    def _layer(self, output: Output) -> int:
+        return self.facts.num_layers if output.layer is None else output.layer
+
+    def _facts(
+        self,
+        backbone: PackedBackbone,
+        weights: list[str],
+        name: str,
+        task: str | None,
+        precision: Precision,
+        random_weights: bool,
+    ) -> ModelFacts:
+        described = [*weights, architecture(backbone), self.tokenizer.fingerprint]
+        special = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
+        per_token, per_pair = forward_flops(backbone)
+        on_cuda = self.device.type == "cuda"
+        return ModelFacts(
+            name=name,
+            task=task,
+            fingerprint=hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32],
+            num_layers=backbone.num_layers,
+            hidden_size=backbone.hidden_size,
+            parameters=0,
+            longest=None if backbone.longest is None else backbone.longest - special,
+            special_tokens=special,
+            flops_per_token=per_token,
+            attention_flops=per_pair,
+            device_name=torch.cuda.get_device_name(self.device) if on_cuda else self.device.type,
+            precision=precision,
+            random_weights=random_weights,
+        )
+
+
+def _beside_backbone(head: nn.Module) -> nn.Module:
+    """What a head has of its own: the model of a task holds the backbone as well."""
+    children: Mapping[str, nn.Module] = dict(head.named_children())
+    if "backbone" not in children:
+        return head
+    return nn.ModuleList(child for name, child in children.items() if name != "backbone")
+
+
+def _cast(head: nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters, not buffers: scales of features and of numbers need their precision."""
+    for parameter in head.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def _check_finite(name: str, modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        for key, tensor in module.state_dict().items():
+            if not bool(tensor.isfinite().all()):
+                raise DataError(f"--model {name}: the weights {key} hold NaN or infinity; fetch or export them again")

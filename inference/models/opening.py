@@ -1,0 +1,65 @@
+"""From the name of a model to a model on a device: the one way in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from common.errors import ConfigError, EsmerayError
+from inference.models.model import Model
+from inference.models.source import find_model
+from model.backbones.source import SOURCE_KEY
+from model.device import check_device
+from model.export.opening import Opened, open_exported, open_network
+from train_config.section import Precision
+
+
+def open_model(
+    source: str | Path,
+    precision: Precision = "fp32",
+    device: torch.device | str | None = None,
+    *,
+    heads: Collection[str] | None = None,
+    random_weights: bool = False,
+    key: str = "--model",
+) -> Model:
+    """The model that ``source`` names, for inference alone.
+
+    Args:
+        source: a run, an export, or a folder, hub name or size of transformers.
+        precision: of weights and computation.
+        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
+        heads: names of the tasks whose heads are wanted; None for all that the model has.
+        random_weights: take a size, whose weights are random, to try things out.
+        key: name of the setting, for messages.
+
+    Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
+    """
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is not None:
+        check_device(device)
+        place = torch.device(device)
+    found = find_model(source, key)
+    if found.random_weights and not random_weights:
+        raise ConfigError(
+            f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
+            "facebook/esm2_t6_8M_UR50D (pass --random-weights to try a job out)"
+        )
+    try:
+        if found.task is not None:
+            opened = open_exported(found.task, found.folder)
+        else:
+            opened = open_network(found.path, with_head=heads is None or "masked_lm" in heads)
+    except EsmerayError as error:  # worded with the setting of training
+        raise type(error)(*(problem.replace(SOURCE_KEY, key) for problem in error.problems)) from error
+    wanted = {name: head for name, head in opened.heads.items() if heads is None or name in heads}
+    return Model(
+        Opened(opened.backbone, opened.tokenizer, wanted),
+        name=str(source),
+        task=found.task,
+        precision=precision,
+        device=place,
+        random_weights=found.random_weights,
+    )

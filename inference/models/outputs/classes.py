@@ -1,0 +1,35 @@
+"""A classifier's probabilities, or numbers, of each text or residue."""
+
+from torch import Tensor
+
+from dataset.embeddings.manifest import Per
+from inference.models.kinds import OutputKind
+from inference.models.model import Model
+from inference.models.packing import Packed
+from model.tasks.losses import probabilities
+
+
+def _probabilities(model: Model, tokens_T: Tensor, packed: Packed) -> Tensor:
+    """(N, K) fp32, or (R, K) for ``per_residue``."""
+    classifier = model.heads["classifier"]
+    logits: Tensor = classifier.logits(packed.batch)
+    rows = logits[packed.residues] if classifier.per_residue else logits
+    return probabilities(rows.float(), classifier.label_space.kind)
+
+
+def _channels(model: Model) -> int | None:
+    return model.heads["classifier"].label_space.num_outputs if "classifier" in model.heads else None
+
+
+def _per(model: Model) -> Per:
+    return "residue" if model.heads["classifier"].per_residue else "protein"
+
+
+KIND = OutputKind(
+    "probability of each class; special tokens left out",
+    rows=_probabilities,
+    per=_per,
+    reads="tokens",
+    head="classifier",
+    channels=_channels,
+)

@@ -1,0 +1,10 @@
+"""The first token of each protein, where the tokenizer puts one before it."""
+
+from inference.models.kinds import OutputKind
+from model.tasks.pooling import first_token
+
+KIND = OutputKind(
+    "first token (<cls>)",
+    rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch),
+    channels=lambda model: model.facts.hidden_size if model.tokenizer.prefix else None,
+)

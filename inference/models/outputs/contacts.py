@@ -1,0 +1,26 @@
+"""The probability of contact of each pair of residues, by the contact head of ESM-2."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference.models.kinds import OutputKind
+from inference.models.model import Model
+from inference.models.packing import Packed
+
+
+def _contacts(model: Model, tokens_T: Tensor, packed: Packed) -> Tensor:
+    """(sum of squared lengths, 1) fp32; attention is computed again, a sequence at a time."""
+    backbone: Any = model.backbone
+    sequences = tokens_T.split(packed.batch.cu_seqlens.diff().tolist())
+    return torch.cat([backbone.contacts(tokens).reshape(-1, 1) for tokens in sequences])
+
+
+KIND = OutputKind(
+    "probability of contact of each pair of residues, by the contact head of ESM-2; special tokens left out",
+    rows=_contacts,
+    per="pair",
+    reads="tokens",
+    channels=lambda model: 1 if hasattr(model.backbone.model, "contact_head") else None,
+)

@@ -1,0 +1,28 @@
+"""The autoencoder's latents of each residue."""
+
+from torch import Tensor
+
+from inference.models.kinds import OutputKind
+from inference.models.model import Model
+
+
+def latents(model: Model, hidden_TD: Tensor) -> Tensor:
+    """(T, Z) fp32."""
+    latents_TZ: Tensor = model.heads["autoencoder"].latents(hidden_TD)
+    return latents_TZ
+
+
+def latent_size(model: Model) -> int | None:
+    """Z, where the model is an autoencoder."""
+    return model.heads["autoencoder"].latent_size if "autoencoder" in model.heads else None
+
+
+KIND = OutputKind(
+    "latents of the autoencoder for each residue; special tokens left out",
+    rows=lambda model, latents_TZ, packed: latents_TZ[packed.residues],
+    per="residue",
+    reads="last",
+    features=latents,
+    head="autoencoder",
+    channels=latent_size,
+)

@@ -1,0 +1,9 @@
+"""The largest value of each channel over the residues of each protein."""
+
+from inference.models.kinds import OutputKind
+from model.tasks.pooling import max_over_residues
+
+KIND = OutputKind(
+    "maximum over the residues; special tokens left out",
+    rows=lambda model, features_TD, packed: max_over_residues(features_TD, packed.batch, *model.around),
+)

@@ -1,0 +1,9 @@
+"""The mean over the residues of each protein."""
+
+from inference.models.kinds import OutputKind
+from model.tasks.pooling import mean_over_residues
+
+KIND = OutputKind(
+    "mean over the residues; special tokens left out",
+    rows=lambda model, features_TD, packed: mean_over_residues(features_TD, packed.batch, *model.around),
+)

@@ -1,0 +1,14 @@
+"""The mean of the autoencoder's latents over the residues of each protein."""
+
+from inference.models.kinds import OutputKind
+from inference.models.outputs.latents import latent_size, latents
+from model.tasks.pooling import mean_over_residues
+
+KIND = OutputKind(
+    "mean of the autoencoder's latents over the residues; special tokens left out",
+    rows=lambda model, latents_TZ, packed: mean_over_residues(latents_TZ, packed.batch, *model.around),
+    reads="last",
+    features=latents,
+    head="autoencoder",
+    channels=latent_size,
+)

@@ -1,0 +1,10 @@
+"""The vector of each residue."""
+
+from inference.models.kinds import OutputKind
+
+KIND = OutputKind(
+    "vector of each residue; special tokens left out",
+    rows=lambda model, features_TD, packed: features_TD[packed.residues],
+    per="residue",
+    channels=lambda model: model.facts.hidden_size if model.tokenizer.one_token_per_residue else None,
+)

@@ -1,0 +1,82 @@
+"""Texts to packed batches: tokenised once, then cropped or cut into windows as ids.
+
+Shape legend: N texts, T tokens of a batch, R residues of all its texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataset.batches.cropping import FixedCrop, head_length
+from dataset.packed_batch import PackedBatch
+from dataset.tokens.base import SequenceTokenizer
+from dataset.tokens.esm import packed_from_tokens
+from model.tasks.pooling import residue_mask
+
+
+class Packed(NamedTuple):
+    """A batch, and (R,) int64 the places of its residues: looked for on the CPU, as CUDA would wait for the device."""
+
+    batch: PackedBatch
+    residues: Tensor
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device, from pinned memory where that is CUDA, so that the host need not wait."""
+        batch, residues_R = self.batch, self.residues
+        if device.type == "cuda":
+            batch, residues_R = batch.pin_memory(), residues_R.pin_memory()
+        return Packed(batch.to(device, non_blocking=True), residues_R.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """N texts as ids, without special tokens.
+
+    Attributes:
+        pieces: ids of each text that are used.
+        cropped: (N,) int64, ids of each that are not.
+    """
+
+    pieces: Sequence[NDArray[np.int32]]
+    cropped: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) ids of each text that are used."""
+        return np.fromiter(map(len, self.pieces), dtype=np.int64, count=len(self.pieces))
+
+
+def tokenize(
+    tokenizer: SequenceTokenizer, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start"
+) -> Tokenized:
+    """Texts as ids, of which at most ``max_length`` of each are used."""
+    tokens, whole_N = tokenizer.encode(texts)
+    pieces = np.split(tokens, np.cumsum(whole_N))[: len(texts)]
+    used_N = whole_N if max_length is None else np.minimum(whole_N, max_length)
+    for index in np.flatnonzero(used_N < whole_N).tolist():
+        used, piece = int(used_N[index]), pieces[index]
+        head = head_length(used, crop)
+        pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
+    return Tokenized(pieces, whole_N - used_N)
+
+
+def pack(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.int32]]) -> Packed:
+    """Pieces of ids, each between the tokenizer's special tokens, as one batch on the CPU."""
+    prefix, suffix = (np.asarray(ids, dtype=np.int32) for ids in (tokenizer.prefix, tokenizer.suffix))
+    tokens_T = np.concatenate([ids for piece in pieces for ids in (prefix, piece, suffix)])
+    lengths_N = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+    return packed(tokenizer, tokens_T, lengths_N + prefix.size + suffix.size)
+
+
+def packed(tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]) -> Packed:
+    """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
+    batch = packed_from_tokens(tokens_T, lengths_N)
+    mask_T = residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix))
+    return Packed(batch, mask_T.nonzero()[:, 0])

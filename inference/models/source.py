@@ -1,0 +1,68 @@
+"""Models as settings name them: a run, an export, or a folder, hub name or size of transformers.
+
+Nothing here needs torch, so that a wrong name is reported at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import ConfigError
+from dataset.tokens.model_folder import local_folder
+from model.backbones.source import is_drawn
+from model.export.manifest import task_of
+from train_config.schema import BackboneSection
+
+EXPORT_FOLDER = "export"
+"""In a run's folder."""
+_RUN_FILE = "metrics.jsonl"
+
+
+class ModelSource(NamedTuple):
+    """Where a model is.
+
+    Attributes:
+        path: folder, hub name or size.
+        task: that exported it; None for what transformers alone opens.
+        random_weights: its weights are random, as ``path`` is a size.
+    """
+
+    path: str
+    task: str | None
+    random_weights: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of an export."""
+        return Path(self.path).absolute()
+
+
+def find_model(source: str | Path, key: str = "--model") -> ModelSource:
+    """The model that a setting of the name ``key`` means.
+
+    Raises ConfigError for a folder that is not there or a run without an export, DataError for a damaged manifest.
+    """
+    source = str(source)
+    if is_drawn(BackboneSection(source=source)):
+        return ModelSource(source, None, random_weights=True)
+    folder = local_folder(source, key)
+    if folder is None:
+        return ModelSource(source, None)
+    if (folder / EXPORT_FOLDER).is_dir():
+        folder = folder / EXPORT_FOLDER
+    elif (folder / _RUN_FILE).is_file():
+        raise ConfigError(f"{key} {source}: a run without an export; 'esmeray train export {source}' makes one")
+    return ModelSource(str(folder), task_of(folder))
+
+
+def exported_by(task: str, source: str | Path, key: str = "--model") -> Path:
+    """The folder of the model of this task that a setting means; raises ConfigError where it is of another."""
+    found = find_model(source, key)
+    if found.task != task:
+        holds = f"a model of task {found.task}" if found.task else "no exported model"
+        raise ConfigError(
+            f"{key} {source}: {holds}; give a run of model.task {task} or its export: a run exports at its end, and "
+            "'esmeray train export RUN' does so from a checkpoint"
+        )
+    return found.folder

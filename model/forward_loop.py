@@ -1,0 +1,93 @@
+"""Batches through a model on one device, one ahead: the loop of inference, and of features that training caches.
+
+In: places of the inputs of each batch, and a function that launches a batch. Out: its tensors on the host. What a batch
+is made of, and what is computed, is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.profiler import record_function
+
+from common.errors import ResourceError
+from model.device import HostCopy, is_out_of_memory
+
+Places = NDArray[np.int64]
+
+
+class ForwardLoop:
+    """See the module.
+
+    Args:
+        device: where ``launch`` computes.
+        launch: tensors on the device of the inputs at these places; it should not wait for the device.
+        name: of the input at a place, and its size in words, for the message where it alone is out of memory.
+
+    Attributes:
+        splits: batches that were halved because the device was out of memory.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        launch: Callable[[Places], Mapping[str, Tensor]],
+        name: Callable[[int], str],
+    ) -> None:
+        self.splits = 0
+        self._device, self._launch, self._name = device, launch, name
+
+    def run(self, batches: Iterable[Places]) -> Iterator[tuple[Places, dict[str, Tensor]]]:
+        """Places and tensors of each batch, on the host; two in place of one that was halved.
+
+        Raises ResourceError where a single input is out of memory.
+        """
+        launched: deque[tuple[Places, HostCopy]] = deque()
+        for places in batches:
+            launched.extend(self._launched(places))
+            # Fetched only now that its successor is launched: the device computes while the host waits for the copy
+            # and while the caller takes the rows. One is enough; each more would hold the outputs of a batch.
+            while len(launched) > 1:
+                yield _fetched(*launched.popleft())
+        while launched:
+            yield _fetched(*launched.popleft())
+
+    def _launched(self, places: Places) -> list[tuple[Places, HostCopy]]:
+        """One batch on the device, in halves if it is out of memory."""
+        try:
+            tensors = self._launch(places)
+            # Queued right behind the batch and not when it is read: the next batch stands in the queue by then.
+            with record_function("copy back"):
+                return [(places, HostCopy(tensors))]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        # Outside of the except block: the error's traceback holds the tensors of the failed pass until it is left, and
+        # what the allocator keeps of them in pieces of the wrong size must go back before the halves are tried.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(places) == 1:
+            raise ResourceError(
+                f"{self._name(int(places[0]))}: out of memory on a single sequence ({reason}); crop it, take it in "
+                "windows, or use a device with more memory"
+            )
+        self.splits += 1
+        half = len(places) // 2
+        return self._launched(places[:half]) + self._launched(places[half:])
+
+
+def consecutive(count: int, at_once: int) -> Iterator[Places]:
+    """Batches of ``count`` inputs in their order, so many at once."""
+    for start in range(0, count, at_once):
+        yield np.arange(start, min(start + at_once, count))
+
+
+@record_function("copy back")
+def _fetched(places: Places, copied: HostCopy) -> tuple[Places, dict[str, Tensor]]:
+    return places, copied.read()

@@ -1,0 +1,61 @@
+"""What ingress and replicas tell each other: plain records, which both import and neither side's room hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from numpy.typing import NDArray
+
+MASKED, DECODED, CLASSES = "masked", "decoded", "classes"
+"""Outputs that routes ask for by name: logits of the masked tokens of a sequence (M, K), those of residues decoded from
+latents (L, K), and probabilities of a classifier, (K,) or (L, K)."""
+
+
+@dataclass(frozen=True)
+class About:
+    """A served model, for the ingress and for ``/v1/models``.
+
+    Attributes:
+        outputs: channels of each, by name.
+        per_residue: outputs with a row for each residue.
+        vocabulary: tokens of the logits; empty where there are none.
+        labels, label_kind: of a classifier, else empty.
+        one_token_per_residue: sequences are of residues; else they are any text.
+        longest: residues of a sequence at most; None for any.
+        fingerprint: of weights and architecture.
+        tokens: token budget of a batch.
+    """
+
+    name: str
+    source: str
+    outputs: dict[str, int]
+    per_residue: tuple[str, ...]
+    vocabulary: tuple[str, ...]
+    labels: tuple[str, ...]
+    label_kind: str
+    one_token_per_residue: bool
+    longest: int | None
+    fingerprint: str
+    device: str
+    precision: str
+    tokens: int
+    random_weights: bool
+
+
+@dataclass
+class Reply:
+    """Results of a call, or why there are none.
+
+    Attributes:
+        results: an array for each payload, in their order; (N, D) where each has one vector.
+        refused: ``overloaded``, ``memory`` or ``model``.
+        retry_after_s: after which an overloaded replica has room.
+        detail: of the refusal.
+        statistics: of the replica, for the ingress' metrics.
+    """
+
+    results: NDArray | list[NDArray] = field(default_factory=list)
+    refused: str = ""
+    retry_after_s: int = 0
+    detail: str = ""
+    statistics: dict[str, float | str] = field(default_factory=dict)

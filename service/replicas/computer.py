@@ -1,0 +1,182 @@
+"""A model as the service computes with it: a batch of items to the result of each.
+
+In: items of any outputs that the model has. Out: an array for each. What an item wants costs the others nothing but a
+layer that they share a pass with.
+
+Shape legend: L residues of a sequence, D channels, K classes or tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataset.batches.cropping import FixedCrop, fixed_crop
+from dataset.embeddings.cache import FeatureStore
+from dataset.tokens.base import EsmSequenceTokenizer
+from dataset.tokens.esm import MASK, VOCABULARY
+from inference.classifier import DEFAULT_TOKENS
+from inference.embedding.settings import EmbeddingSettings
+from inference.exported import config_of
+from inference.models.model import Model
+from inference.models.opening import open_model
+from inference.models.packing import Tokenized
+from inference.models.running import TokenizedTexts, run
+from inference.models.source import find_model
+from model.forward_loop import ForwardLoop, Places
+from service.contract import CLASSES, DECODED, MASKED, About
+from service.replicas.batcher import Item
+from train_config.section import Precision
+from train_config.service_schema import ServedModel
+
+
+class Computer:
+    """The model that the settings name, on a device; raises what opening it raises."""
+
+    def __init__(self, served: ServedModel, device: str) -> None:
+        precision, tokens = _budget(served, device)
+        self._model = model = open_model(
+            served.source, precision, device, random_weights=served.random_weights, key="models"
+        )
+        self._max_length: int | None = model.facts.longest
+        self._crop: FixedCrop | None = None
+        if model.facts.task == "classifier":
+            data = config_of(served.source).data
+            self._max_length, self._crop = data.max_length, fixed_crop(data.crop)
+        kinds = [CLASSES] if model.facts.task == "classifier" else None
+        self._outputs = {output.name: output for output in model.outputs(kinds) if output.per != "pair"}
+        self.about = self._about(served, tokens)
+        self._cache = _opened_caches(served.cache, model, list(self._outputs.values()))
+
+    def items(self, output: str, payloads: Sequence[Any]) -> list[Item]:
+        """Items of texts, which are tokenised here and nowhere else, or of latents (L, D)."""
+        if output == DECODED:
+            return [Item(output, (output, latents.tobytes()), latents, len(latents)) for latents in payloads]
+        pieces = self._tokenize(payloads).pieces
+        special = self._model.facts.special_tokens
+        return [
+            Item(output, (output, text), piece, len(piece) + special, text)
+            for text, piece in zip(payloads, pieces, strict=True)
+        ]
+
+    def tokens(self, text: str) -> list[int]:
+        """Ids of a text, special tokens included."""
+        tokenizer = self._model.tokenizer
+        return [*tokenizer.prefix, *self._tokenize([text]).pieces[0].tolist(), *tokenizer.suffix]
+
+    def compute(self, items: Sequence[Item]) -> list[NDArray[np.float32]]:
+        """The result of each; raises ResourceError where a single one is out of memory, DataError for NaN."""
+        results = self._cached(items) | self._decoded(items)
+        missing = [place for place in range(len(items)) if place not in results]
+        results |= self._computed(items, missing)
+        return [results[place] for place in range(len(items))]
+
+    def _tokenize(self, texts: Sequence[str]) -> Tokenized:
+        if self._crop is None:  # the ingress has refused what is too long
+            return self._model.tokenize(texts)
+        return self._model.tokenize(texts, self._max_length, self._crop)
+
+    def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
+        """Results that embed or training has left in the cache's folder."""
+        results = {}
+        for output, store in self._cache.items():
+            places = [place for place, item in enumerate(items) if item.output == output]
+            texts = (str(items[place].text) for place in places)
+            hashes = np.array([xxhash.xxh3_64_intdigest(text.encode("ascii")) for text in texts], dtype=np.uint64)
+            is_cached = store.has(hashes)
+            hits = np.array(places)[is_cached].tolist()
+            for place, rows in zip(hits, store.rows(hashes[is_cached]), strict=True):
+                results[place] = rows if output in self.about.per_residue else rows[0]
+        return results
+
+    def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
+        """Logits of latents."""
+        results: dict[int, NDArray[np.float32]] = {}
+        latents = [place for place, item in enumerate(items) if item.output == DECODED]
+
+        def launch(places: Places) -> dict[str, Tensor]:
+            with torch.inference_mode():
+                payloads = [torch.from_numpy(items[place].payload) for place in places.tolist()]
+                logits = self._model.heads["autoencoder"].decode(payloads)[1]
+            return {str(place): rows for place, rows in zip(places.tolist(), logits, strict=True)}
+
+        loop = ForwardLoop(self._model.device, launch, lambda place: f"latents of {items[place].tokens:,} residues")
+        for _, tensors in loop.run([np.array(latents)] if latents else []):
+            results |= {int(place): rows.numpy() for place, rows in tensors.items()}
+        return results
+
+    def _computed(self, items: Sequence[Item], places: Sequence[int]) -> dict[int, NDArray[np.float32]]:
+        """Results of texts, all outputs from one pass: the batcher has made the batch."""
+        results: dict[int, NDArray[np.float32]] = {}
+        if not places:
+            return results
+        pieces = [items[place].payload for place in places]
+        kinds = {"logits" if items[place].output == MASKED else items[place].output for place in places}
+        outputs = [output for name, output in self._outputs.items() if name in kinds]
+        texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
+        for batch in run(self._model, texts, outputs):
+            rows = {output.name: batch.by_text(output) for output in outputs}
+            for number, text in enumerate(batch.places.tolist()):
+                item = items[places[text]]
+                if item.output == MASKED:
+                    results[places[text]] = rows["logits"][number][item.payload == MASK]
+                elif self._outputs[item.output].per == "residue":
+                    results[places[text]] = rows[item.output][number]
+                else:
+                    results[places[text]] = rows[item.output][number][0]
+        return results
+
+    def _about(self, served: ServedModel, tokens: int) -> About:
+        model, facts = self._model, self._model.facts
+        outputs = {name: output.channels for name, output in self._outputs.items()}
+        per_residue = [name for name, output in self._outputs.items() if output.per == "residue"]
+        is_esm = isinstance(model.tokenizer, EsmSequenceTokenizer)
+        if is_esm and "logits" in outputs:
+            outputs[MASKED] = outputs["logits"]
+            per_residue.append(MASKED)
+        if "latents" in outputs:
+            outputs[DECODED] = len(VOCABULARY)
+            per_residue.append(DECODED)
+        space = getattr(model.heads.get("classifier"), "label_space", None)
+        return About(
+            name=served.name,
+            source=served.source,
+            outputs=outputs,
+            per_residue=tuple(per_residue),
+            vocabulary=VOCABULARY if is_esm and space is None else (),
+            labels=() if space is None else tuple(space.names),
+            label_kind="" if space is None else space.kind,
+            one_token_per_residue=model.tokenizer.one_token_per_residue,
+            longest=self._max_length,
+            fingerprint=facts.fingerprint,
+            device=facts.device_name,
+            precision=facts.precision,
+            tokens=tokens,
+            random_weights=facts.random_weights,
+        )
+
+
+def _budget(served: ServedModel, device: str) -> tuple[Precision, int]:
+    """Precision and token budget: a classifier's defaults are those of its tools, all others' those of embed."""
+    if find_model(served.source, "models").task == "classifier":
+        return served.precision or "fp32", served.tokens or DEFAULT_TOKENS
+    settings = EmbeddingSettings(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
+    assert settings.precision is not None and settings.tokens is not None
+    return settings.precision, settings.tokens
+
+
+def _opened_caches(folder: str | None, model: Model, outputs: Sequence[Any]) -> dict[str, FeatureStore]:
+    """What embed or training has computed of each output, where there is some."""
+    if folder is None:
+        return {}
+    root = Path(folder).expanduser()
+    keys = {output.name: model.cache_key(output, None, "error 256") for output in outputs}
+    stores = {name: FeatureStore(root / key) for name, key in keys.items()}
+    return {name: store for name, store in stores.items() if len(store)}

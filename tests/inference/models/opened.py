@@ -1,0 +1,24 @@
+"""Models opened on the CPU, and the rows of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inference.models.model import Model
+from inference.models.opening import open_model
+
+
+def opened(source: Path | str, **more: Any) -> Model:
+    return open_model(source, more.pop("precision", "fp32"), "cpu", **more)
+
+
+def rows_of(
+    model: Model, sequences: Sequence[str], kinds: Sequence[str] = ("mean",), layers: Sequence[int] = (-1,)
+) -> dict[str, Tensor]:
+    """The rows of these outputs, of all sequences as one batch."""
+    packed = model.pack([sequence.encode() for sequence in sequences])
+    return model.rows(packed, model.outputs(kinds, layers))

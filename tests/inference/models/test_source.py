@@ -1,0 +1,52 @@
+"""A model's task is what its manifest says, and nothing is tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, DataError
+from inference.models.source import ModelSource, exported_by, find_model
+from model.export.manifest import MODEL_FILE
+from tests.classifiers import export_tiny
+from tests.inference.models.opened import opened
+
+
+def test_a_run_and_its_export_are_one_model_and_a_size_is_random(tmp_path: Path):
+    folder = export_tiny(tmp_path / "run" / "export")
+    assert find_model(tmp_path / "run") == find_model(folder) == ModelSource(str(folder), "classifier")
+    assert find_model("esm2_t6_8M") == ModelSource("esm2_t6_8M", None, random_weights=True)
+    assert find_model("facebook/esm2_t6_8M_UR50D").task is None
+
+
+def test_an_export_of_an_earlier_version_is_of_the_task_that_its_run_trained(tmp_path: Path):
+    folder = export_tiny(tmp_path / "export")
+    (folder / MODEL_FILE).unlink()
+    assert opened(folder).facts.task == "classifier"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"task": "classifier", "format_version": 2}, "has format version 2, this program reads 1; export the model"),
+        ({"task": 1}, "is damaged"),
+        ({"task": "translation"}, "a model of task translation, which gives no outputs of sequences"),
+    ],
+)
+def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: Path, content: dict, message: str):
+    folder = export_tiny(tmp_path / "export")
+    (folder / MODEL_FILE).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=message):
+        opened(folder)
+
+
+def test_a_model_of_another_task_and_a_run_without_export_are_refused_with_what_to_do(tmp_path: Path):
+    folder = export_tiny(tmp_path / "export")
+    with pytest.raises(ConfigError, match=r"a model of task classifier; give a run of model.task diffusion"):
+        exported_by("diffusion", folder)
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"a run without an export; 'esmeray train export .*' makes one"):
+        find_model(tmp_path / "unfinished")
