@@ -71,7 +71,7 @@ def evaluate_designs(
     records: NDArray[np.int64],
     *,
     steps: int = 20,
-    batch_tokens: int = 8192,
+    tokens: int = 8192,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate the likeliest design of each of these structures.
@@ -87,8 +87,8 @@ def evaluate_designs(
         judged = any(letter in AMINO_ACIDS for letter in structure.residues)
         if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
             continue
-        (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, batch_tokens=batch_tokens)
-        (likelihood,) = log_likelihoods(model, structure, [structure.residues], batch_tokens=batch_tokens)
+        (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, tokens=tokens)
+        (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
     if not proteins:
         raise DataError(f"{store.path}: none of {records.size} records has a structure; give --predictions")

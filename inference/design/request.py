@@ -29,7 +29,7 @@ class ModelOptions(ToolArguments):
     )
     label: str | None = Field(None, description="Class to condition on.")
     device: str | None = Field(None, description="cpu or cuda. Default: CUDA where there is one.")
-    batch_tokens: int = Field(8192, gt=0, description="Token budget of a batch.")
+    tokens: int = Field(8192, gt=0, description="Token budget of a batch.")
 
 
 class DesignOptions(ModelOptions):

@@ -22,6 +22,7 @@ from dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBa
 from dataset.structures.batches import hidden_share
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
+from model.forward_loop import ForwardLoop, Places, consecutive
 from model.tasks.diffusion import SequenceDiffusion
 
 _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACIDS])
@@ -70,26 +71,28 @@ class Design:
     seed: int
 
 
-@torch.inference_mode()
 def generate(
     model: SequenceDiffusion,
     request: Request,
     number: int,
     *,
     seed: int = 0,
-    batch_tokens: int = 8192,
+    tokens: int = 8192,
 ) -> Iterator[Design]:
     """Designs ``0`` to ``number - 1`` of a seed, as batches of them are done."""
     length = len(request.structure.residues)
-    at_once = max(1, batch_tokens // (length + 2))
-    for start in range(0, number, at_once):
-        seeds = range(start, min(start + at_once, number))
-        drafts = _Drafts.begun(model, request, seed, seeds)
-        tokens, probabilities = _denoised(drafts)
-        for number_of_design, row, row_probabilities in zip(
-            seeds, tokens.tolist(), probabilities.cpu().numpy(), strict=True
-        ):
-            yield Design("".join(VOCABULARY[token] for token in row), row_probabilities, number_of_design)
+    device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def launch(places: Places) -> dict[str, Tensor]:
+        tokens, probabilities = _denoised(_Drafts.begun(model, request, seed, places.tolist()))
+        return {"tokens": tokens, "probabilities": probabilities}
+
+    loop = ForwardLoop(device, launch, lambda place: f"design {place} of {length:,} residues")
+    for places, designs in loop.run(consecutive(number, max(1, tokens // (length + 2)))):
+        rows = zip(places.tolist(), designs["tokens"].tolist(), designs["probabilities"].numpy(), strict=True)
+        for number_of_design, row, probabilities in rows:
+            yield Design("".join(VOCABULARY[token] for token in row), probabilities, number_of_design)
 
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
@@ -134,7 +137,7 @@ class _Drafts:
     draws: list[torch.Generator]
 
     @classmethod
-    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: range) -> _Drafts:
+    def begun(cls, model: SequenceDiffusion, request: Request, seed: int, seeds: list[int]) -> _Drafts:
         copies, device = len(seeds), next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))

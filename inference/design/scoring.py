@@ -14,19 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dataset.fasta.alphabet import AMINO_ACIDS
 from dataset.packed_batch import NO_LABEL
 from dataset.structures.store import Structure
 from dataset.tokens.esm import MASK
 from inference.design.sampling import amino_acid_logits, structure_batch
+from model.forward_loop import ForwardLoop, Places, consecutive
 from model.tasks.diffusion import SequenceDiffusion
 
 DRAWS = 16
 """Shares of hidden residues that a likelihood is a mean over."""
 
 
-@torch.inference_mode()
 def log_likelihoods(
     model: SequenceDiffusion,
     structure: Structure,
@@ -34,33 +35,38 @@ def log_likelihoods(
     *,
     label: int = NO_LABEL,
     draws: int = DRAWS,
-    batch_tokens: int = 8192,
+    tokens: int = 8192,
 ) -> NDArray[np.float64]:
     """(sequences,) mean log-likelihood of a residue, in nats, given the structure. Residues that are no amino acid are
     not judged."""
     length = len(structure.residues)
-    at_once = max(1, batch_tokens // (length + 2))
+    at_once = max(1, tokens // (length + 2))
     random = torch.Generator().manual_seed(0)  # the same places for every sequence, so that scores compare
     order = torch.rand(draws, length, generator=random).argsort(1).argsort(1)
     hidden_counts = torch.tensor([max(1, round(length * (draw + 0.5) / draws)) for draw in range(draws)])
     hidden = order < hidden_counts[:, None]
     jobs = [(number, draw) for number in range(len(sequences)) for draw in range(draws)]
-    sums, counts = np.zeros((len(sequences), draws)), np.zeros((len(sequences), draws))
     device = next(model.parameters()).device
-    for start in range(0, len(jobs), at_once):
-        part = jobs[start : start + at_once]
-        texts = [sequences[number] for number, _ in part]
+
+    @torch.inference_mode()
+    def launch(places: Places) -> dict[str, Tensor]:
+        chunk = [jobs[place] for place in places.tolist()]
+        texts = [sequences[number] for number, _ in chunk]
         batch = structure_batch(structure, texts, label).to(device)
-        rows = batch.tokens.view(len(part), length + 2)[:, 1:-1]
-        here = hidden[[draw for _, draw in part]].to(device)
-        rows.masked_fill_(here, MASK)
+        rows = batch.tokens.view(len(chunk), length + 2)[:, 1:-1]
+        is_hidden = hidden[[draw for _, draw in chunk]].to(device)
+        rows.masked_fill_(is_hidden, MASK)
         logits = amino_acid_logits(model, model.logits(batch, model.conditions(batch)))
-        log_p = logits.view(len(part), length + 2, 20)[:, 1:-1].log_softmax(-1)
+        log_p = logits.view(len(chunk), length + 2, 20)[:, 1:-1].log_softmax(-1)
         wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=device)
-        judged = here & (wanted >= 0)
-        found = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
-        for (number, draw), total, count in zip(part, found.sum(1).tolist(), judged.sum(1).tolist(), strict=True):
-            sums[number, draw], counts[number, draw] = total, count
+        judged = is_hidden & (wanted >= 0)
+        chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
+        return {"sums": chosen.sum(1), "counts": judged.sum(1)}
+
+    loop = ForwardLoop(device, launch, lambda place: f"sequence {jobs[place][0] + 1} of {length:,} residues")
+    sums, counts = np.zeros((len(sequences), draws)), np.zeros((len(sequences), draws))
+    for places, totals in loop.run(consecutive(len(jobs), at_once)):
+        sums.flat[places], counts.flat[places] = totals["sums"].numpy(), totals["counts"].numpy()
     known = counts > 0
     return np.where(known, sums / np.maximum(counts, 1), 0).sum(1) / known.sum(1)
 

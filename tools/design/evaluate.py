@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
             store,
             records,
             steps=arguments.steps,
-            batch_tokens=arguments.batch_tokens,
+            tokens=arguments.tokens,
             progress=lambda done, total: bar(done / total, done),
         )
     table = Table("metric", "value", "95 % interval", title=counted(found.proteins, "protein{s}"), title_justify="left")

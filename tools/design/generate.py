@@ -94,14 +94,14 @@ def main(argv: list[str]) -> int:
     with made_folder(arguments.output, MADE_BY, arguments.overwrite) as folder, record_bar("generating") as bar:
         for number, (structure, (fixed, tied)) in enumerate(zip(structures, places, strict=True)):
             request = Request(structure, fixed, arguments.omit, tied, label, **kept)
-            budget = {"seed": arguments.seed, "batch_tokens": arguments.batch_tokens}
+            budget = {"seed": arguments.seed, "tokens": arguments.tokens}
             designs = []
             for design in generate(model, request, arguments.number, **budget):
                 designs.append(design)
                 done += 1
                 bar(done / works, done)
             texts = [design.residues for design in designs]
-            scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
+            scores = log_likelihoods(model, structure, texts, label=label, tokens=arguments.tokens)
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
                     values = {"score": f"{score:.3f}"}

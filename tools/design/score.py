@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, some) in enumerate(pairs, 1):
             texts = [text for _, text in some]
-            scores = log_likelihoods(model, structure, texts, label=label, batch_tokens=arguments.batch_tokens)
+            scores = log_likelihoods(model, structure, texts, label=label, tokens=arguments.tokens)
             for (name, text), score in zip(some, scores, strict=True):
                 file.write(f"{structure.id}\t{name}\t{score:.4f}\t{recovery(text, structure.residues):.4f}\n")
             rows += len(some)

@@ -18,9 +18,9 @@ FOLD = folds(1)[0]
 MODEL = trained(("helix", "barrel"))
 
 
-def designs(number: int = 4, *, model=MODEL, seed: int = 0, batch_tokens: int = 8192, **request) -> list[Design]:
+def designs(number: int = 4, *, model=MODEL, seed: int = 0, tokens: int = 8192, **request) -> list[Design]:
     asked = Request(request.pop("structure", FOLD), **{"steps": 5, "temperature": 1.0, **request})
-    return list(generate(model, asked, number, seed=seed, batch_tokens=batch_tokens))
+    return list(generate(model, asked, number, seed=seed, tokens=tokens))
 
 
 def test_fixed_positions_are_exact_and_omitted_residues_absent_in_ten_thousand_samples():
@@ -37,7 +37,7 @@ def test_fixed_positions_are_exact_and_omitted_residues_absent_in_ten_thousand_s
 
 
 def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():
-    together, alone = designs(6), designs(6, batch_tokens=1)
+    together, alone = designs(6), designs(6, tokens=1)
     assert [one.residues for one in together] == [one.residues for one in alone]
     assert [one.residues for one in designs(6, seed=1)] != [one.residues for one in together]
 
@@ -82,6 +82,6 @@ def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_ami
     drawn = [design.residues for design in designs(4, temperature=0.0)]
     random = np.random.default_rng(0)
     others = ["".join(random.choice(list(AMINO_ACIDS), len(FOLD.residues))) for _ in range(4)]
-    scores = log_likelihoods(MODEL, FOLD, [*drawn, *others], batch_tokens=500)
+    scores = log_likelihoods(MODEL, FOLD, [*drawn, *others], tokens=500)
     assert scores.shape == (8,) and scores[:4].mean() > scores[4:].mean() and (scores < 0).all()
     assert recovery("ACDE", "ACDX") == 1 and recovery("AAAA", "ACAC") == 0.5

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dataset.batches.labelled import LabelledSource
 from dataset.batches.plan import longest_first
@@ -21,6 +22,7 @@ from dataset.embeddings.cache import FeatureStore, write_shard
 from dataset.tokens.base import SequenceTokenizer
 from model.backbones.fingerprint import features_fingerprint, weights_fingerprint
 from model.device import DTYPES
+from model.forward_loop import ForwardLoop, Places
 from model.tasks.classifier import Classifier
 from train_config.schema import DataSection
 from training.engine.collective import ControlGroup
@@ -83,7 +85,6 @@ def ensure_features(
     return FeatureStore(path), found_share
 
 
-@torch.inference_mode()
 def _computed(
     model: Classifier,
     backbone: torch.nn.Module,
@@ -93,14 +94,17 @@ def _computed(
     device: torch.device,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Each record's place among ``records``, and its (1, D) or (tokens, D) features."""
-    places = {record: place for place, record in enumerate(records.tolist())}
-    groups = longest_first(source.token_lengths(records), max_tokens)
-    for made in source.batches((0, records[group]) for group in groups):
-        batch = made.batch.to(device)
+    lengths_N = source.token_lengths(records)
+    rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+
+    @torch.inference_mode()
+    def launch(places: Places) -> dict[str, Tensor]:
+        (made,) = source.batches([(0, records[places])])
+        batch = made.batch.to(device, non_blocking=True)
         features_TD = backbone(batch)
-        if is_pooled(model):
-            rows = model.pool(features_TD, batch).float().cpu().split(1)
-        else:
-            rows = features_TD.float().cpu().split(torch.diff(batch.cu_seqlens).tolist())
-        for record, row in zip(batch.records.tolist(), rows, strict=True):
-            yield places[record], row.numpy()
+        return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
+
+    loop = ForwardLoop(device, launch, lambda place: f"record {records[place]}, {lengths_N[place]:,} tokens")
+    for places, tensors in loop.run(longest_first(lengths_N, max_tokens)):
+        rows = tensors["features"].split(rows_N[places].tolist())
+        yield from zip(places.tolist(), (row.numpy() for row in rows), strict=True)
