@@ -178,7 +178,7 @@ def test_a_run_is_as_good_as_its_export(tmp_path):
 
 
 def test_a_folder_without_a_classifier_or_a_device_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no exported model; .*classifier.*tools export"):
+    with pytest.raises(ConfigError, match=r"no exported model; .*classifier.*train export"):
         ClassifierPipeline.load(tmp_path)
     with pytest.raises(ConfigError, match="no folder"):
         ClassifierPipeline.load(tmp_path / "absent")
