@@ -13,6 +13,7 @@ from transformers import EsmForMaskedLM
 from benchmarks.harness.stage import Device
 from inference.models.opening import open_model
 from inference.models.running import run
+from model.backbones.esm2 import EsmBackbone
 from model.backbones.loading import load_network, quiet_transformers
 from model.cost import flops
 from model.device import DTYPES
