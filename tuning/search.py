@@ -123,15 +123,15 @@ class Search(OptunaSearch):
         return high_bytes + token_bytes * (settings.tokens - high) > total_bytes
 
     def _bracket(self, untried: Sequence[Settings]) -> Settings | None:
-        """Return the next step to the largest budget of the experiment's own settings; None once that is known."""
+        """Return the next step to the largest budget of the own settings; None while it runs, or once that is known."""
         own, measurements = self._configurations.default, self._measurements
         if own in untried:
             return own
         ladder = self._configurations.ladder(own)
         margin = self._settings.memory_margin
         fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(margin)]
-        # What is running counts as too large for now: another trial beside it is better spent elsewhere.
-        too_large = [s.tokens for s in ladder if s not in untried and s.tokens not in fitting]
+        ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
+        too_large = [tokens for tokens in ended if tokens not in fitting]
         tokens = next_budget([s.tokens for s in ladder], fitting, too_large)
         proposal = replace(own, tokens=tokens or own.tokens)
         return proposal if proposal in untried else None
