@@ -23,8 +23,8 @@ def kernels(bench: Bench) -> Iterator[Row]:
     firsts_N = counts_N.cumsum(0) - counts_N
     both_TD = torch.randn(2, int(counts_N.sum()), channels, device=bench.device).bfloat16()
     for how in get_args(Pooling):
-        given = how, both_TD[0], firsts_N, counts_N, both_TD[1] if how == "attention" else None, torch.float32
-        kernel, in_torch = partial(pool, *given), partial(pool_in_torch, *given)
+        arguments = how, both_TD[0], firsts_N, counts_N, both_TD[1] if how == "attention" else None, torch.float32
+        kernel, in_torch = partial(pool, *arguments), partial(pool_in_torch, *arguments)
         same = torch.allclose(kernel(), in_torch(), rtol=0, atol=1e-5)
         moved = both_TD.nbytes // (1 if how == "attention" else 2) + kernel().nbytes
         yield {**_row(bench, f"pooling, {how}", moved, kernel, same), "torch, ms": 1e3 * _seconds(in_torch)}

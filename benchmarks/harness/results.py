@@ -151,29 +151,29 @@ def read_results(folder: Path, machine: Machine) -> Results:
     return results.model_copy(update={"machine": machine})
 
 
-def verdict(found: Ratio, floor: float | None) -> Verdict:
+def verdict(measured_ratio: Ratio, floor: float | None) -> Verdict:
     """Compare a ratio with its floor; within noise where the interval holds the floor."""
     if floor is None:
         return "no floor"
-    if found.value >= floor:
-        return "reached" if found.low >= floor else "reached, within noise"
-    return "missed" if found.high < floor else "missed, within noise"
+    if measured_ratio.value >= floor:
+        return "reached" if measured_ratio.low >= floor else "reached, within noise"
+    return "missed" if measured_ratio.high < floor else "missed, within noise"
 
 
 def _comparison_result(comparison: Comparison, case: Case, measured: Measured, device: Device) -> ComparisonResult:
     ours, peer = measured.samples[comparison.ours], comparison.peer
     theirs = [peer.value] * len(ours) if isinstance(peer, Reference) else measured.samples[peer]
     ratios = round_ratios(ours, theirs, case.better)
-    found = ratio(ratios)
+    measured_ratio = ratio(ratios)
     floor = comparison.floors.get(device)
     return ComparisonResult(
         title=comparison.title,
         ours=comparison.ours,
         peer=comparison.peer_name,
         ratios=ratios,
-        ratio=found.value,
-        low=found.low,
-        high=found.high,
+        ratio=measured_ratio.value,
+        low=measured_ratio.low,
+        high=measured_ratio.high,
         floor=floor,
-        verdict=verdict(found, floor),
+        verdict=verdict(measured_ratio, floor),
     )

@@ -59,8 +59,10 @@ def write_settings(path: Path, port: int, model: dict[str, object], **settings: 
 
 def replicas() -> list[psutil.Process]:
     """Processes of Serve's replicas, those of models first: the largest."""
-    found = [process for process in psutil.process_iter(["cmdline"]) if REPLICA in " ".join(process.info["cmdline"])]
-    return sorted(found, key=lambda process: process.memory_info().rss, reverse=True)
+    processes = [
+        process for process in psutil.process_iter(["cmdline"]) if REPLICA in " ".join(process.info["cmdline"])
+    ]
+    return sorted(processes, key=lambda process: process.memory_info().rss, reverse=True)
 
 
 def service_bytes() -> int:

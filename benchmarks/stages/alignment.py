@@ -51,9 +51,9 @@ def _scores(search: Search, texts: list[str], queries: list[str], facts: Facts) 
             search.scores(query.encode())
         return cells(queries, texts)
 
-    def loop(some: list[str]) -> list[list[int]]:
-        profiles = [parasail.profile_create_sat(query, parasail.blosum62) for query in some]
-        return [[parasail.sw_striped_profile_sat(one, text, 12, 1).score for text in texts] for one in profiles]
+    def loop(queries: list[str]) -> list[list[int]]:
+        profiles = [parasail.profile_create_sat(query, parasail.blosum62) for query in queries]
+        return [[parasail.sw_striped_profile_sat(profile, text, 12, 1).score for text in texts] for profile in profiles]
 
     def one_by_one() -> float:
         loop(queries)

@@ -118,7 +118,7 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
     else:
         setting.note(f"{name} · searching the peer's best batch size")
         batch_sizes = SEARCHED_BATCHES[device][: 1 if setting.quick else None]
-        tuning = search_tuning(folder, device, _some(sequences, SEARCH_PROTEINS[device]), batch_sizes)
+        tuning = search_tuning(folder, device, _spread_out(sequences, SEARCH_PROTEINS[device]), batch_sizes)
         facts["tuned by hand"] = str(tuning)
         embedders |= {TUNED: TransformersEmbedder(folder, device, tuning), FAIR_ESM: FairEsmExtract(network, device)}
 
@@ -133,7 +133,7 @@ def _case(name: str, size: str, setting: Setting, proteins: Proteins, sequences:
 
     for label, embedder in reversed(embedders.items()):
         # Ours is warmed up on all sequences: batches of other shapes would be compiled in the timed rounds.
-        warm = sequences if label == OURS else _some(sequences, SHORT_PROTEINS)
+        warm = sequences if label == OURS else _spread_out(sequences, SHORT_PROTEINS)
         contenders.insert(0, Contender(label, work(embedder, sequences), short=work(embedder, warm)))
     return Case(
         name,
@@ -184,22 +184,22 @@ def embed_measured(
     embedder(Path(texts).read_text(encoding="ascii").split("\n"))
 
 
-def _some(sequences: Sequence[str], number: int) -> Sequence[str]:
+def _spread_out(sequences: Sequence[str], number: int) -> Sequence[str]:
     """About so many of the sequences, spread over the file."""
     return sequences[:: max(1, len(sequences) // number)]
 
 
 def _check(setting: Setting, folder: Path, sequences: Sequence[str], embedders: dict[str, Embedder]) -> Facts:
     """Hold our results to transformers' in fp32; return how near all embedders are to these."""
-    some = _some(sequences, CHECKED_PROTEINS)
-    reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(some)
-    exact_ND = our_embedder(folder, setting.device, torch.float32)(some)
+    checked = _spread_out(sequences, CHECKED_PROTEINS)
+    reference_ND = TransformersEmbedder(folder, setting.device, documented("cpu"))(checked)
+    exact_ND = our_embedder(folder, setting.device, torch.float32)(checked)
     difference = float((exact_ND - reference_ND).abs().max() / reference_ND.abs().max())
     if not difference <= RELATIVE_TOLERANCE:
         raise WrongWorkError(f"our fp32 embeddings differ from transformers' by {difference:.1e} relative")
     facts: Facts = {"largest relative difference to transformers, fp32": difference}
     for label, embedder in embedders.items():
-        cosine = float(cosine_similarity(reference_ND.double(), embedder(some).double()).min())
+        cosine = float(cosine_similarity(reference_ND.double(), embedder(checked).double()).min())
         if not cosine >= LEAST_COSINE:
             raise WrongWorkError(f"the embeddings of {label} have a cosine of {cosine:.5f} to transformers' in fp32")
         facts[f"least cosine to transformers in fp32, {label}"] = round(cosine, 6)

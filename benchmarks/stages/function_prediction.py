@@ -46,28 +46,28 @@ def _cases(setting: Setting) -> Iterator[Case]:
         metrics = _measured(data, folder, setting)
         for aspect in ASPECTS:
             for metric in METRICS:
-                found = {part: metrics[part][aspect][metric] for part in (BLEND, *PARTS)}
+                values = {name: metrics[name][aspect][metric] for name in (BLEND, *PARTS)}
                 facts: Facts = {
-                    part: f"{value:.3f} ({low:.3f} to {high:.3f})" for part, (value, (low, high)) in found.items()
+                    name: f"{value:.3f} ({low:.3f} to {high:.3f})" for name, (value, (low, high)) in values.items()
                 }
-                values = {BLEND: found[BLEND][0], BEST: max(found[part][0] for part in PARTS)}
-                ways = tuple(Contender(name, partial(float, value), "value") for name, value in values.items())
+                compared = {BLEND: values[BLEND][0], BEST: max(values[name][0] for name in PARTS)}
+                ways = tuple(Contender(name, partial(float, value), "value") for name, value in compared.items())
                 yield Case(_title(aspect, metric, limit), "value", ways, rounds=1, facts=facts)
 
 
-def _write_files(data: Path, folder: Path, limit: float, each: int) -> None:
+def _write_files(data: Path, folder: Path, limit: float, every: int) -> None:
     """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
     folder.mkdir()
-    rows = {name: _rows(data / f"{name}.jsonl.gz")[::each] for name in ("training_pool", "cafa2_targets")}
+    rows = {name: _rows(data / f"{name}.jsonl.gz")[::every] for name in ("training_pool", "cafa2_targets")}
     pool = [(f"P{n}", row) for n, row in enumerate(rows["training_pool"]) if row["max_id_cafa2"] < limit]
     targets = [(row["id"], row) for row in rows["cafa2_targets"]]
-    for name, some in (("train", pool), ("targets", targets)):
-        (folder / f"{name}.fasta").write_text("".join(f">{protein}\n{row['seq']}\n" for protein, row in some))
+    for name, proteins in (("train", pool), ("targets", targets)):
+        (folder / f"{name}.fasta").write_text("".join(f">{protein}\n{row['seq']}\n" for protein, row in proteins))
     files = {"train": [(protein, row, aspect) for protein, row in pool for aspect in ASPECTS]}
     for aspect, code in ASPECTS.items():
         files[aspect] = [(protein, row, aspect) for protein, row in targets if f"{code}_all_type1" in row["lists"]]
-    for name, found in files.items():
-        lines = [f"{protein}\t{term}\n" for protein, row, aspect in found for term in row[aspect]]
+    for name, annotated in files.items():
+        lines = [f"{protein}\t{term}\n" for protein, row, aspect in annotated for term in row[aspect]]
         (folder / f"{name}.tsv").write_text("".join(lines))
 
 
@@ -83,22 +83,24 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     setting.note("training")
     train_function(FunctionConfig.model_validate_json(json.dumps({"storage_path": folder, "data": files}, default=str)))
     ontology = read_ontology(obo)
-    some, known = Settings(orphans=False), read_annotations(folder / "train.tsv", ontology)
+    settings, known = Settings(orphans=False), read_annotations(folder / "train.tsv", ontology)
     truths = {aspect: read_annotations(folder / f"{aspect}.tsv", ontology).popitem() for aspect in ASPECTS}
     targets = {name: truth.proteins for name, truth in truths.values()}
     accretion = {name: information_accretion(known[name], ontology.aspects[name]) for name in targets}
-    found: dict[str, dict[str, dict]] = {}
+    metrics: dict[str, dict[str, dict]] = {}
     for part in (BLEND, *PARTS):
         setting.note(f"predicting and evaluating {part}")
         source, output = [str(folder / "targets.fasta")], folder / f"{part}.tsv"
         predict(folder / "function", source, output, terms=1500, part=part, ingest=IngestSection(), overwrite=True)
-        scores, found[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
+        scores, metrics[part] = read_scores(output, ontology, targets, unknown="ignore"), {}
         for aspect, (name, truth) in truths.items():
-            one = evaluate(ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=some)
-            found[part][aspect] = {
-                metric: (one.metrics[metric].value, one.metrics[metric].interval) for metric in METRICS
+            evaluation = evaluate(
+                ontology.aspects[name], truth, scores[name], accretion_V=accretion[name], settings=settings
+            )
+            metrics[part][aspect] = {
+                metric: (evaluation.metrics[metric].value, evaluation.metrics[metric].interval) for metric in METRICS
             }
-    return found
+    return metrics
 
 
 STAGE = Stage(

@@ -44,12 +44,12 @@ def _cases(setting: Setting) -> Iterator[Case]:
         sequences = [sequence[:QUICK_RESIDUES] for sequence in sequences[:QUICK_PROTEINS]]
     texts = {"whole": sequences, "short": sequences[:: -(-len(sequences) // SHORT_PROTEINS)]}
     files = {name: folder / f"{name}.fasta" for name in texts}
-    for name, some in texts.items():
-        files[name].write_text("".join(f">protein{n}\n{sequence}\n" for n, sequence in enumerate(some)))
+    for name, named_texts in texts.items():
+        files[name].write_text("".join(f">protein{n}\n{sequence}\n" for n, sequence in enumerate(named_texts)))
     model = save_weights(random_network("esm2_t6_8M"), folder / "esm2_t6_8M")
     setting.note("searching the peer's best batch size")
-    some = sequences[:: max(1, len(sequences) // SEARCH_PROTEINS)]
-    tuning = search_tuning(model, device, some, SEARCHED_BATCHES[device][: 1 if setting.quick else None])
+    searched = sequences[:: max(1, len(sequences) // SEARCH_PROTEINS)]
+    tuning = search_tuning(model, device, searched, SEARCHED_BATCHES[device][: 1 if setting.quick else None])
     settings = {"precision": tuning.precision, "batch_size": tuning.batch_size}
     facts: Facts = {
         **proteins.facts,
@@ -57,20 +57,20 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "residues embedded": sum(map(len, sequences)),
         "tuned by hand": str(tuning),
     }
-    given: dict[str, Any] = {"model": str(model), "device": device, "tuned": settings}
+    options: dict[str, Any] = {"model": str(model), "device": device, "tuned": settings}
     targets = {name: folder / f"out-{number}" for number, name in enumerate((OURS, STOCK, TUNED))}
 
     def embed(name: str, length: str = "whole") -> float:
-        work(name, **given, fasta=str(files[length]), target=str(targets[name]))
+        work(name, **options, fasta=str(files[length]), target=str(targets[name]))
         return len(sequences)
 
     forward = our_embedder(model, device, torch.bfloat16)
     contenders = [Contender(name, partial(embed, name), short=partial(embed, name, "short")) for name in targets]
-    contenders.append(Contender(FORWARD, lambda: float(len(forward(sequences))), short=lambda: len(forward(some))))
+    contenders.append(Contender(FORWARD, lambda: float(len(forward(sequences))), short=lambda: len(forward(searched))))
     yield Case(RATE, "proteins/s", tuple(contenders), rounds=3, check=lambda: _check(embed, targets), facts=facts)
 
     def peak(name: str) -> float:
-        arguments = {"name": name, **given, "fasta": str(files["whole"]), "target": str(targets[name])}
+        arguments = {"name": name, **options, "fasta": str(files["whole"]), "target": str(targets[name])}
         return peak_of("benchmarks.stages.proteome:work_measured", arguments).computing_bytes / 1e6
 
     measured = tuple(Contender(name, partial(peak, name), "value") for name in targets)
@@ -99,24 +99,24 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any
     np.savez(target, ids=np.array(ids), vectors=vectors.numpy())
 
 
-def work_measured(meter: MemoryMeter, name: str, **given: Any) -> None:
+def work_measured(meter: MemoryMeter, name: str, **options: Any) -> None:
     """The same in a process of its own, whose libraries are loaded before."""
     import inference.embedding.job  # noqa: F401
 
     meter.libraries_loaded()
     meter.work_begins()
-    work(name, **given)
+    work(name, **options)
 
 
 def _check(embed: Callable[[str], float], targets: dict[str, Path]) -> Facts:
     """Hold all files to the stock script's."""
-    found: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
     for name, target in targets.items():
         embed(name)
-        found[name] = open_embeddings(target)[:] if name == OURS else np.load(f"{target}.npz")["vectors"]
+        vectors[name] = open_embeddings(target)[:] if name == OURS else np.load(f"{target}.npz")["vectors"]
     facts: Facts = {}
     for name in (OURS, TUNED):
-        cosine = float(_cosines(found[name], found[STOCK]).min())
+        cosine = float(_cosines(vectors[name], vectors[STOCK]).min())
         if not cosine >= LEAST_COSINE:
             raise WrongWorkError(f"the vectors of {name} have a cosine of {cosine:.5f} to the stock script's")
         facts[f"least cosine to the stock script, {name}"] = round(cosine, 6)

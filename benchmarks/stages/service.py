@@ -68,14 +68,14 @@ def _cases(setting: Setting) -> Iterator[Case]:
     model = {"name": "esm2", "source": str(folder), "precision": "bf16", "cache_mb": 0, "max_wait_ms": MAX_WAIT_MS}
     model["queue_tokens"] = 60_000
 
-    def load(address: str, some: Sequence[str], path: str = "/v1/encode", **how: Any) -> Outcome:
-        outcome = run_load(Load(address + path, some, "application/x-npy" if path == "/v1/encode" else "*/*", **how))
+    def load(address: str, bodies: Sequence[str], path: str = "/v1/encode", **how: Any) -> Outcome:
+        outcome = run_load(Load(address + path, bodies, "application/x-npy" if path == "/v1/encode" else "*/*", **how))
         if how.get("rate") is None and set(outcome.counts) != {200}:
             raise WrongWorkError(f"{address}: answers {dict(outcome.counts)}")
         return outcome
 
-    def saturated(address: str, some: Sequence[str], path: str = "/v1/encode") -> float:
-        return TOGETHER * len(load(address, some, path, connections=CONNECTIONS, requests=len(some)).statuses)
+    def saturated(address: str, bodies: Sequence[str], path: str = "/v1/encode") -> float:
+        return TOGETHER * len(load(address, bodies, path, connections=CONNECTIONS, requests=len(bodies)).statuses)
 
     with ExitStack() as servers:
         address = servers.enter_context(service(setting.folder, model))
@@ -83,8 +83,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
             Contender(OURS, partial(saturated, address, bodies), short=partial(saturated, address, bodies[:8])),
             Contender(OFFLINE, _offline(folder, sequences)),
         ]
-        for label, peer, path, asked in _peers(folder, groups, servers):
-            measure = partial(saturated, peer, asked, path)
+        for label, peer, path, peer_bodies in _peers(folder, groups, servers):
+            measure = partial(saturated, peer, peer_bodies, path)
             contenders.append(Contender(label, measure, short=measure))
         same = partial(_same, address, folder)
         yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=same, facts=facts)
