@@ -21,11 +21,11 @@ from dataset.labels.label_space import LabelSpace, UnseenLabelError, has_target
 from dataset.labels.labelled_file import LabelledCounts, LabelledRecords, read_labelled
 from dataset.labels.store import LabelledStore
 from inference.exported import Part
+from run_folder.checkpoints import check_data
 from run_folder.paths import RunFolder
 from train_config.classifier_schema import LabelsSection, TokenizerSection
 from train_config.schema import Config, DataSection
 from train_config.section import STORES, Overrides
-from training.checkpoints.resuming import check_data
 
 
 @dataclass(frozen=True)

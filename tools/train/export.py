@@ -14,10 +14,10 @@ from pathlib import Path
 from common.errors import CheckpointError, ConfigError
 from common.publishing import refuse_existing
 from model.export.exported_folder import MADE_BY
+from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from run_folder.paths import RunFolder
 from tools.grammar import Overwriting, parse
 from train_config.command_schema import ExportSettings
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 
 
 class Arguments(Overwriting):

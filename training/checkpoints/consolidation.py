@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from training.checkpoints.checkpoint import CheckpointFolder
+from run_folder.checkpoints import CheckpointFolder
 from training.checkpoints.writer import load_tensors
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from common.errors import CheckpointError, ConfigError
+from run_folder.checkpoints import CheckpointStore
 from run_folder.job import Difference, differences
 from run_folder.paths import RunFolder
 from train_config.loading import load_recorded
 from train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
-from train_config.schema import Config, DataSection
-from training.checkpoints.checkpoint import CheckpointStore
+from train_config.schema import Config
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,3 @@ def check_worker_count(run: RunFolder, count: int) -> None:
             f"{folder.path}: written by {written_by} workers, this run has {count}; "
             f"ZeRO's shards belong to a number of workers: set ray.num_workers to {written_by}"
         )
-
-
-def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
-    """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
-    folder = CheckpointStore(run.checkpoints).newest_intact()
-    if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
-        return
-    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(data.source)
-    raise CheckpointError(
-        f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
-        f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
-        "restore that data, or choose another run.name"
-    )

@@ -25,9 +25,9 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from common.errors import CheckpointError, ResourceError
 from common.publishing import is_disk_full, sync, write_atomically
+from run_folder.checkpoints import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
 from run_folder.paths import no_space
 from train_config.schema import CheckpointSection
-from training.checkpoints.checkpoint import MANIFEST, CheckpointFolder, CheckpointStore, FileEntry, Manifest, sha256_of
 
 PEERS_TIMEOUT_S = 600.0
 GIVE_UP_S = 20.0

@@ -27,6 +27,7 @@ from monitoring.sinks.wandb_run import WandbFollowers, new_run_id
 from monitoring.watch.alerts import AlertSink
 from monitoring.watch.progress import ProgressSink
 from monitoring.watch.run_watcher import RunWatcher, Sink
+from run_folder.checkpoints import CheckpointStore, check_data
 from run_folder.job import held
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
@@ -34,8 +35,7 @@ from train_config.loading import dump_config
 from train_config.monitoring_schema import AlertsSection
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config, RaySection, RunSection, TrainingSection
-from training.checkpoints.checkpoint import CheckpointStore
-from training.checkpoints.resuming import Resumption, check_data, check_worker_count
+from training.checkpoints.resuming import Resumption, check_worker_count
 from training.engine.deepspeed_settings import check_precision
 from training.launch.planning import Plan, check_warm_up, make_plan
 from training.tasks.plan import TaskPlan, TaskSize

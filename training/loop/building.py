@@ -16,10 +16,10 @@ from model.cost.flops import training_flops_per_token
 from model.parameter_groups import parameter_groups
 from monitoring.sampling.memory_meter import MemoryMeter
 from monitoring.sampling.sampler import Sampler, Utilization
+from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import RunLog
 from run_folder.paths import RunFolder, sample_file
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import ControlGroup
 from training.engine.context import WorkerContext

@@ -15,9 +15,9 @@ from common.errors import DivergenceError, EsmerayError, ResourceError
 from common.publishing import is_disk_full, write_atomically
 from dataset.packed_batch import PackedBatch
 from model.device import is_out_of_memory
+from run_folder.checkpoints import CheckpointFolder, Position
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder, no_space
-from training.checkpoints.checkpoint import CheckpointFolder, Position
 from training.engine.memory_guard import REMEDY
 from training.tasks.experiment import TrainedState
 from training.tasks.registry import experiment_class

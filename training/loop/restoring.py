@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from common.errors import CheckpointError
+from run_folder.checkpoints import CheckpointFolder, CheckpointStore, Position
 from run_folder.metrics_log import read_metrics
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, Position
 from training.checkpoints.writer import load_tensors
 from training.engine.collective import ControlGroup
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dataset.packed_batch import PackedBatch
 from model.device import HostCopy
-from training.checkpoints.checkpoint import Position
+from run_folder.checkpoints import Position
 from training.engine.collective import MetricSums
 from training.engine.engine import StepResult
 from training.engine.step_clock import StepClock

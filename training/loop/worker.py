@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from common.errors import EsmerayError
 from dataset.batches.plan import micro_batches
 from dataset.batches.steps import StepBatches, TrainingSteps
+from run_folder.checkpoints import CheckpointStore, Manifest, Position, installed_versions
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointStore, Manifest, Position, installed_versions
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.collective import StepAgreement
 from training.engine.context import WorkerContext

@@ -20,9 +20,9 @@ from dataset.batches.cropping import CropCount
 from dataset.batches.steps import TrainingSteps, ValidationSteps
 from dataset.packed_batch import PackedBatch
 from model.tasks.base import TaskModel, TaskOutput
+from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.collective import ControlGroup, MetricSums
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine

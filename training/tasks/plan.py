@@ -15,9 +15,9 @@ from common.errors import ConfigError
 from common.progress import ProgressCallback
 from dataset.fasta.counts import IngestCounts
 from model.cost.memory import ParameterCount
+from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import RunFolder
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointFolder
 from training.engine.deepspeed_settings import zero_stage
 
 

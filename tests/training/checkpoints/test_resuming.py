@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from common.errors import CheckpointError, ConfigError, ResourceError
+from run_folder.checkpoints import CheckpointStore
 from run_folder.job import held
 from run_folder.paths import Outcome
 from tests.runs import a_manifest, run_folder, tiny_config
 from train_config.loading import dump_config
-from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.resuming import Resumption, check_worker_count
 
 

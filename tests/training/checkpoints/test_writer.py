@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from common.errors import CheckpointError, ResourceError
+from run_folder.checkpoints import CheckpointStore
 from tests.runs import a_manifest
 from train_config.schema import CheckpointSection
-from training.checkpoints.checkpoint import CheckpointStore
 from training.checkpoints.writer import CheckpointWriter, copy_to_host, load_tensors
 
 

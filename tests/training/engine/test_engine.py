@@ -12,11 +12,11 @@ from dataset.batches.steps import TrainingSteps
 from dataset.store.reader import Store
 from dataset.tokens.esm import CLS, EOS, pack_sequences
 from model.parameter_groups import parameter_groups
+from run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from tests.dataset.store_fixtures import make_store
 from tests.model.support import WAITING, Operators, build_model
 from tests.runs import a_manifest, tiny_config
 from train_config.schema import CheckpointSection, DeepSpeedSection, MaskedLMSection, TrainingSection
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore
 from training.checkpoints.consolidation import full_precision_state
 from training.checkpoints.writer import CheckpointWriter
 from training.engine.deepspeed_settings import deepspeed_settings

@@ -14,6 +14,7 @@ import torch
 import yaml
 from transformers import AutoModel
 
+from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import read_metrics
 from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
@@ -21,7 +22,6 @@ from tests.monitoring.wandb_file import read_history, read_records
 from tests.runs import events, exported_weights, merged, run_folder, tiny_config, train_losses
 from train_config.loading import dump_config
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointStore
 
 TIMEOUT_S = 600
 """A step takes long on a machine that others keep busy."""

@@ -14,10 +14,10 @@ from dataset.batches.loader_process import LoaderProcessLost
 from dataset.store.reader import Store
 from dataset.tokens.esm import pack_sequences
 from model.tasks.autoencoder import ESM2Autoencoder
+from run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
-from training.checkpoints.checkpoint import CheckpointFolder, CheckpointStore, FileEntry
 from training.engine.context import WorkerContext
 from training.engine.engine import TrainingEngine
 from training.loop import worker

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertModel
 from common.errors import CheckpointError, ConfigError, DataError
 from dataset.labels.store import LabelledStore
 from inference.classifier import ClassifierPipeline
+from run_folder.checkpoints import CheckpointStore
 from run_folder.metrics_log import read_metrics
 from run_folder.paths import Outcome, RunFolder
 from tests.dataset.labelled_stores import rewrite_as_version_1
@@ -23,7 +24,6 @@ from tools.train.export import main as export_command
 from train_config.loading import dump_config
 from train_config.natures import with_absolute_paths
 from train_config.schema import Config
-from training.checkpoints.checkpoint import CheckpointStore
 from training.engine.context import WorkerContext
 from training.loop.worker import train_worker
 from training.tasks.classifier import features

@@ -23,9 +23,9 @@ from model.backbones.facts import BackboneFacts, backbone_facts
 from model.backbones.source import check_source
 from model.cost.memory import count_classifier_parameters
 from model.tasks.classifier_settings import best_metric, check_pooling, loss_name
+from run_folder.checkpoints import CheckpointFolder
 from run_folder.paths import TOKENIZER, RunFolder
 from train_config.schema import ModelSection
-from training.checkpoints.checkpoint import CheckpointFolder
 from training.tasks.plan import DataSize, TaskPlan, TaskSize
 
 

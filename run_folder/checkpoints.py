@@ -30,8 +30,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import CheckpointError, ConfigError
 from common.publishing import write_atomically
+from run_folder.paths import RunFolder
 from train_config.recorded import current
-from train_config.schema import Config
+from train_config.schema import Config, DataSection
 
 FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
@@ -236,3 +237,16 @@ def _validation_cost(folder: CheckpointFolder) -> float | None:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def check_data(run: RunFolder, data: DataSection, checksum: str) -> None:
+    """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
+    folder = CheckpointStore(run.checkpoints).newest_intact()
+    if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
+        return
+    before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(data.source)
+    raise CheckpointError(
+        f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
+        f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
+        "restore that data, or choose another run.name"
+    )
