@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ResourceError
+from common.processor import has_gpu_driver
 from common.text import counted
-from train_config.processor import has_gpu_driver
 from train_config.schema import RaySection
 
 LOCAL, AUTO = "local", "auto"

@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.errors import ConfigError
+from common.processor import computes_bf16
 from common.text import did_you_mean, refusal
 from train_config.function_schema import FunctionConfig
-from train_config.processor import computes_bf16
 from train_config.recorded import current, renamed_hint
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section

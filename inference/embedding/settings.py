@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import ConfigError
+from common.processor import computes_bf16
 from dataset.embeddings.formats.base import Format
 from dataset.embeddings.formats.registry import FORMATS, VectorFormat
 from dataset.embeddings.manifest import Dtype
 from inference.models.facts import ModelFacts, Output
-from train_config.processor import computes_bf16
 from train_config.section import Precision
 
 LongPolicy: TypeAlias = Literal["error", "crop", "window"]

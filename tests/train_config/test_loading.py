@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from common import processor
 from common.command_line import run
 from common.errors import ConfigError
 from tools.grammar import Plain, read_words
 from tools.train.run import TuneSettings
-from train_config import processor
 from train_config.command_schema import COMMANDS
 from train_config.function_schema import FunctionConfig
 from train_config.loading import (
