@@ -43,7 +43,7 @@ $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
 train: $(VENV)/.installed  ## train the ESM-2 autoencoder (CONFIG=FILE, ARGS="--section.key VALUE ...")
 	$(BIN)/python train_ray.py --config $(CONFIG) $(ARGS)
 
-serve: $(VENV)/.installed  ## serve models over HTTP (SERVE_CONFIG=FILE, ARGS="--models RUN ...")
+serve: $(VENV)/.installed  ## serve models over HTTP (SERVE_CONFIG=FILE, ARGS="--serve.models RUN ...")
 	$(BIN)/python serve_ray.py --config $(SERVE_CONFIG) $(ARGS)
 
 # Two processes of as many threads as there are cores wait for each other: tests of models took twice the CPU time.

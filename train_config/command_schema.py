@@ -5,12 +5,16 @@ An experiment's sections keep their names and meaning here.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from train_config.diffusion_schema import StructuresSection
 from train_config.profile_schema import GpuProfileSettings, LogProfileSettings
 from train_config.schema import IngestSection
-from train_config.section import Section, Share
+from train_config.section import PositiveFloat, PositiveInt, Section, Share
+from train_config.service_schema import KeySettings, QuerySettings, ServiceSettings
 
 
 class FastaSection(Section):
@@ -74,11 +78,137 @@ class ExportSettings(Section):
     export: ExportSection = ExportSection()
 
 
+class AlignSection(Section):
+    """Queries, store, scoring and what to keep."""
+
+    queries: str
+    """FASTA file, folder or quoted glob, or a store."""
+    store: Path
+    """Store of proteins to search in."""
+    output: Path
+    """TSV file to write."""
+    hits: PositiveInt = 10
+    """Hits of each query, at most."""
+    evalue: PositiveFloat = 10.0
+    """Largest E-value of a hit; inf keeps all."""
+    matrix: str = "BLOSUM62"
+    """BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Penalty of a gap. Default: BLAST's for the matrix."""
+    gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
+    """Penalty of each residue of a gap. Default: BLAST's."""
+    prefilter: Literal["none", "kmer", "embedding"] = "none"
+    """Align all records, those that share words of four residues, or those of near embeddings."""
+    candidates: PositiveInt = 1000
+    """Records that a prefilter leaves to each query."""
+    query_embeddings: Path | None = None
+    """Folder of embeddings of the queries, one vector a protein."""
+    store_embeddings: Path | None = None
+    """Folder of embeddings of the store, one vector a protein."""
+    header: bool = False
+    """Name the columns in a first line."""
+    threads: PositiveInt | None = None
+    """Default: the cores that this process may use."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device that computes scores of all records."""
+
+
+class IngestedSection(Section):
+    """Policies for files."""
+
+    ingest: IngestSection = IngestSection()
+
+
+class AlignSettings(Section):
+    """An alignment."""
+
+    align: AlignSection
+    data: IngestedSection = IngestedSection()
+
+
+class JoinSection(Section):
+    """Folders to join, and the folder to make."""
+
+    folders: list[Path] = Field(min_length=2)
+    """Folders of embeddings, at least two."""
+    output: Path
+    """Folder to make."""
+    names: list[str] = Field([])
+    """Output to take of each folder. Default: its first."""
+    format: str | None = None
+    """parquet or npy. Default: npy where the first folder has it."""
+
+
+class JoinSettings(Section):
+    """A join."""
+
+    join: JoinSection
+
+
+class SearchSection(Section):
+    """Queries, and the kind of search."""
+
+    queries: Path | None = None
+    """Folder of embeddings to search with. Default: the database, without hits of itself."""
+    output: Path
+    """TSV file to write."""
+    top_k: PositiveInt = 10
+    """Hits of each query."""
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    """Measure of nearness."""
+    index: Literal["exact", "ivf"] = "exact"
+    """All pairs, or the nearest clusters."""
+    ivf_lists: PositiveInt | None = None
+    """Clusters. Default: 4 times the square root of the proteins, at most one for 39."""
+    ivf_probes: PositiveInt = 16
+    """Clusters that are searched for a query."""
+    name: str | None = None
+    """Output of the folders. Default: their first."""
+
+
+class SearchSettings(Section):
+    """A search."""
+
+    search: SearchSection
+
+
+class PlotSection(Section):
+    """Labels, and the projection."""
+
+    output: Path
+    """Folder to make."""
+    labels: Path | None = None
+    """CSV, TSV or Parquet file of labels. Default: lengths."""
+    label_column: str = "label"
+    """Its column of labels."""
+    id_column: str = "id"
+    """Its column of ids."""
+    method: Literal["pca", "umap"] = "pca"
+    """Projection; umap needs umap-learn."""
+    name: str | None = None
+    """Output to draw. Default: the folder's first."""
+    max_points: Annotated[int, Field(gt=1)] = 20_000
+    """Proteins to draw; of more, a random sample."""
+
+
+class PlotSettings(Section):
+    """A map."""
+
+    plot: PlotSection
+
+
 COMMANDS: dict[str, type[Section]] = {
     "data convert": ConvertSettings,
     "data structures": StructuresSettings,
     "train export": ExportSettings,
     "profile gpu": GpuProfileSettings,
     "profile log": LogProfileSettings,
+    "embed join": JoinSettings,
+    "embed search": SearchSettings,
+    "embed plot": PlotSettings,
+    "align": AlignSettings,
+    "serve": ServiceSettings,
+    "serve query": QuerySettings,
+    "serve key": KeySettings,
 }
 """The schema of each command, in the order of the pages."""

@@ -22,7 +22,7 @@ from train_config.function_schema import FunctionConfig
 from train_config.recorded import current, renamed_hint
 from train_config.schema import Config
 from train_config.section import KeyPath, Overrides, Section, is_section
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServiceConfig, ServiceSettings
 from train_config.tune_schema import TuneConfig
 
 Settings = TypeVar("Settings", bound=Section)
@@ -70,7 +70,8 @@ def load_tune_config(path: str | Path | None, overrides: Overrides | None = None
 
 def load_service_config(path: str | Path | None, overrides: Overrides | None = None) -> ServiceConfig:
     """Read, merge and check the settings of the service, as :func:`load_config` does those of an experiment."""
-    return _load(ServiceConfig, path, overrides or {}, "")
+    settings = load_settings(ServiceSettings, path, overrides)
+    return ServiceConfig(**dict(settings.serve), ray=settings.ray)
 
 
 def load_function_config(path: str | Path | None, overrides: Overrides | None = None) -> FunctionConfig:

@@ -90,6 +90,8 @@ def _bounds(item: Any) -> list[str]:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     value = field.get_default(call_default_factory=True)
     return "" if value is None else f"`{value}`"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -77,11 +78,13 @@ class AccessSection(Section):
     """PEM file."""
 
 
-class ServiceConfig(Section):
+class ServeSection(Section):
     """The service."""
 
     models: list[ServedModel] = Field(min_length=1)
-    """Models; the first is the default."""
+    """Models, by folder, run or hub name, in a file with settings of their own; the first is the default."""
+    random_weights: bool = False
+    """Of models given by name alone: take sizes (esm2_t6_8M), whose weights are random, to try the service out."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(gt=0, le=65535)] = 8000
@@ -92,10 +95,21 @@ class ServiceConfig(Section):
     """Function MODULE:NAME that gets the FastAPI application, to add OpenTelemetry or other middleware."""
     limits: LimitsSection = LimitsSection()
     access: AccessSection = AccessSection()
-    ray: RaySection = RaySection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _models_by_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("models"), list):
+            return values
+        random = {"random_weights": values.get("random_weights", False)}
+        models = [
+            {"name": _name(model), "source": model, **random} if isinstance(model, str) else model
+            for model in values["models"]
+        ]
+        return {**values, "models": models}
 
     @model_validator(mode="after")
-    def _consistent(self) -> ServiceConfig:
+    def _consistent(self) -> ServeSection:
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise ValueError("models: two have the same name; rename one")
@@ -112,6 +126,76 @@ class ServiceConfig(Section):
         if self.limits.sequence_residues > self.limits.residues:
             raise ValueError("limits.sequence_residues is more than limits.residues")
         return self
+
+
+class ServiceConfig(ServeSection):
+    """The service and its cluster."""
+
+    ray: RaySection = RaySection()
+
+
+class ServiceSettings(Section):
+    """The service and its cluster, as a file has them."""
+
+    serve: ServeSection
+    ray: RaySection = RaySection()
+
+
+Endpoint = Literal["*", "embeddings", "encode", "decode", "classify", "masked", "tokenize", "models", "metrics"]
+
+
+class KeySection(Section):
+    """A key's name, scopes and rates."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the key, for logs."""
+    file: Path
+    """YAML file of keys, made if it is missing."""
+    models: list[str] = Field(["*"])
+    """Models that it may use; '*' for all."""
+    endpoints: list[Endpoint] = Field(["*"])
+    """Endpoints that it may use; '*' for all."""
+    requests_per_minute: PositiveInt | None = None
+    """Default: any number."""
+    residues_per_minute: PositiveInt | None = None
+    """Default: any number."""
+
+
+class KeySettings(Section):
+    """A key."""
+
+    key: KeySection
+
+
+class QuerySection(Section):
+    """Sequences, the service, and the file to write."""
+
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs."""
+    output: Path
+    """File to write."""
+    task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = "mean"
+    """An output of the model, or classify."""
+    model: str | None = None
+    """Default: the service's first."""
+    address: str = "http://127.0.0.1:8000"
+    """Of the service."""
+    key_file: Path | None = None
+    """File with the API key. Default: ESMERAY_KEY, if set."""
+    concurrency: PositiveInt = 8
+    """Requests at once."""
+
+
+class QuerySettings(Section):
+    """A query."""
+
+    query: QuerySection
+
+
+def _name(source: str) -> str:
+    """The folder's or the hub model's own name."""
+    path = Path(source)
+    return path.parent.name if path.name == "export" else path.name
 
 
 def is_loopback(host: str) -> bool:

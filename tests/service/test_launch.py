@@ -64,14 +64,14 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {
+    serve = {
         "models": [{"name": "text", "source": str(tmp_path / "text")}],
         "port": port,
         "ingress_replicas": 2,
         "startup_hook": "hook:mark",
         "access": {"keys": str(tmp_path / "keys.yaml"), **write_certificate(tmp_path)},
-        "ray": {"address": ray_address},
     }
+    settings = {"serve": serve, "ray": {"address": ray_address}}
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(settings))
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
@@ -87,7 +87,7 @@ def test_the_command_serves_text_over_https_takes_new_settings_and_ends_with_the
             client.headers["Authorization"] = f"Bearer {text}"
             answer = client.post("/v1/classify", json=body)
             assert answer.headers["x-marked"] == "yes" and len(answer.json()["data"]) == 2
-            settings["limits"] = {"sequences": 1}
+            serve["limits"] = {"sequences": 1}
             file.write_text(yaml.safe_dump(settings))
             process.send_signal(signal.SIGHUP)
             until_s = time.monotonic() + 60
@@ -107,5 +107,5 @@ def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
 
     export(trained(), tmp_path / "run" / "export")
     config = ServiceConfig.model_validate({"models": [{"name": "designs", "source": str(tmp_path / "run")}]})
-    with pytest.raises(ConfigError, match=r"sequence diffusion is not served.*tools generate"):
+    with pytest.raises(ConfigError, match=r"sequence diffusion is not served.*design generate"):
         application(config, "cpu")

@@ -30,9 +30,9 @@ COMMANDS = {
     "profile_embeddings": ("profile", "model", "--model", "model", "--input", "proteins.fasta", "--output", "target"),
     "benchmark_cpu_gpu": ("profile", "devices", "--models", "model", "--input", "proteins.fasta", "--output", "target"),
     "fasta2lmdb": ("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "target"),
-    "concat_embeddings": ("embed", "join", "one", "other", "--output", "target"),
-    "search": ("embed", "search", "one", "--output", "target.tsv"),
-    "plot_embeddings": ("embed", "plot", "one", "--output", "target"),
+    "concat_embeddings": ("embed", "join", "--join.folders", "one", "other", "--join.output", "target"),
+    "search": ("embed", "search", "one", "--search.output", "target.tsv"),
+    "plot_embeddings": ("embed", "plot", "one", "--plot.output", "target"),
 }
 
 

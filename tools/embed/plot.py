@@ -1,12 +1,12 @@
 """Draw embeddings as a map of proteins, coloured by a column of a table, or by length.
 
 Writes a folder: embeddings.png, and embeddings.html, one page that needs no network, shows id, length and label below
-the pointer, and finds ids. Numbers are a scale of colours; of classes the largest are named. Beyond --max-points a
+the pointer, and finds ids. Numbers are a scale of colours; of classes the largest are named. Beyond plot.max_points a
 random sample is drawn.
 
 Examples:
-  esmeray embed plot embeddings --output plot --labels proteins.csv --label-column location
-  esmeray embed plot embeddings --output plot --name cls --method umap --max-points 50000
+  esmeray embed plot embeddings --plot.output plot --plot.labels proteins.csv --plot.label_column location
+  esmeray embed plot embeddings --plot.output plot --plot.name cls --plot.method umap --plot.max_points 50000
 """
 
 from __future__ import annotations
@@ -14,54 +14,42 @@ from __future__ import annotations
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
-from pydantic import Field
 
-from common.arguments import ToolArguments, parse
 from common.errors import ConfigError, DataError
 from common.publishing import made_folder, refuse_existing
 from common.text import counted
 from dataset.embeddings.reader import Embeddings, Values, open_vectors
 from dataset.labels.values import text_of
 from dataset.table import Table
+from tools.grammar import Overwriting, parse
+from train_config.command_schema import PlotSettings
 
 MADE_BY = "plot_embeddings"
 SEED = 0
 
 
-class Arguments(ToolArguments):
-    """Embeddings, labels, and the projection."""
+class Arguments(Overwriting):
+    """The embeddings."""
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Field(
-        description="Folder of embeddings."
-    )
-    output: Path = Field(description="Folder to make.")
-    labels: Path | None = Field(None, description="CSV, TSV or Parquet file of labels. Default: lengths.")
-    label_column: str = Field("label", description="Its column of labels.")
-    id_column: str = Field("id", description="Its column of ids.")
-    method: Literal["pca", "umap"] = Field("pca", description="Projection; umap needs umap-learn.")
-    name: str | None = Field(None, description="Output to draw. Default: the folder's first.")
-    max_points: int = Field(20_000, gt=1, description="Proteins to draw; of more, a random sample.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the folder if this tool made it and nobody changed it since."
-    )
+    folder: Path
+    """Folder of embeddings."""
 
 
 def main(argv: list[str]) -> int:
     """Read, project, draw."""
-    arguments = parse(Arguments, argv, "embed plot", __doc__)
-    output, made = arguments.output, (MADE_BY, arguments.overwrite)
+    given, settings = parse(argv, "embed plot", __doc__, Arguments, PlotSettings)
+    arguments = settings.plot
+    output, made = arguments.output, (MADE_BY, given.overwrite)
     refuse_existing(output, *made)
     if arguments.method == "umap" and find_spec("umap") is None:
-        raise ConfigError("--method umap: umap-learn is not installed; pip install umap-learn")
-    embeddings = open_vectors(arguments.folder, arguments.name)
+        raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
+    embeddings = open_vectors(given.folder, arguments.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{arguments.folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{given.folder}: a map needs at least two proteins of two channels")
     from inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels: NDArray = embeddings.lengths

@@ -1,12 +1,13 @@
 """Find the nearest neighbours of proteins by their embeddings, with faiss.
 
-Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without --queries each
+Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without queries each
 protein of the database is searched in the rest of it. The index is in memory: 4 bytes a value. 'exact' compares all
-pairs; 'ivf' compares each query with the targets in the --ivf-probes nearest of --ivf-lists clusters.
+pairs; 'ivf' compares each query with the targets in the ivf_probes nearest of ivf_lists clusters.
 
 Examples:
-  esmeray embed search swissprot --queries proteome --output hits.tsv
-  esmeray embed search swissprot --output neighbours.tsv --top-k 50 --index ivf --ivf-probes 32 --name mean
+  esmeray embed search swissprot --search.queries proteome --search.output hits.tsv
+  esmeray embed search swissprot --search.output neighbours.tsv --search.top_k 50 --search.index ivf \
+--search.ivf_probes 32 --search.name mean
 """
 
 from __future__ import annotations
@@ -14,51 +15,35 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-import tyro
-from pydantic import Field
 
-from common.arguments import ToolArguments, parse
 from common.errors import ConfigError, DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.embeddings.reader import Embeddings, Values, open_vectors
+from tools.grammar import Overwriting, parse
+from train_config.command_schema import SearchSection, SearchSettings
 
 MADE_BY = "search"
 
 
-class Arguments(ToolArguments):
-    """Database, queries, and the kind of search."""
+class Arguments(Overwriting):
+    """The database."""
 
-    database: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Field(
-        description="Folder of embeddings to search in."
-    )
-    queries: Path | None = Field(
-        None, description="Folder of embeddings to search with. Default: the database, without hits of itself."
-    )
-    output: Path = Field(description="TSV file to write.")
-    top_k: int = Field(10, gt=0, description="Hits of each query.")
-    metric: Literal["cosine", "dot", "l2"] = Field("cosine", description="Measure of nearness.")
-    index: Literal["exact", "ivf"] = Field("exact", description="All pairs, or the nearest clusters.")
-    ivf_lists: int | None = Field(
-        None, gt=0, description="Clusters. Default: 4 times the square root of the proteins, at most one for 39."
-    )
-    ivf_probes: int = Field(16, gt=0, description="Clusters that are searched for a query.")
-    name: str | None = Field(None, description="Output of the folders. Default: their first.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the file if this tool made it and nobody changed it since."
-    )
+    database: Path
+    """Folder of embeddings to search in."""
 
 
 def main(argv: list[str]) -> int:
     """Fill the index, search, write."""
-    arguments = parse(Arguments, argv, "embed search", __doc__)
-    made = (arguments.output, MADE_BY, arguments.overwrite)
+    given, settings = parse(argv, "embed search", __doc__, Arguments, SearchSettings)
+    arguments = settings.search
+    made = (arguments.output, MADE_BY, given.overwrite)
     refuse_file(*made)
-    database = open_vectors(arguments.database, arguments.name)
+    database = open_vectors(given.database, arguments.name)
     queries = open_vectors(arguments.queries, arguments.name) if arguments.queries else database
     if queries.channels != database.channels:
         names = f"{queries.folder} has {queries.channels:,} channels, {database.folder} {database.channels:,}"
@@ -94,14 +79,14 @@ def _vectors(embeddings: Embeddings, metric: str, rows: int = 16_384) -> Iterato
         yield start, np.ascontiguousarray(block_nC)
 
 
-def _index(database: Embeddings, arguments: Arguments) -> Any:
+def _index(database: Embeddings, arguments: SearchSection) -> Any:
     """faiss' index of all vectors of the database."""
     import faiss
 
     records, metric = len(database), arguments.metric
     lists = arguments.ivf_lists or max(1, min(int(4 * records**0.5), records // 39))
     if lists > records:
-        raise ConfigError(f"--ivf-lists {lists}: more than the {records:,} proteins of {database.folder}")
+        raise ConfigError(f"--search.ivf_lists {lists}: more than the {records:,} proteins of {database.folder}")
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     description = "Flat" if arguments.index == "exact" else f"IVF{lists},Flat"
     index: Any = faiss.index_factory(database.channels, description, kind)

@@ -4,9 +4,11 @@ Embeddings are written as Parquet: id, and the values of each output; classes as
 requests are on their way at once; those that the service refuses for overload are sent again.
 
 Examples:
-  esmeray serve query proteins.fasta --output vectors.parquet --address http://gpu-box:8000 --key-file key.txt
-  esmeray serve query proteins.fasta --output residues.parquet --task residues
-  esmeray serve query proteins.fasta --output classes.tsv --task classify --model locations
+  esmeray serve query --query.input proteins.fasta --query.output vectors.parquet \
+--query.address http://gpu-box:8000 --query.key_file key.txt
+  esmeray serve query --query.input proteins.fasta --query.output residues.parquet --query.task residues
+  esmeray serve query --query.input proteins.fasta --query.output classes.tsv --query.task classify \
+--query.model locations
 """
 
 from __future__ import annotations
@@ -15,49 +17,29 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
-from pydantic import Field
 
-from common.arguments import ToolArguments, parse
 from common.errors import DataError
 from common.progress import record_bar
 from common.publishing import made_file, refuse_file
 from common.text import counted
 from dataset.fasta.reader import FastaSource
 from inference.client import Client
+from tools.grammar import Overwriting, parse
+from train_config.service_schema import QuerySettings
 
 MADE_BY = "query"
 ROWS = 1024
 """Of a row group."""
 
 
-class Arguments(ToolArguments):
-    """Sequences, the service, and the file to write."""
-
-    input: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="FASTA ...")] = Field(
-        min_length=1, description="FASTA files, folders or globs."
-    )
-    output: Path = Field(description="File to write.")
-    task: Literal["mean", "max", "cls", "residues", "logits", "latents", "mean_latents", "classify"] = Field(
-        "mean", description="An output of the model, or classify."
-    )
-    model: str | None = Field(None, description="Default: the service's first.")
-    address: str = Field("http://127.0.0.1:8000", description="Of the service.")
-    key_file: Path | None = Field(None, description="File with the API key. Default: ESMERAY_KEY, if set.")
-    concurrency: int = Field(8, gt=0, description="Requests at once.")
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = Field(
-        False, description="Replace the file if this tool made it and nobody changed it since."
-    )
-
-
 def main(argv: list[str]) -> int:
     """Read, ask, write."""
-    arguments = parse(Arguments, argv, "serve query", __doc__)
-    made = (arguments.output, MADE_BY, arguments.overwrite)
+    flags, settings = parse(argv, "serve query", __doc__, Overwriting, QuerySettings)
+    arguments = settings.query
+    made = (arguments.output, MADE_BY, flags.overwrite)
     refuse_file(*made)
     source = FastaSource(arguments.input)
     key = os.environ.get("ESMERAY_KEY")

@@ -168,8 +168,10 @@ def test_a_damaged_file_of_keys_is_refused_before_anything_starts(tmp_path: Path
 def test_another_host_than_this_one_needs_keys(host: str):
     models = [{"name": "esm", "source": "esm2_t6_8M"}]
     with pytest.raises(ConfigError, match=r"without access\.keys the service listens on 127\.0\.0\.1 alone"):
-        load_service_config(None, {("models",): models, ("host",): host})
-    config = load_service_config(None, {("models",): models, ("host",): host, ("access", "keys"): "keys.yaml"})
+        load_service_config(None, {("serve", "models"): models, ("serve", "host"): host})
+    config = load_service_config(
+        None, {("serve", "models"): models, ("serve", "host"): host, ("serve", "access", "keys"): "keys.yaml"}
+    )
     assert config.host == host
     for local in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        assert load_service_config(None, {("models",): models, ("host",): local}).access.keys is None
+        assert load_service_config(None, {("serve", "models"): models, ("serve", "host"): local}).access.keys is None

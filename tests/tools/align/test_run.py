@@ -14,8 +14,8 @@ from tests.conftest import REPOSITORY
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 
-CLEAR = ["--evalue", "1e-9"]
-KEEP_ALL = ["--evalue", "inf", "--hits", "3"]
+CLEAR = ["--align.evalue", "1e-9"]
+KEEP_ALL = ["--align.evalue", "inf", "--align.hits", "3"]
 
 
 def write_fasta(path: Path, sequences: list[str]) -> Path:
@@ -24,12 +24,13 @@ def write_fasta(path: Path, sequences: list[str]) -> Path:
 
 
 @pytest.fixture
-def files(command, tmp_path) -> list[Path]:
+def files(command, tmp_path) -> list[object]:
     """Queries and a store of them and others."""
     sequences = random_sequences([120] * 30)
     fasta = write_fasta(tmp_path / "all.fasta", sequences)
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
-    return [write_fasta(tmp_path / "queries.fasta", sequences[:9]), tmp_path / "store"]
+    queries = write_fasta(tmp_path / "queries.fasta", sequences[:9])
+    return ["--align.queries", queries, "--align.store", tmp_path / "store"]
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -38,7 +39,7 @@ def rows(path: Path) -> list[list[str]]:
 
 def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, files, tmp_path):
     output = tmp_path / "done.tsv"
-    outcome = command("align", *files, "--output", output, "--header", *CLEAR)
+    outcome = command("align", *files, "--align.output", output, "--align.header", "true", *CLEAR)
     assert outcome.code == 0, outcome.err
     assert f"{output}: 9 hits of 9 proteins with 30" in outcome.out
     header, *found = rows(output)
@@ -47,8 +48,11 @@ def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, 
         [f"p{n}", f"p{n}", "100.000", "120", "0", "0", "1", "120", "1", "120"] for n in range(9)
     ]
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".*.lock"))
-    assert command("align", *files, "--output", output).code == 2
-    assert command("align", files[1], files[1], "--output", output, "--overwrite", *CLEAR).code == 0
+    assert command("align", *files, "--align.output", output).code == 2
+    assert (
+        command("align", "--align.queries", files[3], *files[2:], "--align.output", output, "--overwrite", *CLEAR).code
+        == 0
+    )
     assert len(rows(output)) == 30
 
 
@@ -56,31 +60,51 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
     letters = "ARNDCQEGHILKMFPSTWYVX"
     table = [" ".join(letters), *(f"{a} {' '.join('5' if a == b else '-4' for b in letters)}" for a in letters)]
     (tmp_path / "matrix").write_text("\n".join(table))
-    own = ["--matrix", tmp_path / "matrix", "--gap-open", 10, "--gap-extend", 2, "--evalue", "inf", "--hits", 1]
+    own = [
+        "--align.matrix",
+        tmp_path / "matrix",
+        "--align.gap_open",
+        10,
+        "--align.gap_extend",
+        2,
+        "--align.evalue",
+        "inf",
+        "--align.hits",
+        1,
+    ]
     make_embeddings(tmp_path / "vectors", random_vectors(30, 4))
-    near = ["--query-embeddings", tmp_path / "vectors", "--store-embeddings", tmp_path / "vectors"]
-    for options in (["--prefilter", "kmer", *CLEAR], ["--prefilter", "embedding", *near, *CLEAR], own):
-        output = tmp_path / f"{options[1]}.tsv" if options[0] == "--prefilter" else tmp_path / "own.tsv"
-        outcome = command("align", *files, "--output", output, "--candidates", 5, *options)
+    near = ["--align.query_embeddings", tmp_path / "vectors", "--align.store_embeddings", tmp_path / "vectors"]
+    for options in (["--align.prefilter", "kmer", *CLEAR], ["--align.prefilter", "embedding", *near, *CLEAR], own):
+        output = tmp_path / f"{options[1]}.tsv" if options[0] == "--align.prefilter" else tmp_path / "own.tsv"
+        outcome = command("align", *files, "--align.output", output, "--align.candidates", 5, *options)
         assert outcome.code == 0, outcome.err
         assert [row[1] for row in rows(output)] == [f"p{n}" for n in range(9)]
     assert {row[-1] for row in rows(tmp_path / "own.tsv")} == {"nan"}
 
 
 def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_path):
-    files[0].write_text(">empty\n\n" + files[0].read_text())
-    outcome = command("align", *files, "--output", tmp_path / "hits.tsv", *CLEAR)
+    queries = files[1]
+    queries.write_text(">empty\n\n" + queries.read_text())
+    outcome = command("align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR)
     assert outcome.code == 3 and not (tmp_path / "hits.tsv.partial").exists()
     option = outcome.err.split("give ")[1].split()
-    assert command("align", *files, "--output", tmp_path / "hits.tsv", *CLEAR, *option).code == 0
+    assert command("align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR, *option).code == 0
     assert [row[0] for row in rows(tmp_path / "hits.tsv")] == [f"p{n}" for n in range(9)]
 
 
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
     fasta = write_fasta(tmp_path / "long.fasta", random_sequences([3000] * 30, seed=1))
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "long").code == 0
-    arguments = [fasta, tmp_path / "long", *KEEP_ALL]
-    program = [sys.executable, "-m", "tools", "align", *map(str, arguments), "--output", str(tmp_path / "killed.tsv")]
+    arguments = ["--align.queries", fasta, "--align.store", tmp_path / "long", *KEEP_ALL]
+    program = [
+        sys.executable,
+        "-m",
+        "tools",
+        "align",
+        *map(str, arguments),
+        "--align.output",
+        str(tmp_path / "killed.tsv"),
+    ]
     journal = tmp_path / "killed.tsv.partial" / "done.tsv"
     process = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (journal.exists() and journal.read_text().count("\n\n") > 2):
@@ -90,10 +114,10 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
     done = journal.read_text()
     assert done.count("\n\n") < 30 and not (tmp_path / "killed.tsv").exists()
     journal.write_text(done + "p1\tcut short")
-    other = command("align", *arguments, "--hits", 4, "--output", tmp_path / "killed.tsv")
+    other = command("align", *arguments, "--align.hits", 4, "--align.output", tmp_path / "killed.tsv")
     assert other.code == 2 and "another job (hits was" in other.err
     for name in ("killed.tsv", "whole.tsv"):
-        assert command("align", *arguments, "--output", tmp_path / name).code == 0
+        assert command("align", *arguments, "--align.output", tmp_path / name).code == 0
     assert (tmp_path / "killed.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     assert len(rows(tmp_path / "whole.tsv")) == 90
 
@@ -102,17 +126,41 @@ REFUSED = {
     "no such query": (["absent.fasta"], 3, "absent.fasta"),
     "a bad letter": (["bad.fasta"], 3, "the character '1'"),
     "an empty file": (["empty.fasta"], 3, "holds no records"),
-    "an unknown matrix": (["queries.fasta", "--matrix", "BLOSUM61"], 2, "did you mean BLOSUM62"),
-    "a damaged matrix": (["queries.fasta", "--matrix", "bad.fasta", "--gap-open", "1", "--gap-extend", "1"], 3, "rows"),
-    "a limit without constants": (["queries.fasta", "--gap-open", "5"], 2, "give --evalue inf"),
-    "a prefilter without embeddings": (["queries.fasta", "--prefilter", "embedding"], 2, "--query-embeddings"),
-    "embeddings without a prefilter": (["queries.fasta", "--query-embeddings", "x"], 2, "--store-embeddings"),
+    "an unknown matrix": (["queries.fasta", "--align.matrix", "BLOSUM61"], 2, "did you mean BLOSUM62"),
+    "a damaged matrix": (
+        ["queries.fasta", "--align.matrix", "bad.fasta", "--align.gap_open", "1", "--align.gap_extend", "1"],
+        3,
+        "rows",
+    ),
+    "a limit without constants": (["queries.fasta", "--align.gap_open", "5"], 2, "give --align.evalue inf"),
+    "a prefilter without embeddings": (
+        ["queries.fasta", "--align.prefilter", "embedding"],
+        2,
+        "query_embeddings and store_embeddings",
+    ),
+    "embeddings without a prefilter": (
+        ["queries.fasta", "--align.query_embeddings", "x"],
+        2,
+        "query_embeddings and store_embeddings",
+    ),
     "a folder without embeddings": (
-        ["queries.fasta", "--prefilter", "embedding", "--query-embeddings", "store", "--store-embeddings", "store"],
+        [
+            "queries.fasta",
+            "--align.prefilter",
+            "embedding",
+            "--align.query_embeddings",
+            "store",
+            "--align.store_embeddings",
+            "store",
+        ],
         3,
         "no embeddings there",
     ),
-    "a GPU and a prefilter": (["queries.fasta", "--device", "cuda", "--prefilter", "kmer"], 2, "--prefilter none"),
+    "a GPU and a prefilter": (
+        ["queries.fasta", "--align.device", "cuda", "--align.prefilter", "kmer"],
+        2,
+        "--align.prefilter none",
+    ),
 }
 
 
@@ -122,12 +170,12 @@ def test_what_cannot_be_aligned_is_refused_in_one_line(command, files, tmp_path,
     (tmp_path / "bad.fasta").write_text(">a\nMK1\n")
     (tmp_path / "empty.fasta").touch()
     options, code, words = REFUSED[case]
-    outcome = command("align", options[0], "store", *options[1:], "--output", "hits.tsv")
+    outcome = command("align", "--align.queries", *options, "--align.store", "store", "--align.output", "hits.tsv")
     assert outcome.code == code and words in outcome.err and outcome.err.count("\n") == 1, outcome
     assert not list(tmp_path.glob("*.tsv*"))
 
 
 def test_a_store_that_is_empty_or_no_store_is_refused(command, files, tmp_path):
     (tmp_path / "empty").mkdir()
-    outcome = command("align", files[0], tmp_path / "empty", "--output", tmp_path / "hits.tsv")
+    outcome = command("align", *files[:2], "--align.store", tmp_path / "empty", "--align.output", tmp_path / "hits.tsv")
     assert outcome.code == 3 and outcome.err.count("\n") == 1

@@ -25,7 +25,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
     first, second = random_vectors(25, 3), random_vectors(25, 5, seed=1)
     make_embeddings(here / "a", first, IDS, kind)
     make_embeddings(here / "b", second[order], [IDS[n] for n in order], "npy")
-    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     assert outcome.code == 0, outcome.err
     joined = open_embeddings("ab")
     made = "parquet" if kind == "hdf5" else kind
@@ -42,7 +42,20 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
 def test_outputs_are_chosen_by_name_and_the_format_by_option(command, here):
     mean, cls = random_vectors(25, 3), random_vectors(25, 3, seed=1)
     make_embeddings(here / "a", {"mean": mean, "cls": cls}, IDS)
-    outcome = command("embed", "join", "a", "a", "--names", "cls", "mean", "--output", "ab", "--format", "npy")
+    outcome = command(
+        "embed",
+        "join",
+        "--join.folders",
+        "a",
+        "a",
+        "--join.names",
+        "cls",
+        "mean",
+        "--join.output",
+        "ab",
+        "--join.format",
+        "npy",
+    )
     assert outcome.code == 0, outcome.err
     np.testing.assert_array_equal(np.load(here / "ab" / "joined.npy"), np.concatenate([cls, mean], axis=1))
 
@@ -53,7 +66,7 @@ def test_outputs_are_chosen_by_name_and_the_format_by_option(command, here):
 def test_the_dtype_is_that_of_the_sources_or_fp32(command, here, dtypes, expected):
     for name, dtype in zip("ab", dtypes, strict=True):
         make_embeddings(here / name, random_vectors(25, 3), IDS, dtype=dtype)
-    assert command("embed", "join", "a", "b", "--output", "ab").code == 0
+    assert command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab").code == 0
     joined = open_embeddings("ab")
     assert joined.output.dtype == expected
     np.testing.assert_array_equal(joined[:], np.concatenate([open_embeddings("a")[:], open_embeddings("b")[:]], axis=1))
@@ -70,7 +83,7 @@ def test_the_dtype_is_that_of_the_sources_or_fp32(command, here, dtypes, expecte
 def test_other_ids_are_named_and_nothing_is_written(command, here, ids, words):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "b", random_vectors(len(ids), 3), ids)
-    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     assert (outcome.code, outcome.err) == (3, f"error: {words}\n")
     assert sorted(path.name for path in here.iterdir()) == ["a", "b"]
 
@@ -81,7 +94,7 @@ def test_a_vector_that_is_not_finite_is_named_with_its_folder(command, here, val
     vectors[13, 1] = value
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "b", vectors, IDS)
-    outcome = command("embed", "join", "a", "b", "--output", "ab")
+    outcome = command("embed", "join", "--join.folders", "a", "b", "--join.output", "ab")
     assert (outcome.code, outcome.err) == (3, "error: b: 'p13' has NaN or infinity in mean\n")
 
 
@@ -91,15 +104,15 @@ def test_mistakes_are_one_line(command, here):
     (here / "there").mkdir()
     (here / "there" / "thesis").touch()
     for arguments, code, words in [
-        (["a", "none", "--output", "ab"], 3, "none: no embeddings there"),
-        (["a", "a", "--output", "ab", "--names", "mean", "meen"], 2, "no output 'meen' (did you mean mean?)"),
-        (["a", "a", "--output", "ab", "--names", "mean"], 2, "--names: 1 for 2 folders"),
-        (["a", "a", "--output", "ab"], 2, "given twice"),
-        (["a", "--output", "ab"], 2, "give at least two folders"),
-        (["a", "residues", "--output", "ab"], 3, "has values for each residue"),
-        (["a", "a", "--output", "there"], 2, "there: exists already"),
+        (["a", "none", "--join.output", "ab"], 3, "none: no embeddings there"),
+        (["a", "a", "--join.output", "ab", "--join.names", "mean", "meen"], 2, "no output 'meen' (did you mean mean?)"),
+        (["a", "a", "--join.output", "ab", "--join.names", "mean"], 2, "--join.names: 1 for 2 folders"),
+        (["a", "a", "--join.output", "ab"], 2, "given twice"),
+        (["a", "--join.output", "ab"], 2, "--join.folders: list should have at least 2 items"),
+        (["a", "residues", "--join.output", "ab"], 3, "has values for each residue"),
+        (["a", "a", "--join.output", "there"], 2, "there: exists already"),
     ]:
-        outcome = command("embed", "join", *arguments)
+        outcome = command("embed", "join", "--join.folders", *arguments)
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
 
 
@@ -107,5 +120,5 @@ def test_what_was_joined_can_be_joined_and_replaced(command, here):
     make_embeddings(here / "a", random_vectors(25, 3), IDS)
     make_embeddings(here / "b", random_vectors(25, 2), IDS)
     for first in ("a", "ab"):
-        assert command("embed", "join", first, "b", "--output", "ab", "--overwrite").code == 0
+        assert command("embed", "join", "--join.folders", first, "b", "--join.output", "ab", "--overwrite").code == 0
     assert json.loads((here / "ab" / "embeddings.json").read_text())["outputs"]["joined"]["channels"] == 7

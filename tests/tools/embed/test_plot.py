@@ -29,7 +29,7 @@ def traces(page: Path) -> list[dict]:
 
 
 def plotted(command, *arguments) -> list[dict]:
-    outcome = command("embed", "plot", "vectors", "--output", "plot", *arguments)
+    outcome = command("embed", "plot", "vectors", "--plot.output", "plot", *arguments)
     assert outcome.code == 0, outcome.err
     height, width, _ = imread("plot/embeddings.png").shape
     assert height > 500 and width > 800
@@ -52,7 +52,7 @@ def test_each_class_has_its_colour_and_missing_labels_are_grey(command, here, su
         table.to_parquet("labels.parquet")
     else:
         table.to_csv(f"labels.{suffix}", sep="\t" if suffix == "tsv" else ",", index=False)
-    options = ["--labels", f"labels.{suffix}", "--label-column", "place", "--id-column", "name"]
+    options = ["--plot.labels", f"labels.{suffix}", "--plot.label_column", "place", "--plot.id_column", "name"]
     *classes, _ = plotted(command, *options)
     assert {trace["name"] for trace in classes} == {"no label (10)", "in (55)", "out (55)"}
     assert len({trace["marker"]["color"] for trace in classes}) == 3
@@ -63,22 +63,22 @@ def test_each_class_has_its_colour_and_missing_labels_are_grey(command, here, su
 def test_of_many_classes_the_largest_are_named(command, here):
     names = [f"class {min(n % 30, 20)}" for n in range(120)]
     pd.DataFrame({"id": IDS, "label": names}).to_csv("labels.csv", index=False)
-    *classes, _ = plotted(command, "--labels", "labels.csv")
+    *classes, _ = plotted(command, "--plot.labels", "labels.csv")
     assert len(classes) == 12
     assert classes[0]["name"] == "other (40)" and classes[1]["name"] == "class 20 (40)"
 
 
 def test_numbers_are_a_scale_of_colours(command, here):
     pd.DataFrame({"id": IDS[:100], "label": np.linspace(0, 1, 100)}).to_csv("labels.csv", index=False)
-    without, numbers, _ = plotted(command, "--labels", "labels.csv")
+    without, numbers, _ = plotted(command, "--plot.labels", "labels.csv")
     assert without["name"] == "no label (20)"
     assert numbers["marker"]["colorbar"]["title"]["text"] == "label"
 
 
 def test_a_sample_is_the_same_each_time_and_reported(command, here):
-    pages = [plotted(command, "--max-points", 50, "--overwrite")[0] for _ in range(2)]
+    pages = [plotted(command, "--plot.max_points", 50, "--overwrite")[0] for _ in range(2)]
     assert pages[0] == pages[1] and len(pages[0]["text"]) == 50
-    outcome = command("embed", "plot", "vectors", "--output", "plot", "--max-points", 50, "--overwrite")
+    outcome = command("embed", "plot", "vectors", "--plot.output", "plot", "--plot.max_points", 50, "--overwrite")
     assert "a random sample of 50 of 120 proteins" in outcome.out
     assert "a random sample of 50 of 120 proteins" in (here / "plot" / "embeddings.html").read_text()
 
@@ -88,7 +88,7 @@ def test_components_are_those_of_the_largest_variance(command, here):
     vectors = np.zeros((60, 5), dtype=np.float32)
     vectors[:, 3], vectors[:, 1] = rng.normal(size=60) * 10, rng.normal(size=60)
     make_embeddings(here / "plain", vectors)
-    assert command("embed", "plot", "plain", "--output", "plot").code == 0
+    assert command("embed", "plot", "plain", "--plot.output", "plot").code == 0
     points, _ = traces(here / "plot" / "embeddings.html")
     assert abs(np.corrcoef(points["x"], vectors[:, 3])[0, 1]) > 0.999
 
@@ -118,17 +118,21 @@ def test_mistakes_are_one_line(command, here, monkeypatch):
     (here / "there" / "thesis").touch()
     monkeypatch.setattr("tools.embed.plot.find_spec", lambda name: None)
     for arguments, code, words in [
-        (["none", "--output", "plot"], 3, "none: no embeddings there"),
-        (["vectors", "--output", "plot", "--name", "cls"], 2, "no output 'cls'"),
-        (["residues", "--output", "plot"], 3, "has values for each residue"),
-        (["single", "--output", "plot"], 3, "at least two proteins"),
-        (["vectors", "--output", "there"], 2, "there: exists already"),
-        (["vectors", "--output", "plot", "--method", "umap"], 2, "pip install umap-learn"),
-        (["vectors", "--output", "plot", "--labels", "none.csv"], 3, "none.csv: can't be read"),
-        (["vectors", "--output", "plot", "--labels", "broken.parquet"], 3, "broken.parquet: not Parquet"),
-        (["vectors", "--output", "plot", "--labels", "others.csv"], 3, "has none of the ids of vectors"),
-        (["vectors", "--output", "plot", "--labels", "twice.csv"], 3, "id 'sp|P000' repeats"),
-        (["vectors", "--output", "plot", "--labels", "others.csv", "--label-column", "place"], 3, "'place'"),
+        (["none", "--plot.output", "plot"], 3, "none: no embeddings there"),
+        (["vectors", "--plot.output", "plot", "--plot.name", "cls"], 2, "no output 'cls'"),
+        (["residues", "--plot.output", "plot"], 3, "has values for each residue"),
+        (["single", "--plot.output", "plot"], 3, "at least two proteins"),
+        (["vectors", "--plot.output", "there"], 2, "there: exists already"),
+        (["vectors", "--plot.output", "plot", "--plot.method", "umap"], 2, "pip install umap-learn"),
+        (["vectors", "--plot.output", "plot", "--plot.labels", "none.csv"], 3, "none.csv: can't be read"),
+        (["vectors", "--plot.output", "plot", "--plot.labels", "broken.parquet"], 3, "broken.parquet: not Parquet"),
+        (["vectors", "--plot.output", "plot", "--plot.labels", "others.csv"], 3, "has none of the ids of vectors"),
+        (["vectors", "--plot.output", "plot", "--plot.labels", "twice.csv"], 3, "id 'sp|P000' repeats"),
+        (
+            ["vectors", "--plot.output", "plot", "--plot.labels", "others.csv", "--plot.label_column", "place"],
+            3,
+            "'place'",
+        ),
     ]:
         outcome = command("embed", "plot", *arguments)
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err

@@ -36,7 +36,17 @@ def scores(queries: np.ndarray, database: np.ndarray, metric: str) -> np.ndarray
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
     outcome = command(
-        "embed", "search", "database", "--queries", "queries", "--output", "h.tsv", "--top-k", 3, "--metric", metric
+        "embed",
+        "search",
+        "database",
+        "--search.queries",
+        "queries",
+        "--search.output",
+        "h.tsv",
+        "--search.top_k",
+        3,
+        "--search.metric",
+        metric,
     )
     assert outcome.code == 0, outcome.err
     queries = random_vectors(30, 8, seed=1).astype(np.float16).astype(np.float32)
@@ -51,28 +61,38 @@ def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
 
 
 def test_without_queries_no_protein_finds_itself(command, here):
-    assert command("embed", "search", "database", "--output", "h.tsv", "--top-k", 2).code == 0
+    assert command("embed", "search", "database", "--search.output", "h.tsv", "--search.top_k", 2).code == 0
     found = hits(here / "h.tsv")
     assert len(found) == 400 and all(query != target for query, _, target, _ in found)
 
 
 def test_equal_vectors_are_each_others_hits(command, here):
     make_embeddings(here / "equal", np.ones((5, 4), dtype=np.float32))
-    assert command("embed", "search", "equal", "--output", "h.tsv", "--top-k", 2).code == 0
+    assert command("embed", "search", "equal", "--search.output", "h.tsv", "--search.top_k", 2).code == 0
     found = hits(here / "h.tsv")
     assert len(found) == 10 and all(query != target and score == 1 for query, _, target, score in found)
 
 
 def test_a_small_database_has_fewer_hits_than_asked_for(command, here):
     make_embeddings(here / "small", random_vectors(3, 8))
-    assert command("embed", "search", "small", "--output", "h.tsv").code == 0
+    assert command("embed", "search", "small", "--search.output", "h.tsv").code == 0
     assert len(hits(here / "h.tsv")) == 6
 
 
 def test_ivf_that_probes_every_cluster_finds_what_exact_finds(command, here):
     for kind in ("exact", "ivf"):
         outcome = command(
-            "embed", "search", "database", "--output", kind, "--index", kind, "--ivf-lists", 5, "--ivf-probes", 5
+            "embed",
+            "search",
+            "database",
+            "--search.output",
+            kind,
+            "--search.index",
+            kind,
+            "--search.ivf_lists",
+            5,
+            "--search.ivf_probes",
+            5,
         )
         assert outcome.code == 0, outcome.err
     exact, ivf = hits(here / "exact"), hits(here / "ivf")
@@ -89,17 +109,25 @@ def test_mistakes_are_one_line(command, here):
     make_embeddings(here / "nan", vectors, IDS)
     (here / "there.tsv").touch()
     for arguments, code, words in [
-        (["none", "--output", "h.tsv"], 3, "none: no embeddings there"),
-        (["database", "--output", "h.tsv", "--name", "cls"], 2, "no output 'cls'"),
-        (["database", "--output", "h.tsv", "--queries", "narrow"], 3, "narrow has 4 channels, database 8"),
-        (["residues", "--output", "h.tsv"], 3, "has values for each residue"),
-        (["zero", "--output", "h.tsv"], 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
-        (["nan", "--output", "h.tsv", "--metric", "l2"], 3, "nan: 'p150' has NaN or infinity"),
-        (["database", "--output", "h.tsv", "--index", "ivf", "--ivf-lists", 201], 2, "--ivf-lists 201: more than"),
-        (["database", "--output", "there.tsv"], 2, "there.tsv: exists already"),
-        (["database", "--output", "no/h.tsv"], 2, "there is no folder no"),
+        (["none", "--search.output", "h.tsv"], 3, "none: no embeddings there"),
+        (["database", "--search.output", "h.tsv", "--search.name", "cls"], 2, "no output 'cls'"),
+        (
+            ["database", "--search.output", "h.tsv", "--search.queries", "narrow"],
+            3,
+            "narrow has 4 channels, database 8",
+        ),
+        (["residues", "--search.output", "h.tsv"], 3, "has values for each residue"),
+        (["zero", "--search.output", "h.tsv"], 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
+        (["nan", "--search.output", "h.tsv", "--search.metric", "l2"], 3, "nan: 'p150' has NaN or infinity"),
+        (
+            ["database", "--search.output", "h.tsv", "--search.index", "ivf", "--search.ivf_lists", 201],
+            2,
+            "--search.ivf_lists 201: more than",
+        ),
+        (["database", "--search.output", "there.tsv"], 2, "there.tsv: exists already"),
+        (["database", "--search.output", "no/h.tsv"], 2, "there is no folder no"),
     ]:
         outcome = command("embed", "search", *arguments)
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and words in outcome.err, outcome.err
     assert not (here / "h.tsv").exists()
-    assert command("embed", "search", "zero", "--output", "h.tsv", "--metric", "l2").code == 0
+    assert command("embed", "search", "zero", "--search.output", "h.tsv", "--search.metric", "l2").code == 0

@@ -11,9 +11,9 @@ from service.http.access import Access, read_keys
 
 def test_keys_are_added_and_verify(command, tmp_path: Path):
     file = tmp_path / "keys.yaml"
-    first = command("serve", "key", "--name", "alice", "--file", file)
-    options = ["--endpoints", "embeddings", "--models", "esm", "--residues-per-minute", "1000"]
-    second = command("serve", "key", "--name", "web", "--file", file, *options)
+    first = command("serve", "key", "--key.name", "alice", "--key.file", file)
+    options = ["--key.endpoints", "embeddings", "--key.models", "esm", "--key.residues_per_minute", "1000"]
+    second = command("serve", "key", "--key.name", "web", "--key.file", file, *options)
     assert (first.code, second.code) == (0, 0) and first.out.count("\n") == second.out.count("\n") == 1
     assert file.stat().st_mode & 0o777 == 0o600
     assert not any(outcome.out.strip() in file.read_text() for outcome in (first, second))
@@ -26,11 +26,11 @@ def test_keys_are_added_and_verify(command, tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "options", "words"),
     [
-        ("", ["--name", ""], "--name"),
-        ("- {name: a, sha256: '%s'}" % ("0" * 64), ["--name", "a"], "has a key of this name"),
-        ("a: 1", ["--name", "b"], "no list of keys"),
-        ("", ["--name", "a", "--requests-per-minute", "0"], "--requests-per-minute"),
-        ("", ["--name", "a", "--endpoints", "embedings"], "--endpoints"),
+        ("", ["--key.name", ""], "--key.name"),
+        ("- {name: a, sha256: '%s'}" % ("0" * 64), ["--key.name", "a"], "has a key of this name"),
+        ("a: 1", ["--key.name", "b"], "no list of keys"),
+        ("", ["--key.name", "a", "--key.requests_per_minute", "0"], "--key.requests_per_minute"),
+        ("", ["--key.name", "a", "--key.endpoints", "embedings"], "--key.endpoints"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_the_file(
@@ -38,6 +38,6 @@ def test_mistakes_are_one_line_and_leave_the_file(
 ):
     file = tmp_path / "keys.yaml"
     file.write_text(content)
-    outcome = command("serve", "key", *options, "--file", file)
+    outcome = command("serve", "key", *options, "--key.file", file)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1) and words in outcome.err, outcome.err
     assert file.read_text() == content

@@ -33,7 +33,18 @@ def fasta(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("task", ["mean", "residues"])
 def test_vectors_are_written_as_parquet(command, serving: Serving, address: str, fasta: Path, task: str):
     output = fasta.with_name("out.parquet")
-    outcome = command("serve", "query", fasta, "--output", output, "--address", address, "--task", task)
+    outcome = command(
+        "serve",
+        "query",
+        "--query.input",
+        fasta,
+        "--query.output",
+        output,
+        "--query.address",
+        address,
+        "--query.task",
+        task,
+    )
     assert outcome.code == 0 and f"{task} of 4 proteins" in outcome.out, outcome.err
     table = pq.read_table(output)
     assert table["id"].to_pylist() == ["P00000", "P00001", "P00002", "P00003"]
@@ -47,7 +58,18 @@ def test_vectors_are_written_as_parquet(command, serving: Serving, address: str,
 def test_classes_are_written_as_tsv(command, serving: Serving, address: str, fasta: Path, name: str):
     output = fasta.with_name("out.tsv")
     outcome = command(
-        "serve", "query", fasta, "--output", output, "--address", address, "--task", "classify", "--model", name
+        "serve",
+        "query",
+        "--query.input",
+        fasta,
+        "--query.output",
+        output,
+        "--query.address",
+        address,
+        "--query.task",
+        "classify",
+        "--query.model",
+        name,
     )
     assert outcome.code == 0, outcome.err
     heads, *rows = [line.split("\t") for line in output.read_text().splitlines()]
@@ -64,13 +86,13 @@ def test_a_key_is_read_from_its_file_or_the_environment(
     keys = write_keys(tmp_path / "keys.yaml")
     (tmp_path / "key").write_text(keys["all"] + "\n")
     with serving.address(serving.app(access={"keys": str(tmp_path / "keys.yaml")})) as address:
-        asked = ["serve", "query", fasta, "--address", address, "--output"]
+        asked = ["serve", "query", "--query.input", fasta, "--query.address", address, "--query.output"]
         refused = command(*asked, tmp_path / "a.parquet")
         assert refused.code == 3 and "refused with 401" in refused.err and refused.err.count("\n") == 1
-        assert command(*asked, tmp_path / "a.parquet", "--key-file", tmp_path / "key").code == 0
+        assert command(*asked, tmp_path / "a.parquet", "--query.key_file", tmp_path / "key").code == 0
         monkeypatch.setenv("ESMERAY_KEY", keys["all"])
         assert command(*asked, tmp_path / "b.parquet").code == 0
-    missing = command(*asked, tmp_path / "c.parquet", "--key-file", tmp_path / "none")
+    missing = command(*asked, tmp_path / "c.parquet", "--query.key_file", tmp_path / "none")
     assert missing.code == 3 and "none: can't be read" in missing.err
 
 
@@ -78,12 +100,33 @@ def test_files_of_others_stay_and_refusals_leave_nothing(command, address: str, 
     output = fasta.with_name("out.parquet")
     output.write_text("a thesis")
     for options in ([], ["--overwrite"]):
-        outcome = command("serve", "query", fasta, "--output", output, "--address", address, *options)
+        outcome = command(
+            "serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", address, *options
+        )
         assert outcome.code == 2 and "exists" in outcome.err and output.read_text() == "a thesis"
     output.unlink()
-    outcome = command("serve", "query", fasta, "--output", output, "--address", address, "--task", "latents")
+    outcome = command(
+        "serve",
+        "query",
+        "--query.input",
+        fasta,
+        "--query.output",
+        output,
+        "--query.address",
+        address,
+        "--query.task",
+        "latents",
+    )
     assert outcome.code == 3 and "model esm has no latents" in outcome.err
-    assert command("serve", "query", fasta, "--output", output, "--address", "http://[").code == 2
+    assert (
+        command("serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", "http://[").code
+        == 2
+    )
     assert sorted(path.name for path in fasta.parent.iterdir()) == ["proteins.fasta"]
     for options in ([], ["--overwrite"]):
-        assert command("serve", "query", fasta, "--output", output, "--address", address, *options).code == 0
+        assert (
+            command(
+                "serve", "query", "--query.input", fasta, "--query.output", output, "--query.address", address, *options
+            ).code
+            == 0
+        )

@@ -9,35 +9,47 @@ from ray.serve.schema import ApplicationStatusOverview
 from common.errors import ConfigError, ResourceError
 from service.launch import _deployment_error
 from tests.conftest import REPOSITORY
-from train_config.service_schema import ServiceConfig
+from train_config.service_schema import ServiceSettings
 
 
 def test_a_dry_run_prints_the_resolved_settings(command):
     file = REPOSITORY / "train_config" / "serve.yaml"
     outcome = command(
-        "serve", "--config", file, "--port", "8080", "--keys", "keys.yaml", "--host", "0.0.0.0", "--dry-run"
+        "serve",
+        "--config",
+        file,
+        "--serve.port",
+        "8080",
+        "--serve.access.keys",
+        "keys.yaml",
+        "--serve.host",
+        "0.0.0.0",
+        "--dry_run",
     )
     assert outcome.code == 0, outcome.err
-    config = ServiceConfig.model_validate(yaml.safe_load(outcome.out))
+    config = ServiceSettings.model_validate(yaml.safe_load(outcome.out)).serve
     assert (config.port, config.host, config.access.keys) == (8080, "0.0.0.0", "keys.yaml")
     assert config.models[0].name == "esm2_t6_8M" and config.models[0].random_weights
 
 
 def test_models_may_be_named_alone(command):
-    outcome = command("serve", "--models", "facebook/esm2_t6_8M_UR50D", "runs/locations/export", "--dry-run")
-    models = yaml.safe_load(outcome.out)["models"]
+    outcome = command("serve", "--serve.models", "facebook/esm2_t6_8M_UR50D", "runs/locations/export", "--dry_run")
+    models = yaml.safe_load(outcome.out)["serve"]["models"]
     assert [model["name"] for model in models] == ["esm2_t6_8M_UR50D", "locations"]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "--config: name a file"),
-        (["--models", "esm2_t6_8M", "--host", "0.0.0.0"], "without access.keys the service listens on 127.0.0.1 alone"),
-        (["--models", "a", "b/a"], "two have the same name"),
-        (["--models", "a b"], "should match pattern"),
-        (["--models", "a", "--port", "70000"], "port"),
-        (["--models", "a", "--keys", "none.yaml"], "access.keys: none.yaml: no list of keys"),
+        ([], "missing: --serve.models; for example: esmeray serve --serve.models"),
+        (
+            ["--serve.models", "esm2_t6_8M", "--serve.host", "0.0.0.0"],
+            "without access.keys the service listens on 127.0.0.1 alone",
+        ),
+        (["--serve.models", "a", "b/a"], "two have the same name"),
+        (["--serve.models", "a b"], "should match pattern"),
+        (["--serve.models", "a", "--serve.port", "70000"], "port"),
+        (["--serve.models", "a", "--serve.access.keys", "none.yaml"], "access.keys: none.yaml: no list of keys"),
         (["--config", "none.yaml"], "none.yaml"),
     ],
 )
