@@ -209,8 +209,8 @@ def _read(
             ) from error
         if "straddling" in str(error):
             raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
-        found = re.search(r"Row #(\d+)", str(error))
-        place = f", {what} {int(found[1]) - has_header}" if found else ""
+        numbered = re.search(r"Row #(\d+)", str(error))
+        place = f", {what} {int(numbered[1]) - has_header}" if numbered else ""
         raise DataError(f"{path}{place}: not UTF-8; save the file as UTF-8") from error
 
 

@@ -49,15 +49,15 @@ def open_arrays(path: Path) -> dict[str, NDArray]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         mapped = np.memmap(path, mode="r", dtype=np.uint8)
-        found = {}
+        arrays = {}
         for name, kind in header.items():
             start, end = (8 + length + offset for offset in kind["data_offsets"])
-            found[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
+            arrays[name] = np.asarray(mapped[start:end]).view(_DTYPES[kind["dtype"]]).reshape(kind["shape"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: damaged or missing ({type(error).__name__}); remove it, and compute it again"
         ) from error
-    return found
+    return arrays
 
 
 def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.float32]:

@@ -58,9 +58,9 @@ class FeatureStore:
         """(N,) bool: which sequences have rows."""
         places = np.searchsorted(self._hashes, hashes_N)
         inside = places < self._hashes.size
-        found = np.zeros(hashes_N.size, dtype=bool)
-        found[inside] = self._hashes[places[inside]] == hashes_N[inside]
-        return found
+        has_rows_N = np.zeros(hashes_N.size, dtype=bool)
+        has_rows_N[inside] = self._hashes[places[inside]] == hashes_N[inside]
+        return has_rows_N
 
     def rows(self, hashes_N: NDArray[np.uint64]) -> Iterator[NDArray]:
         """The rows of each sequence, (rows, D), as read-only views.

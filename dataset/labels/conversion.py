@@ -285,12 +285,12 @@ def _source_store(data: DataSection) -> Path | None:
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
     content = "text" if labelled.store.is_text else "protein"
-    for key, held, asked in (
+    for key, held, wanted in (
         ("data.labels.kind", labelled.label_space.kind, data.labels.kind),
         ("model.tokenizer.content", content, tokenizer.content),
     ):
-        if held != asked:
-            raise DataError(f"{labelled.path}: holds {held} where {key} says {asked}; set {key} to {held}")
+        if held != wanted:
+            raise DataError(f"{labelled.path}: holds {held} where {key} says {wanted}; set {key} to {held}")
 
 
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
@@ -303,10 +303,10 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
-    asked, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
-    for key in sorted(asked.keys() | manifest.settings.keys()):
+    settings, default = _settings(data, tokenizer), _settings(DataSection(), tokenizer)
+    for key in sorted(settings.keys() | manifest.settings.keys()):
         recorded = manifest.settings.get(key)
         if isinstance(recorded, dict):
             recorded = default[key] | recorded  # earlier versions had fewer settings
-        if asked.get(key) != recorded:
+        if settings.get(key) != recorded:
             raise DataError(f"{labelled.path}: made with other settings of {key} ({recorded}); {remedy}")

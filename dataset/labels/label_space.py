@@ -96,12 +96,12 @@ class LabelSpace:
                     )
             return cls(kind, tuple(columns))
         if kind == "multilabel":
-            found = {name for names in labels for name in names}
+            distinct = {name for names in labels for name in names}
         elif kind == "per_residue":
-            found = set().union(*labels) - set(IGNORED_LETTERS)
+            distinct = set().union(*labels) - set(IGNORED_LETTERS)
         else:
-            found = {str(name) for name in labels}
-        names = tuple(sorted(found))
+            distinct = {str(name) for name in labels}
+        names = tuple(sorted(distinct))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
             what += " ('.', '?' and '-' mean not known)" if kind == "per_residue" else ""
@@ -179,8 +179,8 @@ class LabelSpace:
             unknown_N[index] = bool(unseen)
             indices += [] if unseen else sorted({codes[name] for name in names})
             starts.append(len(indices))
-        indptr, found = np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32)
-        return SparseTargets(indptr, found, unknown_N, self.num_outputs)
+        indptr, codes_of_rows = np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32)
+        return SparseTargets(indptr, codes_of_rows, unknown_N, self.num_outputs)
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
         points_R = _code_points("".join(labels))

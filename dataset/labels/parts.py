@@ -283,12 +283,12 @@ def header_pattern(settings: LabelsSection, default: str | None = None) -> re.Pa
             "labels of FASTA stand in its headers: set data.labels.header_field or data.labels.header_pattern"
         )
     try:
-        found = re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"data.labels.header_pattern {pattern!r} is no regular expression: {error}") from error
-    if not found.groups:
+    if not compiled.groups:
         raise ConfigError(f"data.labels.header_pattern {pattern!r} has no group: put (?P<label>...) around the label")
-    return found
+    return compiled
 
 
 def _headers_read(

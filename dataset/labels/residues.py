@@ -46,7 +46,7 @@ class ResidueLabels:
         self.files: list[SourceFile] = []
         self._entries = self._read(settings.labels_file)
         self._parts: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._wanted: set[str] = set()
         if settings.mask_file is not None:
             masks = self._read(settings.mask_file)
             self._entries = {name: _masked(entry, masks.get(name), settings) for name, entry in self._entries.items()}
@@ -55,7 +55,7 @@ class ResidueLabels:
 
     def letters(self, record_id: str) -> str | None:
         """The labels of a sequence's residues; None where there are none."""
-        self._asked.add(record_id)
+        self._wanted.add(record_id)
         entry = self._entries.get(record_id)
         return None if entry is None else entry.letters
 
@@ -65,7 +65,7 @@ class ResidueLabels:
 
     def without_sequence(self) -> list[_Entry]:
         """Labels that nobody asked for."""
-        return [entry for name, entry in self._entries.items() if name not in self._asked]
+        return [entry for name, entry in self._entries.items() if name not in self._wanted]
 
     def _read(self, source: str) -> dict[str, _Entry]:
         files = FastaSource([source])
@@ -104,8 +104,8 @@ def _part_of(entry: _Entry, attribute: str) -> str:
     if attribute not in attributes:
         raise DataError(f"{entry.place}: no {attribute}= in the header; write for example {attribute}=train")
     try:
-        found = part(attributes[attribute])
+        part_name = part(attributes[attribute])
     except ValueError as error:
         raise DataError(f"{entry.place}: {attribute}: {error}") from error
     held_out = attributes.get("VALIDATION", "").lower() == "true"
-    return "validation" if held_out and found == "training" else found
+    return "validation" if held_out and part_name == "training" else part_name

@@ -67,12 +67,12 @@ def number(value: Any) -> float:
 def weight(value: Any) -> float:
     """A value as the weight of a record; raises ValueError where it is no finite number of 0 or more."""
     try:
-        found = number(value)
+        weighed = number(value)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        weighed = math.nan
+    if not 0 <= weighed < math.inf:
         raise ValueError(f"the weight {value!r} is no finite number of 0 or more; give one")
-    return found
+    return weighed
 
 
 def part(value: Any) -> str:
@@ -99,20 +99,20 @@ def _names(value: Any, separator: str) -> list[str] | None:
 
 
 def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
-    found = []
+    numbers = []
     for value, column in zip(values, columns, strict=True):
         try:
-            found.append(read(value))
+            numbers.append(read(value))
         except ValueError as error:
             raise ValueError(f"column {column!r}: {error}; {_MEND_LABEL}") from error
-    return None if all(map(math.isnan, found)) else tuple(found)
+    return None if all(map(math.isnan, numbers)) else tuple(numbers)
 
 
 def _finite(value: Any) -> float:
-    found = number(value)
-    if math.isinf(found):
+    finite = number(value)
+    if math.isinf(finite):
         raise ValueError("an infinite number can't be learnt")
-    return found
+    return finite
 
 
 def _truth(value: Any) -> float:

@@ -100,11 +100,11 @@ def _fitted(
     estimator: Any, kind: TargetKind, features: tuple[Any, Any], targets: NDArray, guess: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """(N, C) predictions for the second features after fitting to the first; the guess where nothing varies."""
-    training, asked = features
+    training, wanted = features
     if kind not in _BY_COLUMN:
         estimator.fit(training, targets)
         result = np.zeros_like(guess)
-        result[:, estimator.classes_] = estimator.predict_proba(asked)
+        result[:, estimator.classes_] = estimator.predict_proba(wanted)
         return result
     result = guess.copy()
     for column, target_N in enumerate(targets.T):
@@ -112,21 +112,24 @@ def _fitted(
         if len(np.unique(target_N[known])) < 2:
             continue
         estimator.fit(training[known], target_N[known])
-        result[:, column] = estimator.predict(asked) if kind == "regression" else estimator.predict_proba(asked)[:, 1]
+        if kind == "regression":
+            result[:, column] = estimator.predict(wanted)
+        else:
+            result[:, column] = estimator.predict_proba(wanted)[:, 1]
     return result
 
 
 def _residue_baselines(
     training_texts: Sequence[str], training_targets: NDArray, texts: Sequence[str], num_outputs: int
 ) -> dict[str, NDArray[np.float32]]:
-    training_R, asked_R = _codes("".join(training_texts)), _codes("".join(texts))
+    training_R, wanted_R = _codes("".join(training_texts)), _codes("".join(texts))
     known_R = has_target(training_targets)
     guess_C = _guess("per_residue", training_targets[known_R], num_outputs)
     cells = training_R[known_R] * num_outputs + training_targets[known_R]
     counts = np.bincount(cells, minlength=256 * num_outputs).reshape(256, num_outputs)
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.where(totals > 0, counts / np.maximum(totals, 1), guess_C).astype(np.float32)
-    return {"majority class": np.tile(guess_C, (len(asked_R), 1)), "class of the residue": shares[asked_R]}
+    return {"majority class": np.tile(guess_C, (len(wanted_R), 1)), "class of the residue": shares[wanted_R]}
 
 
 def _codes(sequence: str) -> NDArray[np.int64]:

@@ -36,14 +36,21 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
     schema = _schema(space)
     if final_name.endswith(".parquet"):
         with pq.ParquetWriter(path, schema) as file:
-            yield lambda ids, found: file.write_table(
-                pa.Table.from_pydict(dict(zip(schema.names, _columns(ids, found, separator), strict=True)), schema)
-            )
+
+            def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
+                columns = dict(zip(schema.names, _columns(ids, predictions, separator), strict=True))
+                file.write_table(pa.Table.from_pydict(columns, schema))
+
+            yield write_parquet
         return
     with path.open("w", encoding="utf-8", newline="") as text:
         rows = csv.writer(text, delimiter="\t" if final_name.endswith(".tsv") else ",", lineterminator="\n")
         rows.writerow(schema.names)
-        yield lambda ids, found: rows.writerows(zip(*map(_words, _columns(ids, found, separator)), strict=True))
+
+        def write_text(ids: Sequence[str], predictions: Predictions) -> None:
+            rows.writerows(zip(*map(_words, _columns(ids, predictions, separator)), strict=True))
+
+        yield write_text
 
 
 def _schema(space: LabelSpace) -> pa.Schema:
@@ -52,15 +59,15 @@ def _schema(space: LabelSpace) -> pa.Schema:
     return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
 
 
-def _columns(ids: Sequence[str], found: Predictions, separator: str) -> list[Any]:
+def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:
     """Columns of N values: strings, numbers, or arrays of the numbers of residues."""
     words: list[Any] = [list(ids)]
-    if found.label_space.kind != "regression":
-        words.append(found.labels(separator))
-    if found.lengths is None:
-        return words + list(found.probabilities.T)
-    texts = found.of_whole_texts(found.probabilities, np.nan)
-    return words + [[text[:, index] for text in texts] for index in range(found.label_space.num_outputs)]
+    if predictions.label_space.kind != "regression":
+        words.append(predictions.labels(separator))
+    if predictions.lengths is None:
+        return words + list(predictions.probabilities.T)
+    texts = predictions.of_whole_texts(predictions.probabilities, np.nan)
+    return words + [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
 
 
 def _words(column: Any) -> list[str]:

@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from common.errors import DataError
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, Values
-from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+from dataset.embeddings.manifest import Index, OutputManifest
 
 
 class Hdf5(Format):
@@ -24,8 +24,8 @@ class Hdf5(Format):
 
     name = "hdf5"
     suffix = ".h5"
-    holds: ClassVar[frozenset[Per]] = frozenset({"protein", "residue", "pair"})
-    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16")
+    holds = frozenset({"protein", "residue", "pair"})
+    dtypes = ("fp32", "fp16")
     has_keys = True
 
     @contextmanager

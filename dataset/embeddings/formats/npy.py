@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+from dataset.embeddings.manifest import Index, OutputManifest
 
 
 class Npy(Format):
@@ -21,8 +20,8 @@ class Npy(Format):
 
     name = "npy"
     suffix = ".npy"
-    holds: ClassVar[frozenset[Per]] = frozenset({"protein"})
-    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "int8")
+    holds = frozenset({"protein"})
+    dtypes = ("fp32", "fp16", "int8")
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from dataset.embeddings.formats.base import NUMPY_DTYPES, Append, Block, Format, Rows, TableRows, narrowed
-from dataset.embeddings.manifest import Dtype, Index, OutputManifest, Per
+from dataset.embeddings.manifest import Index, OutputManifest
 
 
 class Parquet(Format):
@@ -27,8 +26,8 @@ class Parquet(Format):
 
     name = "parquet"
     suffix = ".parquet"
-    holds: ClassVar[frozenset[Per]] = frozenset({"protein"})
-    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "int8")
+    holds = frozenset({"protein"})
+    dtypes = ("fp32", "fp16", "int8")
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:

@@ -10,7 +10,6 @@ import shutil
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,8 @@ class Safetensors(Format):
 
     name = "safetensors"
     suffix = ".safetensors"
-    holds: ClassVar[frozenset[Per]] = frozenset({"residue", "pair"})
-    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "bf16", "int8")
+    holds = frozenset({"residue", "pair"})
+    dtypes = ("fp32", "fp16", "bf16", "int8")
 
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
         raise NotImplementedError("shards are written by the job's workers")
