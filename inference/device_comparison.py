@@ -22,14 +22,14 @@ from common.figure_style import BLUE, ORANGE, legend, new_figure, save, style
 from common.timing import measure, ratio, round_ratios
 from dataset.store.reader import Store
 from inference.embedding.plan import make_plan
-from inference.embedding.settings import EmbeddingSettings
 from inference.embedding.worker import open_worker
+from train_config.embed_schema import EmbedSection
 
 
 def compare_devices(
     source: str,
     store: Store,
-    settings: EmbeddingSettings,
+    settings: EmbedSection,
     show: Callable[[str], None],
     *,
     proteins: int,

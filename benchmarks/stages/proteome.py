@@ -84,10 +84,10 @@ def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any
     if name == OURS:
         from inference.embedding.job import run_job
         from inference.embedding.request import JobRequest
-        from inference.embedding.settings import EmbeddingSettings
+        from train_config.embed_schema import EmbedSection
         from train_config.schema import IngestSection
 
-        settings = EmbeddingSettings(precision="bf16")
+        settings = EmbedSection(precision="bf16")
         run_job(JobRequest([model], [fasta], Path(target), settings, IngestSection(), device))
         return
     from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning, documented

@@ -29,17 +29,16 @@ from dataset.embeddings.manifest import (
 )
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, format_of
+from inference.embedding.settings import format_of
 from inference.embedding.shard_files import ShardFiles
 from inference.models.facts import Output
+from train_config.embed_schema import EmbedSection
 
 
 class Assembly:
     """Writes the files of a model's embeddings to the folder ``building``."""
 
-    def __init__(
-        self, building: Path, plan: Plan, store: Store, shards: ShardFiles, settings: EmbeddingSettings
-    ) -> None:
+    def __init__(self, building: Path, plan: Plan, store: Store, shards: ShardFiles, settings: EmbedSection) -> None:
         self._building, self._plan, self._store = building, plan, store
         self._shards, self._settings = shards, settings
         self._open = lru_cache(maxsize=1024)(lambda output, number: open_arrays(shards.path(output, number)))

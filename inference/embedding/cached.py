@@ -17,15 +17,16 @@ from dataset.embeddings.arrays import open_arrays
 from dataset.embeddings.cache import FeatureStore, bound_cache, write_shard
 from dataset.store.reader import Store
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, JobFacts
+from inference.embedding.settings import JobFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
+from train_config.embed_schema import EmbedSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
 class Cache:
     """The cache of one model's outputs under ``root``, of at most ``most_bytes`` in all."""
 
-    def __init__(self, root: Path, most_bytes: int, facts: JobFacts, settings: EmbeddingSettings) -> None:
+    def __init__(self, root: Path, most_bytes: int, facts: JobFacts, settings: EmbedSection) -> None:
         if settings.dtype == "int8" and any(output.per != "protein" for output in facts.outputs):
             raise ConfigError("--cache: int8 residues have scales of their shard; choose another --dtype or no --cache")
         self._root, self._most_bytes = root, most_bytes

@@ -19,8 +19,9 @@ from common.errors import ResourceError
 from dataset.store.reader import Store
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, JobFacts
+from inference.embedding.settings import JobFacts
 from inference.embedding.shard_files import ShardFiles, ShardRow
+from train_config.embed_schema import EmbedSection
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ActorSettings:
     """
 
     source: str
-    settings: EmbeddingSettings
+    settings: EmbedSection
     random_weights: bool
     store: Path
     stage_dir: Path | None

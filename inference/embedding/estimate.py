@@ -18,8 +18,9 @@ from dataset.store.reader import Store
 from inference.embedding.job import resolved
 from inference.embedding.plan import Plan, make_plan
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, JobFacts, check_settings, format_of
+from inference.embedding.settings import JobFacts, check_settings, format_of
 from inference.embedding.worker import open_worker
+from train_config.embed_schema import EmbedSection
 
 MEASURED_S = 10.0
 
@@ -69,7 +70,7 @@ def _estimate(request: JobRequest, source: str, store: Store) -> Estimate:
     return Estimate(facts, plan, _disk_bytes(facts, plan, settings), measured_tokens / passed_s, seconds)
 
 
-def _disk_bytes(facts: JobFacts, plan: Plan, settings: EmbeddingSettings) -> int:
+def _disk_bytes(facts: JobFacts, plan: Plan, settings: EmbedSection) -> int:
     """Of the outputs, without ids."""
     total, every_length = 0, plan.lengths[plan.sequences]
     for output in facts.outputs:

@@ -21,7 +21,7 @@ from common.errors import DataError
 from common.text import counted
 from dataset.batches.plan import Indices, longest_first
 from dataset.store.reader import Store
-from inference.embedding.settings import CPU_TOKENS, EmbeddingSettings
+from train_config.embed_schema import CPU_TOKENS, EmbedSection
 from train_config.schema import SPECIAL_TOKENS_PER_SEQUENCE
 
 
@@ -116,7 +116,7 @@ class Plan:
 
 
 def make_plan(
-    store: Store, settings: EmbeddingSettings, longest: int | None, known: NDArray[np.bool_] | None = None
+    store: Store, settings: EmbedSection, longest: int | None, known: NDArray[np.bool_] | None = None
 ) -> Plan:
     """The plan of a job.
 

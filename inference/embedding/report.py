@@ -17,9 +17,10 @@ from rich.table import Table
 
 from common.text import duration
 from inference.embedding.plan import Plan
-from inference.embedding.settings import EmbeddingSettings, JobFacts
+from inference.embedding.settings import JobFacts
 from inference.embedding.shard_files import ShardRow
 from monitoring.sampling.peak_flops import peak_tflops
+from train_config.embed_schema import EmbedSection
 
 
 class Spent(BaseModel):
@@ -36,7 +37,7 @@ def report_name(device: str) -> str:
 
 
 def performance(
-    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbeddingSettings, spent: Spent, workers: int
+    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedSection, spent: Spent, workers: int
 ) -> dict[str, Any]:
     """The report of one model.
 

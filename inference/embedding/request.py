@@ -11,8 +11,8 @@ import tyro
 from pydantic import Field
 
 from common.arguments import ToolArguments
-from inference.embedding.settings import EmbeddingSettings
-from inference.models.kinds import check_names
+from inference.embedding.settings import check_registered
+from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection, RaySection
 
 
@@ -48,7 +48,7 @@ class JobRequest:
     models: list[str]
     sources: list[str]
     output: Path
-    settings: EmbeddingSettings
+    settings: EmbedSection
     ingest: IngestSection
     device: str | None = None
     random_weights: bool = False
@@ -62,7 +62,7 @@ class JobRequest:
     stage_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        check_names(self.settings.outputs)
+        check_registered(self.settings)
 
     @property
     def partial(self) -> Path:

@@ -26,7 +26,7 @@ from dataset.embeddings.arrays import quantized, scales_of
 from dataset.store.reader import Store
 from inference.embedding.plan import Shard
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings, JobFacts
+from inference.embedding.settings import JobFacts
 from inference.embedding.shard_files import Computed, ShardFiles, ShardRow
 from inference.models.facts import Output
 from inference.models.kinds import heads_of, kind_of
@@ -35,6 +35,7 @@ from inference.models.opening import open_model
 from inference.models.running import run
 from model.device import DTYPES
 from model.forward_loop import Places
+from train_config.embed_schema import EmbedSection
 
 WARM_UP_BATCHES = 3
 """First batches of a process, which do not count in the times of a batch."""
@@ -79,7 +80,7 @@ class ShardWorker:
         settings: of the job, with the defaults of the device. Raises ConfigError for those that the model can't take.
     """
 
-    def __init__(self, model: Model, store: Store, settings: EmbeddingSettings) -> None:
+    def __init__(self, model: Model, store: Store, settings: EmbedSection) -> None:
         self.model, self._store, self._settings = model, store, settings
         outputs = model.outputs(settings.outputs, settings.layers)
         if settings.long == "window":
@@ -150,9 +151,7 @@ class ShardWorker:
         return max(memory)
 
 
-def open_worker(
-    source: str, settings: EmbeddingSettings, device: str, store: Store, random_weights: bool
-) -> ShardWorker:
+def open_worker(source: str, settings: EmbedSection, device: str, store: Store, random_weights: bool) -> ShardWorker:
     """A worker with the model of a job, of which only the heads are loaded that its outputs take."""
     heads = heads_of(settings.outputs)
     model = open_model(source, settings.precision or "fp32", device, heads=heads, random_weights=random_weights)

@@ -29,10 +29,10 @@ from function.predictors import naive, nearest, transferred
 from function.propagation import propagate
 from inference.embedding.job import run_job
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings
 from inference.function.classifier import load_probabilities
 from inference.function.data import AspectData, FunctionData
 from inference.function.network import load_network, probabilities
+from train_config.embed_schema import EmbedSection
 from train_config.function_schema import COMPOSITION, EmbeddingsSection, FunctionConfig
 from train_config.schema import IngestSection
 
@@ -59,7 +59,7 @@ def vectors_of(store: Store, ids: Sequence[str], settings: EmbeddingsSection, fo
         if not folder.is_symlink():
             folder.symlink_to(Path(settings.store).expanduser().absolute())
     else:
-        job = EmbeddingSettings(max_length=settings.max_length, long="crop", format="npy")
+        job = EmbedSection(max_length=settings.max_length, long="crop", format="npy")
         source = [str(store.path)]
         run_job(
             JobRequest([settings.model], source, folder, job, IngestSection(), random_weights=settings.random_weights)

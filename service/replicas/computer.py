@@ -23,7 +23,6 @@ from dataset.embeddings.cache import FeatureStore
 from dataset.tokens.base import EsmSequenceTokenizer
 from dataset.tokens.esm import MASK, VOCABULARY
 from inference.classifier import DEFAULT_TOKENS
-from inference.embedding.settings import EmbeddingSettings
 from inference.exported import config_of
 from inference.models.model import Model
 from inference.models.opening import open_model
@@ -33,6 +32,7 @@ from inference.models.source import find_model
 from model.forward_loop import ForwardLoop, Places
 from service.contract import CLASSES, DECODED, MASKED, About
 from service.replicas.batcher import Item
+from train_config.embed_schema import EmbedSection
 from train_config.section import Precision
 from train_config.service_schema import ServedModel
 
@@ -167,7 +167,7 @@ def _budget(served: ServedModel, device: str) -> tuple[Precision, int]:
     """Precision and token budget: a classifier's defaults are those of its tools, all others' those of embed."""
     if find_model(served.source, "models").task == "classifier":
         return served.precision or "fp32", served.tokens or DEFAULT_TOKENS
-    settings = EmbeddingSettings(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
+    settings = EmbedSection(precision=served.precision, tokens=served.tokens).resolved(device == "cuda")
     assert settings.precision is not None and settings.tokens is not None
     return settings.precision, settings.tokens
 

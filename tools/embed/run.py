@@ -31,7 +31,7 @@ from common.errors import ConfigError
 from common.publishing import refuse_existing
 from common.text import counted, duration
 from inference.embedding.request import InputArguments, JobRequest
-from inference.embedding.settings import EmbeddingSettings
+from train_config.embed_schema import EmbedSection
 from train_config.schema import RaySection
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class JobArguments(InputArguments):
     stage_dir: Path | None = Field(None, description="Folder of each node's own disk to which the store is copied.")
 
 
-class Arguments(EmbeddingSettings, JobArguments):
+class Arguments(EmbedSection, JobArguments):
     """Arguments of the command."""
 
 
@@ -95,12 +95,12 @@ def _request(arguments: Arguments) -> JobRequest:
     many = (arguments.workers or 1) > 1 or (gpus > 1 and arguments.device != "cpu")
     elsewhere = find(RaySection(address=arguments.address)) != LOCAL
     on_cluster = many or arguments.address or elsewhere
-    values = {name: getattr(arguments, name) for name in EmbeddingSettings.model_fields}
+    values = {name: getattr(arguments, name) for name in EmbedSection.model_fields}
     return JobRequest(
         models=models,
         sources=arguments.input,
         output=arguments.output.absolute(),
-        settings=EmbeddingSettings(**values),
+        settings=EmbedSection(**values),
         ingest=arguments.ingest,
         device=arguments.device,
         random_weights=arguments.random_weights,

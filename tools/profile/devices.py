@@ -31,7 +31,7 @@ from common.progress import status_line
 from common.publishing import made_folder
 from dataset.store.conversion import open_store
 from inference.embedding.request import InputArguments
-from inference.embedding.settings import EmbeddingSettings
+from train_config.embed_schema import EmbedSection
 from train_config.section import Precision
 
 MADE_BY = "benchmark_cpu_gpu"
@@ -49,7 +49,7 @@ class Arguments(InputArguments):
 def main(argv: list[str]) -> int:
     """Measure, write, and print a table."""
     arguments = parse(Arguments, argv, "profile devices", __doc__)
-    settings = EmbeddingSettings(precision=arguments.precision, long="crop")
+    settings = EmbedSection(precision=arguments.precision, long="crop")
     with made_folder(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
         import torch  # here: it takes seconds
 

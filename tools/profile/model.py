@@ -30,7 +30,7 @@ from common.command_line import result_console
 from common.progress import status_line
 from common.publishing import made_folder
 from inference.embedding.request import InputArguments, JobRequest
-from inference.embedding.settings import EmbeddingSettings
+from train_config.embed_schema import EmbedSection
 
 MADE_BY = "profile_embeddings"
 
@@ -43,7 +43,7 @@ class SampleArguments(InputArguments):
     device: Literal["cpu", "cuda"] | None = Field(None, description="Default: CUDA where there is one.")
 
 
-class Arguments(EmbeddingSettings, SampleArguments):
+class Arguments(EmbedSection, SampleArguments):
     """Arguments of the command."""
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     """Profile, write, and print the table and the advice."""
     arguments = parse(Arguments, argv, "profile model", __doc__)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
-    settings = EmbeddingSettings(**{name: getattr(arguments, name) for name in EmbeddingSettings.model_fields})
+    settings = EmbedSection(**{name: getattr(arguments, name) for name in EmbedSection.model_fields})
     request = JobRequest([arguments.model], arguments.input, arguments.output, settings, arguments.ingest)
     with made_folder(arguments.output.absolute(), MADE_BY, arguments.overwrite) as building:
         profile = _profiled(replace(request, device=arguments.device), arguments, building)

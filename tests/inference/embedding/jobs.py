@@ -7,11 +7,11 @@ from typing import Any
 
 from dataset.embeddings.reader import open_embeddings
 from inference.embedding.request import JobRequest
-from inference.embedding.settings import EmbeddingSettings
 from model.backbones.loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
+from train_config.embed_schema import EmbedSection
 from train_config.schema import IngestSection
 
 LENGTHS = [5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8]
@@ -30,17 +30,17 @@ def small_model_folder(folder: Path) -> Path:
 
 
 def request(folder: Path, *, sequences: list[str] | None = None, **more: Any) -> JobRequest:
-    """A job of twelve proteins in about six shards; settings are those of EmbeddingSettings or of JobRequest."""
+    """A job of twelve proteins in about six shards; settings are those of EmbedSection or of JobRequest."""
     model, fasta = folder / "model", folder / "proteins.fasta"
     if not model.exists():
         small_model_folder(model)
     if not fasta.exists():
         write_proteins(fasta, sequences or random_sequences(LENGTHS))
     settings: dict[str, Any] = {"precision": "fp32", "tokens": 64, "shard_tokens": 64}
-    settings |= {name: more.pop(name) for name in list(more) if name in EmbeddingSettings.model_fields}
+    settings |= {name: more.pop(name) for name in list(more) if name in EmbedSection.model_fields}
     given: dict[str, Any] = {"models": [str(model)], "sources": [str(fasta)], "output": folder / "out"}
     given |= {"ingest": IngestSection(), "device": "cpu", **more}
-    return JobRequest(settings=EmbeddingSettings(**settings), **given)
+    return JobRequest(settings=EmbedSection(**settings), **given)
 
 
 def final_bytes(folder: Path) -> dict[str, bytes]:
